@@ -1,0 +1,88 @@
+package consumer
+
+import (
+	"context"
+	"sync"
+)
+
+// Budget bounds the bytes of messages that a process holds, over all sources.
+// A fetcher acquires what it is about to ask for, corrects that to what came,
+// and hands the bytes over with the batch; the worker releases them when the
+// batch is committed or abandoned.
+type Budget struct {
+	limit int64
+
+	mu      sync.Mutex
+	used    int64
+	waiting []*waiter // first come, first served: no lane starves
+}
+
+type waiter struct {
+	bytes int64
+	ready chan struct{}
+}
+
+// NewBudget bounds to limit bytes.
+func NewBudget(limit int64) *Budget { return &Budget{limit: limit} }
+
+// Acquire waits until bytes fit. A request larger than the whole budget is
+// granted when nothing else is held: a message may be larger than anybody
+// planned for, and must still get through.
+func (b *Budget) Acquire(ctx context.Context, bytes int64) error {
+	b.mu.Lock()
+	if len(b.waiting) == 0 && b.fits(bytes) {
+		b.used += bytes
+		b.mu.Unlock()
+		return nil
+	}
+	w := &waiter{bytes, make(chan struct{})}
+	b.waiting = append(b.waiting, w)
+	b.mu.Unlock()
+
+	select {
+	case <-w.ready:
+		return nil
+	case <-ctx.Done():
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, other := range b.waiting {
+		if other == w {
+			b.waiting = append(b.waiting[:i], b.waiting[i+1:]...)
+			b.grant() // who stood behind a large request may fit
+			return ctx.Err()
+		}
+	}
+	// Granted between the two cases: give it back.
+	b.used -= bytes
+	b.grant()
+	return ctx.Err()
+}
+
+// Adjust corrects what was acquired, by more or by less, without waiting.
+func (b *Budget) Adjust(bytes int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.used += bytes
+	b.grant()
+}
+
+// Release gives bytes back.
+func (b *Budget) Release(bytes int64) { b.Adjust(-bytes) }
+
+// Used is how many bytes are held now.
+func (b *Budget) Used() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.used
+}
+
+func (b *Budget) fits(bytes int64) bool { return b.used == 0 || b.used+bytes <= b.limit }
+
+func (b *Budget) grant() {
+	for len(b.waiting) > 0 && b.fits(b.waiting[0].bytes) {
+		b.used += b.waiting[0].bytes
+		close(b.waiting[0].ready)
+		b.waiting = b.waiting[1:]
+	}
+}

@@ -1,0 +1,85 @@
+package consumer
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// Intake is what the worker is for one source.
+type Intake struct {
+	w      *Worker
+	source string
+	ready  bool // guarded by w.mu
+}
+
+// Take takes a lane of this source and tells of a rewind or a reset.
+func (in *Intake) Take(ctx context.Context, t message.Take) (message.Taken, error) {
+	taken, err := in.w.Lanes.Take(ctx, t)
+	if err != nil {
+		return taken, err
+	}
+	log := in.w.Logger.With("source", t.Lane.Source, "lane", t.Lane.Name, "position", taken.Next)
+	switch {
+	case taken.Rewound:
+		in.w.Metrics.rewinds.Inc()
+		log.Warn("the broker is ahead of the database, which must have lost commits: reading again from the database's position", "broker_position", t.Committed)
+	case taken.Reset:
+		in.w.Metrics.rewinds.Inc()
+		log.Warn("the group's offsets were moved back at the broker: following them")
+	default:
+		log.Debug("lane taken", "epoch", taken.Epoch)
+	}
+	return taken, nil
+}
+
+// Open opens a lane that was taken.
+func (in *Intake) Open(o LaneOptions) *Lane {
+	l := &Lane{
+		w: in.w, options: o, lag: -1,
+		lost:  make(chan struct{}),
+		space: make(chan struct{}, 1),
+		ended: make(chan struct{}),
+	}
+	in.w.mu.Lock()
+	in.w.lanes[l] = struct{}{}
+	in.w.activity = time.Now()
+	in.w.mu.Unlock()
+	in.w.Metrics.lanePosition.WithLabelValues(o.Lane.Source, o.Lane.Name).Set(float64(o.Next))
+	return l
+}
+
+// Ready tells whether the source has reached its broker and opened whatever
+// lanes it has been given.
+func (in *Intake) Ready(ok bool) {
+	in.w.mu.Lock()
+	in.ready = ok
+	in.w.mu.Unlock()
+}
+
+// Budget is the byte budget that all sources share.
+func (in *Intake) Budget() *Budget { return in.w.Budget }
+
+// MaxMessages is the most messages a batch should have.
+func (in *Intake) MaxMessages() int { return in.w.MaxMessages }
+
+// MaxBytes is the most bytes a batch should have.
+func (in *Intake) MaxBytes() int64 { return in.w.MaxBytes }
+
+// Writers is how many transactions may run at a time.
+func (in *Intake) Writers() int { return in.w.Writers }
+
+// Drain is how long transactions in hand may take when the process ends.
+func (in *Intake) Drain() time.Duration { return in.w.Drain }
+
+// Logger is the worker's logger.
+func (in *Intake) Logger() *slog.Logger { return in.w.Logger }
+
+// Rebalanced counts a new assignment of lanes.
+func (in *Intake) Rebalanced() { in.w.Metrics.rebalances.Inc() }
+
+// CommitFailed counts a commit or an acknowledgement that the broker didn't
+// take. That is never a reason to stop: the database is the authority.
+func (in *Intake) CommitFailed() { in.w.Metrics.commitErrors.Inc() }

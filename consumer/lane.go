@@ -1,0 +1,282 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// Lane is one open lane of a source. At most one of its batches is in a
+// transaction; what is offered meanwhile gathers into the next. All fields below
+// options are guarded by the worker's mutex.
+type Lane struct {
+	w       *Worker
+	options LaneOptions
+	lost    chan struct{}
+	space   chan struct{} // signalled when an Offer may fit
+	ended   chan struct{} // closed when the lane is closed and nothing is in hand
+
+	pending *parcel // gathers; not yet taken by a writer
+	flight  *parcel // in a transaction, or waiting to be tried again
+	running bool    // flight is in a transaction now
+	queued  bool    // stands in the worker's ready list
+	closed  bool
+	lag     int64
+
+	cancel context.CancelFunc // of the running transaction
+
+	attempts  int
+	alone     bool // no neighbours in the group until it succeeds
+	held      error
+	heldSince time.Time
+	lastError string
+	timer     *time.Timer
+}
+
+type parcel struct {
+	batch   message.Batch
+	tokens  []any
+	offered time.Time
+}
+
+// Offer hands a batch over, with a token that comes back when it is committed
+// or abandoned. It blocks while the lane holds as much as one group may. The
+// batch's bytes must have been acquired from the budget; from here on they are
+// the worker's to release, also when Offer returns an error. A batch of an
+// ordered lane starts where the last one ended.
+//
+// One goroutine at a time may offer to a lane. The error is ErrClosed or the
+// context's.
+func (l *Lane) Offer(ctx context.Context, b message.Batch, token any) error {
+	w := l.w
+	w.Metrics.fetched.WithLabelValues(b.Lane.Source).Add(float64(len(b.Messages)))
+	for {
+		w.mu.Lock()
+		if l.closed {
+			l.abandonLocked(&parcel{batch: b, tokens: []any{token}})
+			w.mu.Unlock()
+			return ErrClosed
+		}
+		if l.pending == nil || l.fits(&b) {
+			l.gather(b, token)
+			w.mu.Unlock()
+			return nil
+		}
+		w.mu.Unlock()
+		select {
+		case <-l.space:
+		case <-ctx.Done():
+			w.mu.Lock()
+			l.abandonLocked(&parcel{batch: b, tokens: []any{token}})
+			w.mu.Unlock()
+			return ctx.Err()
+		}
+	}
+}
+
+func (l *Lane) fits(b *message.Batch) bool {
+	p := &l.pending.batch
+	return len(p.Messages)+len(b.Messages) <= l.w.MaxMessages && p.Bytes+b.Bytes <= l.w.MaxBytes
+}
+
+func (l *Lane) gather(b message.Batch, token any) {
+	l.w.activity = time.Now()
+	l.lag = b.Lag
+	if l.pending == nil {
+		l.pending = &parcel{batch: b, tokens: []any{token}, offered: l.w.activity}
+		l.enqueue()
+		return
+	}
+	p := &l.pending.batch
+	p.Messages = append(p.Messages, b.Messages...)
+	p.Next, p.Lag, p.BrokerPosition = b.Next, b.Lag, b.BrokerPosition
+	p.Bytes += b.Bytes
+	l.pending.tokens = append(l.pending.tokens, token)
+}
+
+// SetLag tells how many messages the broker holds beyond what was offered; -1:
+// not known. A lane counts as caught up only at 0.
+func (l *Lane) SetLag(n int64) {
+	l.w.mu.Lock()
+	l.lag = n
+	l.w.mu.Unlock()
+	if n >= 0 {
+		l.w.Metrics.lag.WithLabelValues(l.options.Lane.Source, l.options.Lane.Name).Set(float64(n))
+	}
+}
+
+// Lost is closed when the lane was fenced: its batches are abandoned, and the
+// source takes the lane anew or lets it go.
+func (l *Lane) Lost() <-chan struct{} { return l.lost }
+
+// Close lets the lane go. What was offered but not begun is abandoned; what is
+// in its transaction is waited for until ctx ends, then cut off. When Close
+// returns, no callback of the lane runs or will run. A lane may be closed more
+// than once, also when it was lost.
+func (l *Lane) Close(ctx context.Context) {
+	w := l.w
+	w.mu.Lock()
+	l.shutLocked()
+	w.mu.Unlock()
+	select {
+	case <-l.ended:
+		return
+	case <-ctx.Done():
+	}
+	w.mu.Lock()
+	if l.running {
+		l.cancel()
+	}
+	w.mu.Unlock()
+	// The handler answers to its context; one that doesn't wedges its writer,
+	// which the liveness probe notices.
+	<-l.ended
+}
+
+// begin moves the lane's next parcel into its transaction.
+func (l *Lane) begin(cancel context.CancelFunc) {
+	l.queued = false
+	if l.flight == nil {
+		l.flight, l.pending = l.pending, nil
+		l.signalSpace()
+	}
+	l.running, l.cancel = true, cancel
+}
+
+func (l *Lane) next() *parcel {
+	if l.flight != nil {
+		return l.flight
+	}
+	return l.pending
+}
+
+// settled is called when nothing is in flight any more.
+func (l *Lane) settled() {
+	l.running = false
+	if l.closed {
+		l.shutLocked()
+		return
+	}
+	l.enqueue()
+}
+
+func (l *Lane) enqueue() {
+	if l.closed || l.running || l.queued || l.timer != nil || l.next() == nil {
+		return
+	}
+	l.queued = true
+	l.w.ready = append(l.w.ready, l)
+	l.w.work.Signal()
+}
+
+// retry puts the flight back, after a while. A closed lane's is abandoned: a
+// next owner starts from what the database says.
+func (l *Lane) retry(after time.Duration) {
+	l.running = false
+	kept := time.Since(l.flight.offered)
+	switch {
+	case l.closed:
+		l.shutLocked()
+	case l.options.KeepFor > 0 && kept+after > l.options.KeepFor:
+		l.abandonLocked(l.flight)
+		l.flight = nil
+		l.attempts = 0
+		l.enqueue()
+	case after == 0:
+		l.enqueue()
+	default:
+		l.timer = time.AfterFunc(after, func() {
+			l.w.mu.Lock()
+			defer l.w.mu.Unlock()
+			if l.timer != nil {
+				l.timer = nil
+				l.enqueue()
+			}
+		})
+	}
+}
+
+func (l *Lane) loseLocked() {
+	l.running = false
+	l.shutLocked()
+	close(l.lost)
+}
+
+// shutLocked closes the lane as far as it goes now; a running transaction calls
+// it again when it has ended.
+func (l *Lane) shutLocked() {
+	l.closed = true
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+	if l.queued {
+		l.queued = false
+		for i, other := range l.w.ready {
+			if other == l {
+				l.w.ready = append(l.w.ready[:i], l.w.ready[i+1:]...)
+				break
+			}
+		}
+	}
+	if l.pending != nil {
+		l.abandonLocked(l.pending)
+		l.pending = nil
+	}
+	l.signalSpace()
+	if l.running {
+		return
+	}
+	if l.flight != nil {
+		l.abandonLocked(l.flight)
+		l.flight = nil
+	}
+	if _, open := l.w.lanes[l]; open {
+		delete(l.w.lanes, l)
+		l.setHeld(nil)
+		l.w.Metrics.forget(l.options.Lane)
+		close(l.ended)
+	}
+}
+
+func (l *Lane) abandonLocked(p *parcel) {
+	l.w.Budget.Release(p.batch.Bytes)
+	l.w.Metrics.abandoned.WithLabelValues(p.batch.Lane.Source).Add(float64(len(p.batch.Messages)))
+	if l.options.Abandoned != nil {
+		l.options.Abandoned(p.tokens)
+	}
+}
+
+func (l *Lane) signalSpace() {
+	select {
+	case l.space <- struct{}{}:
+	default:
+	}
+}
+
+func (l *Lane) setHeld(err error) {
+	if (l.held == nil) != (err == nil) {
+		if err == nil {
+			l.w.Metrics.held.Dec()
+		} else {
+			l.w.Metrics.held.Inc()
+			l.heldSince = time.Now()
+		}
+	}
+	l.held = err
+}
+
+// log warns when the reason changes and is quiet about repetitions.
+func (l *Lane) log(what string, err error) {
+	if errors.Is(err, context.Canceled) && (l.closed || l.w.hard.Err() != nil) {
+		return // we cut it off ourselves
+	}
+	log := l.w.Logger.Debug
+	if text := err.Error(); text != l.lastError {
+		l.lastError = text
+		log = l.w.Logger.Warn
+	}
+	log(what, "source", l.options.Lane.Source, "lane", l.options.Lane.Name, "attempt", l.attempts+1, "error", err)
+}

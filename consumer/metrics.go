@@ -1,0 +1,80 @@
+package consumer
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// Metrics are the worker's. No label ever carries an id, a key or an offset.
+type Metrics struct {
+	fetched       *prometheus.CounterVec
+	abandoned     *prometheus.CounterVec
+	lag           *prometheus.GaugeVec
+	lanePosition  *prometheus.GaugeVec
+	batchMessages prometheus.Histogram
+	fenced        prometheus.Counter
+	rewinds       prometheus.Counter
+	rebalances    prometheus.Counter
+	commitErrors  prometheus.Counter
+	held          prometheus.Gauge
+}
+
+// NewMetrics registers the worker's metrics, and the budget's use.
+func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
+	m := &Metrics{
+		fetched: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dedupd_messages_fetched_total",
+			Help: "Messages read from the broker. Each one ends in messages_total or in messages_abandoned_total.",
+		}, []string{"source"}),
+		abandoned: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dedupd_messages_abandoned_total",
+			Help: "Messages read but left to whoever reads their lane next: the lane was let go or lost before they were committed.",
+		}, []string{"source"}),
+		lag: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "dedupd_lag_messages",
+			Help: "Messages the broker holds beyond what was read, by lane.",
+		}, []string{"source", "lane"}),
+		lanePosition: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "dedupd_lane_position",
+			Help: "Where the lane goes on: the next position, as committed in the database.",
+		}, []string{"source", "lane"}),
+		batchMessages: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "dedupd_batch_messages",
+			Help:    "Messages of one transaction.",
+			Buckets: prometheus.ExponentialBuckets(1, 4, 8),
+		}),
+		fenced: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "dedupd_fenced_total",
+			Help: "Batches refused since another worker had taken their lane, or the database had gone back.",
+		}),
+		rewinds: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "dedupd_rewinds_total",
+			Help: "Lanes that went back: the database had lost commits, or an operator reset the group.",
+		}),
+		rebalances: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "dedupd_rebalances_total",
+			Help: "New assignments of lanes to this worker.",
+		}),
+		commitErrors: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "dedupd_broker_commit_errors_total",
+			Help: "Commits and acknowledgements that the broker did not take. The database is the authority; this is its copy.",
+		}),
+		held: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "dedupd_lanes_held",
+			Help: "Lanes that wait for somebody to mend something: see the log for the reason.",
+		}),
+	}
+	inflight := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "dedupd_inflight_bytes",
+		Help: "Bytes of messages held in memory, of the budget batch.inflight_bytes.",
+	}, func() float64 { return float64(budget.Used()) })
+	reg.MustRegister(m.fetched, m.abandoned, m.lag, m.lanePosition, m.batchMessages, m.fenced,
+		m.rewinds, m.rebalances, m.commitErrors, m.held, inflight)
+	return m
+}
+
+func (m *Metrics) forget(l message.Lane) {
+	m.lag.DeleteLabelValues(l.Source, l.Name)
+	m.lanePosition.DeleteLabelValues(l.Source, l.Name)
+}

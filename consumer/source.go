@@ -1,0 +1,71 @@
+// Package consumer is the half of dedupd that knows brokers: sources read lanes,
+// and the Worker gathers what they read into groups, hands each group over to be
+// made durable, and tells the lanes afterwards.
+//
+// It knows nothing of Postgres. It meets the other half at two interfaces:
+// Handler and Lanes.
+package consumer
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// TransactionTimeout bounds one hand-over of a group: after it the group's
+// transaction is given up and tried again. Brokers that give a message to
+// somebody else after a while (JetStream's AckWait) must wait for much longer
+// than this.
+const TransactionTimeout = 25 * time.Second
+
+// Handler makes batches durable.
+type Handler interface {
+	// Handle has the effects of all batches in one transaction: nil means they
+	// are durable, so they may be acknowledged; any error means that nothing was
+	// done. *message.FencedError and *message.HoldError have the meaning their
+	// types tell; any other error is transient and the same batches are given
+	// again. It is called by many goroutines, but never twice at a time with the
+	// same ordered lane. It must not keep the batches.
+	Handle(ctx context.Context, batches []message.Batch) error
+}
+
+// Lanes is the authority on who owns a lane and where it stands.
+type Lanes interface {
+	// Take makes this worker the owner of a lane under a new epoch, and says
+	// where reading starts. message.ErrStale: a newer owner is at work.
+	Take(ctx context.Context, t message.Take) (message.Taken, error)
+}
+
+// Source reads one configured broker subscription.
+type Source interface {
+	// Name is the source's name in the configuration.
+	Name() string
+	// Run reads until ctx ends. It then stops fetching at once, closes its lanes
+	// (which waits for what is in hand), tells the broker what was committed,
+	// lets go, and returns nil. It reconnects for ever by itself; an error means
+	// that the source can't work as configured, and ends the program.
+	Run(ctx context.Context, in *Intake) error
+}
+
+// ErrClosed is what Offer answers once a lane is closed or lost.
+var ErrClosed = errors.New("the lane is closed")
+
+// LaneOptions describe a lane that a source opens.
+type LaneOptions struct {
+	Lane message.Lane
+	// Next is the position where reading starts.
+	Next int64
+	// Committed is told after a commit, with the lane's new position and the
+	// tokens of all that was offered since the last call, in order. It must not
+	// block.
+	Committed func(next int64, tokens []any)
+	// Abandoned is told the tokens of what was offered but will not be
+	// committed, since the lane was closed or lost or the batch was kept too
+	// long. It must not block. Nil is allowed.
+	Abandoned func(tokens []any)
+	// KeepFor bounds how long a batch is tried; then it is abandoned, to be
+	// delivered again by the broker. Zero: for ever, as an ordered lane must.
+	KeepFor time.Duration
+}

@@ -1,0 +1,323 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// Worker gathers what sources offer into groups and hands them to the Handler,
+// by natural group commit: there is no linger timer. While one transaction
+// commits, the next batch of each lane gathers, so that low load gives the
+// latency of a single message and high load full batches.
+//
+// The fields are set before Run and not changed after.
+type Worker struct {
+	Handler Handler
+	Lanes   Lanes
+	Sources []Source
+	// Writers is how many groups may be in their transactions at a time: one for
+	// each database connection that is kept for them.
+	Writers int
+	// MaxMessages and MaxBytes bound one group.
+	MaxMessages int
+	MaxBytes    int64
+	Budget      *Budget
+	// Drain is how long transactions in hand may still take once Run's context
+	// has ended.
+	Drain time.Duration
+	// UntilIdle, if not zero, ends Run once every lane has been caught up for
+	// that long.
+	UntilIdle time.Duration
+	Logger    *slog.Logger
+	Metrics   *Metrics
+
+	// hard outlives the context of Run by Drain: it is what transactions run
+	// under. One context for both would either kill a good transaction at the
+	// first sign of the end, or overrun the time there is.
+	hard context.Context
+
+	mu       sync.Mutex
+	work     sync.Cond // a lane became ready, or stopped was set
+	ready    []*Lane   // lanes with a batch to take, none of them in flight
+	lanes    map[*Lane]struct{}
+	intakes  []*Intake
+	idle     int // writers that wait
+	stopped  bool
+	activity time.Time         // of the last offer or commit
+	busy     map[int]time.Time // by writer: since when it is in its transaction
+}
+
+// Run reads all sources until ctx ends, drains, and returns nil. With UntilIdle
+// it also returns nil once everything is caught up. It returns an error when a
+// source can't work, or when it was to run until idle and a lane is held. Run
+// must be called once only.
+func (w *Worker) Run(ctx context.Context) error {
+	soft, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	hard, kill := context.WithCancel(context.WithoutCancel(ctx))
+	defer kill()
+	w.hard = hard
+	w.work.L = &w.mu
+	w.lanes = make(map[*Lane]struct{})
+	w.busy = make(map[int]time.Time)
+	w.activity = time.Now()
+	for _, s := range w.Sources {
+		w.intakes = append(w.intakes, &Intake{w: w, source: s.Name()})
+	}
+
+	var writers sync.WaitGroup
+	for i := range w.Writers {
+		writers.Go(func() { w.write(i) })
+	}
+	var sources sync.WaitGroup
+	for i, s := range w.Sources {
+		sources.Go(func() {
+			// Whatever ends first ends all: half a worker would look healthy
+			// while the other half's lag grows.
+			err := s.Run(soft, w.intakes[i])
+			if err != nil {
+				err = fmt.Errorf("source %s: %w", s.Name(), err)
+			} else if soft.Err() == nil {
+				err = fmt.Errorf("source %s ended by itself", s.Name())
+			}
+			stop(err)
+		})
+	}
+	if w.UntilIdle > 0 {
+		go w.watchIdle(soft, stop)
+	}
+
+	<-soft.Done()
+	// The sources close their lanes now. What hasn't come to its end by the
+	// drain budget is cut off; it rolls back or, if its COMMIT was under way,
+	// the lane row tells the next owner.
+	cut := time.AfterFunc(w.Drain, kill)
+	defer cut.Stop()
+	sources.Wait()
+	w.mu.Lock()
+	w.stopped = true
+	w.work.Broadcast()
+	w.mu.Unlock()
+	writers.Wait()
+
+	if cause := context.Cause(soft); ctx.Err() == nil && !errors.Is(cause, errIdle) {
+		return cause
+	}
+	return nil
+}
+
+var errIdle = errors.New("caught up")
+
+func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
+	tick := time.NewTicker(max(min(w.UntilIdle/10, 100*time.Millisecond), time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			if done, err := w.isIdle(now); err != nil {
+				stop(err)
+			} else if done {
+				stop(errIdle)
+			}
+		}
+	}
+}
+
+func (w *Worker) isIdle(now time.Time) (bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	idle := now.Sub(w.activity) >= w.UntilIdle
+	for _, in := range w.intakes {
+		idle = idle && in.ready
+	}
+	for l := range w.lanes {
+		if l.held != nil && l.attempts >= 3 && now.Sub(l.heldSince) >= w.UntilIdle {
+			return false, l.held
+		}
+		idle = idle && l.flight == nil && l.pending == nil && l.lag == 0
+	}
+	return idle, nil
+}
+
+// write is one writer: it takes a group, has it made durable, and tells the
+// lanes, until the worker stops.
+func (w *Worker) write(id int) {
+	for {
+		group, ctx, cancel := w.takeGroup(id)
+		if group == nil {
+			return
+		}
+		err := w.hand(ctx, group)
+		cancel()
+		if err == nil {
+			w.committed(group)
+		} else {
+			w.failed(group, err)
+		}
+		w.mu.Lock()
+		delete(w.busy, id)
+		w.mu.Unlock()
+	}
+}
+
+// fairShare is the size of a group below which sharing it among writers costs
+// more in transactions than it gains in parallel work.
+const fairShare = 256
+
+// takeGroup waits for ready lanes and takes a share of them: all of them when
+// they hold little, so that few transactions do the work; else what falls to
+// one of the writers that are free, so that the others have work too.
+func (w *Worker) takeGroup(id int) ([]*Lane, context.Context, context.CancelFunc) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.idle++
+	for len(w.ready) == 0 && !w.stopped {
+		w.work.Wait()
+	}
+	w.idle--
+	if len(w.ready) == 0 {
+		return nil, nil, nil
+	}
+	total := 0
+	for _, l := range w.ready {
+		total += len(l.next().batch.Messages)
+	}
+	share := min(w.MaxMessages, max(fairShare, total/(w.idle+1)))
+	ctx, cancel := context.WithTimeout(w.hard, TransactionTimeout)
+
+	var group []*Lane
+	messages, bytes, taken := 0, int64(0), 0
+	for _, l := range w.ready {
+		p := l.next()
+		n := len(p.batch.Messages)
+		if len(group) > 0 && (l.alone || messages+n > w.MaxMessages || bytes+p.batch.Bytes > w.MaxBytes || messages >= share) {
+			break
+		}
+		taken++
+		messages += n
+		bytes += p.batch.Bytes
+		l.begin(cancel)
+		group = append(group, l)
+		if l.alone {
+			break
+		}
+	}
+	w.ready = w.ready[:copy(w.ready, w.ready[taken:])]
+	w.busy[id] = time.Now()
+	return group, ctx, cancel
+}
+
+func (w *Worker) hand(ctx context.Context, group []*Lane) error {
+	batches := make([]message.Batch, len(group))
+	messages := 0
+	for i, l := range group {
+		batches[i] = l.flight.batch
+		messages += len(l.flight.batch.Messages)
+	}
+	w.Metrics.batchMessages.Observe(float64(messages))
+	return w.Handler.Handle(ctx, batches)
+}
+
+// committed tells the lanes of a group that it is durable. A lane is told before
+// its next batch can be taken, so that it hears of its positions in order.
+func (w *Worker) committed(group []*Lane) {
+	for _, l := range group {
+		b := &l.flight.batch
+		l.options.Committed(b.Next, l.flight.tokens)
+		w.Budget.Release(b.Bytes)
+		w.Metrics.lanePosition.WithLabelValues(b.Lane.Source, b.Lane.Name).Set(float64(b.Next))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.activity = time.Now()
+	for _, l := range group {
+		if l.lastError != "" {
+			w.Logger.Info("lane goes on", "source", l.options.Lane.Source, "lane", l.options.Lane.Name, "attempts", l.attempts+1)
+		}
+		l.flight = nil
+		l.attempts, l.alone, l.lastError = 0, false, ""
+		l.setHeld(nil)
+		l.settled()
+	}
+}
+
+// failed sorts a group's lanes by what the error means for each. Lanes are tried
+// again one by one, so that a lane at fault doesn't hold up its neighbours.
+func (w *Worker) failed(group []*Lane, err error) {
+	var fenced *message.FencedError
+	isFenced := errors.As(err, &fenced)
+	var hold *message.HoldError
+	isHold := errors.As(err, &hold)
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range group {
+		mine := !isFenced && (!isHold || hold.Lane == message.Lane{} || hold.Lane == l.options.Lane)
+		if isFenced {
+			for _, lane := range fenced.Lanes {
+				mine = mine || lane == l.options.Lane
+			}
+		}
+		l.alone = true
+		switch {
+		case !mine: // a neighbour's fault: at once again
+			l.retry(0)
+		case isFenced:
+			w.Metrics.fenced.Inc()
+			l.log("lane lost", err)
+			l.loseLocked()
+		case isHold:
+			l.setHeld(err)
+			l.log("lane held", err)
+			l.attempts++
+			l.retry(backoff(l.attempts, holdBackoff))
+		default:
+			l.log("transaction failed, trying again", err)
+			l.attempts++
+			l.retry(backoff(l.attempts, retryBackoff))
+		}
+	}
+}
+
+// Alive tells whether every writer makes headway. A sink that ignores its
+// context and its transaction's deadline wedges a writer for ever, which
+// neither broker notices; only a restart helps.
+func (w *Worker) Alive() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, since := range w.busy {
+		if d := time.Since(since); d > 2*TransactionTimeout {
+			return fmt.Errorf("writer %d has been in one transaction for %s, though its deadline is %s: the sink hangs", id, d.Round(time.Second), TransactionTimeout)
+		}
+	}
+	return nil
+}
+
+// Ready tells whether every source has reached its broker and knows its lanes.
+// Having none is fine: that is a standby.
+func (w *Worker) Ready() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.intakes) == 0 {
+		return errors.New("not started")
+	}
+	for _, in := range w.intakes {
+		if !in.ready {
+			return fmt.Errorf("source %s is not connected", in.source)
+		}
+	}
+	for l := range w.lanes {
+		if l.held != nil {
+			return l.held
+		}
+	}
+	return nil
+}

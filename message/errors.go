@@ -1,0 +1,46 @@
+package message
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// The errors that a hand-over of batches may end with, besides a transient one
+// (any other error), after which the same batches are tried again.
+
+// FencedError says that these lanes now belong to another worker, or that the
+// database has gone back behind us. Nothing was written. The lanes' batches are
+// to be dropped, and the lanes taken anew or let go.
+type FencedError struct {
+	Lanes []Lane
+}
+
+func (e *FencedError) Error() string {
+	names := make([]string, len(e.Lanes))
+	for i, l := range e.Lanes {
+		names[i] = l.String()
+	}
+	return "fenced: another worker owns " + strings.Join(names, ", ") + ", or the database went back"
+}
+
+// HoldError says that a lane can't go on until somebody changes something: a
+// missing table or grant, too many poison messages, a policy of "stop". Nothing
+// was written and nothing may be skipped; the lane is tried again, rarely.
+type HoldError struct {
+	Lane Lane // zero: every lane of the hand-over
+	Err  error
+}
+
+func (e *HoldError) Error() string {
+	if e.Lane == (Lane{}) {
+		return "held: " + e.Err.Error()
+	}
+	return fmt.Sprintf("lane %s is held: %v", e.Lane, e.Err)
+}
+
+func (e *HoldError) Unwrap() error { return e.Err }
+
+// ErrStale is what taking a lane ends with when an owner of a newer consumer
+// group generation is at work on it.
+var ErrStale = errors.New("a worker of a newer group generation owns the lane")

@@ -1,0 +1,199 @@
+package message
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/tidwall/gjson"
+)
+
+// ErrNoID says that a message carries no id where one was to be found. The
+// wrapping error tells the place.
+var ErrNoID = errors.New("no id")
+
+// IDError says why what stands in the id's place can't be one: too long, or no
+// scalar.
+type IDError struct {
+	Field  string
+	Reason string
+}
+
+func (e *IDError) Error() string { return "unusable id in " + e.Field + ": " + e.Reason }
+
+// Identity says where the id of a message is found. It is immutable and may be
+// used by many goroutines.
+type Identity struct {
+	fields   []Field
+	maxBytes int
+}
+
+// NewIdentity takes the places whose values, joined, are the id, and the longest
+// id in bytes.
+func NewIdentity(from []string, maxBytes int) (*Identity, error) {
+	if len(from) == 0 {
+		return nil, errors.New("id.from names no place")
+	}
+	x := &Identity{maxBytes: maxBytes}
+	for _, s := range from {
+		f, err := ParseField(s)
+		if err != nil {
+			return nil, err
+		}
+		switch f.Kind {
+		case FieldKey, FieldHeader, FieldJSON, FieldCloudEvent, FieldNATSMsgID, FieldPosition:
+			x.fields = append(x.fields, f)
+		default:
+			return nil, fmt.Errorf("%q can't be an id; use header:NAME, key, json:PATH, cloudevent, nats-msg-id or position", s)
+		}
+	}
+	return x, nil
+}
+
+// ID finds the id of a message. It is total and deterministic: the same bytes
+// give the same id or the same error. The error is ErrNoID (wrapped) or an
+// *IDError.
+//
+// Several places are joined as netstrings ("3:abc,2:de,", D. J. Bernstein,
+// 1997), so that "ab"+"c" differs from "a"+"bc" for any bytes. An empty value
+// is no id. Incarnation is that of the message's batch; only "position" reads it.
+func (x *Identity) ID(m *Message, incarnation string) (string, error) {
+	if len(x.fields) == 1 {
+		return x.part(x.fields[0], m, incarnation)
+	}
+	var b strings.Builder
+	for _, f := range x.fields {
+		part, err := x.part(f, m, incarnation)
+		if err != nil {
+			return "", err
+		}
+		writeNetstring(&b, part)
+	}
+	if b.Len() > x.maxBytes {
+		return "", &IDError{"the joined places", tooLong(b.Len(), x.maxBytes)}
+	}
+	return b.String(), nil
+}
+
+// PositionID is the id of a message that is known by nothing but its place. The
+// incarnation keeps a topic that was created anew apart from the old one.
+func PositionID(incarnation string, p Position) string {
+	var b strings.Builder
+	writeNetstring(&b, incarnation)
+	writeNetstring(&b, p.Lane.Source)
+	writeNetstring(&b, p.Lane.Name)
+	writeNetstring(&b, strconv.FormatInt(p.Offset, 10))
+	return b.String()
+}
+
+func writeNetstring(b *strings.Builder, s string) {
+	b.WriteString(strconv.Itoa(len(s)))
+	b.WriteByte(':')
+	b.WriteString(s)
+	b.WriteByte(',')
+}
+
+func (x *Identity) part(f Field, m *Message, incarnation string) (string, error) {
+	var id string
+	switch f.Kind {
+	case FieldKey:
+		if x.tooLong(len(m.Key)) {
+			return "", &IDError{f.String(), tooLong(len(m.Key), x.maxBytes)}
+		}
+		id = string(m.Key)
+	case FieldHeader, FieldNATSMsgID:
+		name := f.Name
+		if f.Kind == FieldNATSMsgID {
+			name = "Nats-Msg-Id"
+		}
+		v, _ := m.Header(name)
+		if x.tooLong(len(v)) {
+			return "", &IDError{f.String(), tooLong(len(v), x.maxBytes)}
+		}
+		id = string(v)
+	case FieldJSON:
+		if !gjson.ValidBytes(m.Value) {
+			return "", fmt.Errorf("%w: the value is not valid JSON, so %s leads nowhere", ErrNoID, f)
+		}
+		var err error
+		if id, err = x.jsonID(f, m.Value); err != nil {
+			return "", err
+		}
+	case FieldCloudEvent:
+		return x.cloudEvent(m)
+	case FieldPosition:
+		id = PositionID(incarnation, m.Position)
+	}
+	if id == "" {
+		return "", fmt.Errorf("%w: %s is empty or missing", ErrNoID, f)
+	}
+	return id, nil
+}
+
+func (x *Identity) jsonID(f Field, doc []byte) (string, error) {
+	r := f.JSON(doc)
+	switch r.Type {
+	case gjson.Null:
+		return "", nil // missing, or null
+	case gjson.JSON:
+		return "", &IDError{f.String(), "an object or an array is no id"}
+	}
+	if x.tooLong(len(r.Raw)) {
+		return "", &IDError{f.String(), tooLong(len(r.Raw), x.maxBytes)}
+	}
+	id, err := JSONText(r)
+	if err != nil {
+		return "", &IDError{f.String(), err.Error()}
+	}
+	return id, nil
+}
+
+func (x *Identity) tooLong(n int) bool { return n > x.maxBytes }
+
+func tooLong(n, limit int) string {
+	return fmt.Sprintf("%d bytes are more than id.max_bytes allows (%d)", n, limit)
+}
+
+var (
+	ceID     = Field{Kind: FieldJSON, Name: "id", path: "id"}
+	ceSource = Field{Kind: FieldJSON, Name: "source", path: "source"}
+)
+
+// cloudEvent is the identity of CloudEvents 1.0: source + id are unique for each
+// distinct event. Binary mode carries them as headers (ce_ with Kafka, ce- with
+// NATS), structured mode in the JSON value.
+func (x *Identity) cloudEvent(m *Message) (string, error) {
+	var source, id string
+	if v, ok := m.Header("ce_id"); ok {
+		s, _ := m.Header("ce_source")
+		source, id = string(s), string(v)
+	} else if v, ok := m.Header("ce-id"); ok {
+		s, _ := m.Header("ce-source")
+		source, id = string(s), string(v)
+	} else if looksLikeObject(m.Value) && gjson.ValidBytes(m.Value) {
+		var err error
+		if id, err = x.jsonID(ceID, m.Value); err != nil {
+			return "", err
+		}
+		if source, err = x.jsonID(ceSource, m.Value); err != nil {
+			return "", err
+		}
+	}
+	if source == "" || id == "" {
+		return "", fmt.Errorf("%w: neither the headers nor the value carry a CloudEvents source and id", ErrNoID)
+	}
+	var b strings.Builder
+	writeNetstring(&b, source)
+	writeNetstring(&b, id)
+	if x.tooLong(b.Len()) {
+		return "", &IDError{"cloudevent", tooLong(b.Len(), x.maxBytes)}
+	}
+	return b.String(), nil
+}
+
+func looksLikeObject(v []byte) bool {
+	v = bytes.TrimLeft(v, " \t\r\n")
+	return len(v) > 0 && v[0] == '{'
+}

@@ -1,0 +1,131 @@
+// Package message holds what both halves of dedupd speak about: a message, the
+// lane it came by, the batch that is handed over, and where its id is found.
+//
+// It is a leaf: it knows no broker and no database.
+package message
+
+import (
+	"strings"
+	"time"
+)
+
+// Lane names one stream of positions: a Kafka partition ("orders/3"), a NATS
+// partition lane, or a NATS queue. Source is the name of the configured source.
+type Lane struct {
+	Source string
+	Name   string
+}
+
+func (l Lane) String() string { return l.Source + ":" + l.Name }
+
+// Compare orders lanes by source, then by name: the order in which every
+// transaction touches their rows.
+func (l Lane) Compare(o Lane) int {
+	if c := strings.Compare(l.Source, o.Source); c != 0 {
+		return c
+	}
+	return strings.Compare(l.Name, o.Name)
+}
+
+// Position is where a message stands: its lane, and the Kafka offset or the
+// stream sequence within it.
+type Position struct {
+	Lane   Lane
+	Offset int64
+}
+
+// Header is one header of a message. A key may stand more than once; the last
+// one counts. A nil value differs from an empty one.
+type Header struct {
+	Key   string
+	Value []byte
+}
+
+// Message is one delivery from a broker. Its byte slices are read-only and
+// stay valid until the batch it belongs to is committed or abandoned.
+type Message struct {
+	// ID is the identity the producer gave the message, as raw bytes. A source
+	// leaves it empty; dedup fills it in before a sink sees the message.
+	ID string
+	// Topic is the Kafka topic or the NATS subject.
+	Topic string
+	// Key is nil where there is none.
+	Key []byte
+	// Value is nil for a Kafka tombstone.
+	Value   []byte
+	Headers []Header
+	// Time is the broker's timestamp of the message.
+	Time     time.Time
+	Position Position
+}
+
+// Header returns the value of the last header with that key (compared byte by
+// byte), and whether there is one.
+func (m *Message) Header(key string) ([]byte, bool) {
+	for i := len(m.Headers) - 1; i >= 0; i-- {
+		if m.Headers[i].Key == key {
+			return m.Headers[i].Value, true
+		}
+	}
+	return nil, false
+}
+
+// Batch is a run of one lane's messages, in the order of their positions, that
+// becomes durable as a whole or not at all.
+type Batch struct {
+	Lane Lane
+	// Ordered lanes move by compare-and-set from From to Next under Epoch. An
+	// unordered lane (a NATS queue) has neither fence nor resume point: its
+	// safety rests on the claims alone.
+	Ordered bool
+	// Incarnation tells a topic or stream from an earlier one of the same name.
+	Incarnation string
+	// Epoch is the fencing number under which this worker owns the lane.
+	Epoch int64
+	// From and Next are the positions the lane stands at before and after the
+	// batch. Next is where reading goes on, which is not "last message + 1":
+	// logs have holes. Messages may be empty while Next > From.
+	From, Next int64
+	Messages   []Message
+	// Lag is how many messages the broker held behind this batch when it was
+	// fetched; -1 where that isn't known.
+	Lag int64
+	// BrokerPosition is the last position the broker has confirmed as its copy
+	// of ours; -1 where there is none.
+	BrokerPosition int64
+	// Bytes is the memory the batch holds of the byte budget.
+	Bytes int64
+}
+
+// Take asks for a lane: the start rule's input.
+type Take struct {
+	Lane    Lane
+	Ordered bool
+	// Incarnation is the broker's own mark of this topic or stream, such as the
+	// creation time of a NATS stream. Empty where the broker has none: the
+	// database then makes one up for a new lane.
+	Incarnation string
+	// BrokerGeneration is the consumer group's generation; an owner with a
+	// higher one that is still at work keeps the lane.
+	BrokerGeneration int64
+	// Committed is the position that the broker keeps for the group; -1: none.
+	Committed int64
+	// Start is where a lane without a row begins.
+	Start int64
+	// HonourReset lets a broker position that was moved back win over the row.
+	HonourReset bool
+}
+
+// Taken is a lane that is now ours.
+type Taken struct {
+	Epoch int64
+	// Next is where reading starts.
+	Next           int64
+	BrokerPosition int64
+	Incarnation    string
+	// Rewound tells that the broker was ahead of the database, which must have
+	// lost commits: reading goes back to the database's position.
+	Rewound bool
+	// Reset tells that an operator's reset of the group was honoured.
+	Reset bool
+}

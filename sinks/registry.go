@@ -1,0 +1,63 @@
+package sinks
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Factory makes a sink from its part of the configuration. decode fills the
+// sink's own configuration struct (yaml tags) from what stands under the kind's
+// name; unknown keys are errors with their line. The factory checks what can be
+// checked without a database; it returns all problems it finds (errors.Join).
+type Factory func(decode func(into any) error) (Sink, error)
+
+// Registry is a set of sink kinds by name. The zero value is empty and ready.
+type Registry struct {
+	mu    sync.Mutex
+	kinds map[string]Factory
+}
+
+// Default is the registry that the dedupd command reads.
+var Default Registry
+
+// Register adds a kind of sink to Default, from an init function. It panics for
+// an empty or repeated name and for a nil factory.
+func Register(kind string, f Factory) { Default.Register(kind, f) }
+
+// Register adds a kind of sink. It panics for an empty or repeated name and for
+// a nil factory: both are mistakes of the program, not of its input.
+func (r *Registry) Register(kind string, f Factory) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if kind == "" || f == nil {
+		panic("sinks: Register needs a kind and a factory")
+	}
+	if _, ok := r.kinds[kind]; ok {
+		panic("sinks: kind " + kind + " is registered twice")
+	}
+	if r.kinds == nil {
+		r.kinds = make(map[string]Factory)
+	}
+	r.kinds[kind] = f
+}
+
+// Kinds lists the registered names, sorted.
+func (r *Registry) Kinds() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.kinds))
+}
+
+// New makes a sink of a kind. An unknown kind's error lists the known ones.
+func (r *Registry) New(kind string, decode func(into any) error) (Sink, error) {
+	r.mu.Lock()
+	f := r.kinds[kind]
+	r.mu.Unlock()
+	if f == nil {
+		return nil, fmt.Errorf("unknown sink kind %q; this binary has: %s", kind, strings.Join(r.Kinds(), ", "))
+	}
+	return f(decode)
+}
