@@ -1,0 +1,216 @@
+package pgtest
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
+)
+
+// DefaultVersion of Postgres, if neither Options nor the environment name one.
+const DefaultVersion = "18.4"
+
+// binaries is a version of Postgres on this machine, with what is kept beside
+// it: a data folder fresh from initdb, of which each server gets a copy, and
+// the password of its superuser. The folder belongs to one account:
+//
+//	lock           held while something below is being made
+//	pg/            bin, lib, share; there only when complete
+//	data/          fresh from initdb; there only when complete
+//	password       of data/, readable by us only
+//	server-*/      one for each server, with its lock
+type binaries struct {
+	folder   string
+	password string
+}
+
+func (b *binaries) program(name string) string { return filepath.Join(b.folder, "pg", "bin", name) }
+
+func findBinaries(o Options) (*binaries, error) {
+	version := o.Version
+	if version == "" {
+		version = os.Getenv("DEDUPD_TEST_POSTGRES_VERSION")
+	}
+	if version == "" {
+		version = DefaultVersion
+	}
+	folder, err := cacheFolder("dedupd-postgres-" + version + "-" + strconv.Itoa(os.Geteuid()))
+	if err != nil {
+		return nil, err
+	}
+	b := &binaries{folder: folder}
+	// Test binaries of several packages start at once: one of them fetches.
+	lock, err := lockFile(filepath.Join(folder, "lock"), true)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	if _, err := os.Stat(b.program("postgres")); err != nil {
+		if err := b.fetch(version, o.Progress); err != nil {
+			return nil, fmt.Errorf("fetch Postgres %s: %w", version, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(folder, "data")); err != nil {
+		if err := b.initialise(version); err != nil {
+			return nil, fmt.Errorf("initdb: %w", err)
+		}
+	}
+	password, err := os.ReadFile(filepath.Join(folder, "password"))
+	b.password = string(password)
+	return b, err
+}
+
+// fetch downloads the binaries. The library can only fetch and start in one
+// call, and its way of starting leaves servers behind: so it is given a data
+// folder on which no server can start, and what counts is what it has unpacked.
+func (b *binaries) fetch(version string, progress func(done, total int64)) error {
+	work, err := os.MkdirTemp(b.folder, "fetch-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	unpacked, barren := filepath.Join(work, "pg"), filepath.Join(work, "barren")
+	major, _, _ := strings.Cut(version, ".")
+	if err := os.Mkdir(barren, 0o700); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(barren, "PG_VERSION"), []byte(major), 0o600); err != nil {
+		return err
+	}
+	if progress != nil {
+		before := http.DefaultTransport
+		http.DefaultTransport = meter{before, progress}
+		defer func() { http.DefaultTransport = before }()
+	}
+	full := version
+	if strings.Count(full, ".") == 1 {
+		full += ".0"
+	}
+	started := embeddedpostgres.NewDatabase(embeddedpostgres.DefaultConfig().
+		Version(embeddedpostgres.PostgresVersion(full)).
+		Port(0).
+		CachePath(work).
+		RuntimePath(unpacked).
+		DataPath(barren).
+		Logger(io.Discard)).Start()
+	if _, err := os.Stat(filepath.Join(unpacked, "bin", "postgres")); err != nil {
+		return started
+	}
+	if err := openToAll(unpacked); err != nil {
+		return err
+	}
+	if out, err := exec.Command(filepath.Join(unpacked, "bin", "postgres"), "--version").CombinedOutput(); err != nil {
+		return fmt.Errorf("it doesn't run on this machine: %w: %s", err, out)
+	}
+	return os.Rename(unpacked, filepath.Join(b.folder, "pg"))
+}
+
+// meter counts the bytes of the answers that pass through a transport.
+type meter struct {
+	http.RoundTripper
+	progress func(done, total int64)
+}
+
+func (m meter) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := m.RoundTripper.RoundTrip(r)
+	// The archive, not its checksum.
+	if err == nil && answer.StatusCode == http.StatusOK && (answer.ContentLength < 0 || answer.ContentLength > 1<<20) {
+		m.progress(0, answer.ContentLength)
+		answer.Body = &meteredBody{answer.Body, m.progress, 0, answer.ContentLength}
+	}
+	return answer, err
+}
+
+type meteredBody struct {
+	io.ReadCloser
+	progress    func(done, total int64)
+	done, total int64
+}
+
+func (b *meteredBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.done += int64(n)
+	b.progress(b.done, b.total)
+	return n, err
+}
+
+// initialise makes the data folder of which every server gets a copy: copying
+// it is several times faster than initdb.
+func (b *binaries) initialise(version string) error {
+	a := ownAccount()
+	work, err := os.MkdirTemp(b.folder, "initdb-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	password := rand.Text()
+	file, data := filepath.Join(work, "password"), filepath.Join(work, "data")
+	if err := os.WriteFile(file, []byte(password), 0o600); err != nil {
+		return err
+	}
+	if err := errors.Join(a.own(work), a.own(file)); err != nil {
+		return err
+	}
+	args := []string{
+		"-D", data, "-U", "postgres", "--pwfile=" + file, "-A", "scram-sha-256",
+		"-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions",
+	}
+	if major, _, _ := strings.Cut(version, "."); len(major) == 2 && major >= "16" {
+		// The password is as good as random gets; slow hashing would only make
+		// each connection cost milliseconds.
+		args = append(args, "-c", "scram_iterations=1")
+	}
+	cmd := exec.Command(b.program("initdb"), args...)
+	cmd.Dir = "/"
+	cmd.Env = environment()
+	cmd.SysProcAttr = a.attributes()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	if err := os.WriteFile(filepath.Join(b.folder, "password"), []byte(password), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(data, filepath.Join(b.folder, "data"))
+}
+
+// newState makes a server's folder, and removes those whose process is gone.
+// The returned lock is what tells that the folder is in use.
+func (b *binaries) newState(a account) (string, *os.File, error) {
+	lock, err := lockFile(filepath.Join(b.folder, "lock"), true)
+	if err != nil {
+		return "", nil, err
+	}
+	defer lock.Close()
+	old, err := filepath.Glob(filepath.Join(b.folder, "server-*"))
+	if err != nil {
+		return "", nil, err
+	}
+	for _, folder := range old {
+		if l, err := lockFile(filepath.Join(folder, "lock"), false); err == nil {
+			// Errors don't matter: the next one tries again.
+			_ = os.RemoveAll(folder)
+			_ = l.Close()
+		}
+	}
+	folder, err := os.MkdirTemp(b.folder, "server-")
+	if err != nil {
+		return "", nil, err
+	}
+	held, err := lockFile(filepath.Join(folder, "lock"), true)
+	if err != nil {
+		return "", nil, err
+	}
+	err = errors.Join(a.own(folder), copyFolder(filepath.Join(b.folder, "data"), filepath.Join(folder, "data"), a))
+	if err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(folder), held.Close())
+	}
+	return folder, held, nil
+}
