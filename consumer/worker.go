@@ -62,6 +62,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer stop(nil)
 	hard, kill := context.WithCancel(context.WithoutCancel(ctx))
 	defer kill()
+	w.mu.Lock() // probes may ask already
 	w.hard = hard
 	w.work.L = &w.mu
 	w.lanes = make(map[*Lane]struct{})
@@ -70,6 +71,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	for _, s := range w.Sources {
 		w.intakes = append(w.intakes, &Intake{w: w, source: s.Name()})
 	}
+	w.mu.Unlock()
 
 	var writers sync.WaitGroup
 	for i := range w.Writers {

@@ -1,0 +1,303 @@
+// Package consumertest proves sources, and workers without a database: Store
+// stands for the other half of dedupd, Broker is an honest at-least-once broker
+// in memory, and Run is the suite that every source must pass.
+package consumertest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/message"
+)
+
+// IDHeader is the header in which the suite's messages carry their id.
+const IDHeader = "message-id"
+
+// Store is a database in memory: lane rows that move by compare-and-set, and the
+// ids that have had their effect. It is consumer.Lanes and consumer.Handler at
+// once, as the two share the rows. Faults can be injected, each for a number of
+// hand-overs. All methods may be called concurrently.
+type Store struct {
+	// ID finds a message's id; nil: the header IDHeader. Set it before use.
+	ID func(*message.Message) string
+	// Grace is how long an owner of a newer broker generation keeps its lane
+	// without a sign of life. Zero: for ever. Set it before use.
+	Grace time.Duration
+
+	mu         sync.Mutex
+	changed    chan struct{} // closed and renewed with every change
+	rows       map[message.Lane]*row
+	effects    map[string]int // index into log, by id
+	log        []Effect
+	handled    int
+	duplicates int
+	calls      int
+	running    map[tenure]bool
+	violations []string
+	faults     []fault
+	delay      time.Duration
+	hold       chan struct{}
+	incarnated int
+}
+
+type row struct {
+	Row
+	ordered   bool
+	brokerGen int64
+	updated   time.Time
+}
+
+// tenure is the time that one owner has a lane: a zombie may still be at work on
+// a lane that another worker has taken.
+type tenure struct {
+	lane  message.Lane
+	epoch int64
+}
+
+// Row is what the store knows of a lane.
+type Row struct {
+	Epoch, Next, BrokerPosition int64
+	Incarnation                 string
+}
+
+// Effect is the one effect of an id.
+type Effect struct {
+	ID      string
+	Message message.Message // a copy of its own
+}
+
+type fault struct {
+	err   error
+	after bool
+}
+
+var (
+	_ consumer.Handler = (*Store)(nil)
+	_ consumer.Lanes   = (*Store)(nil)
+)
+
+// NewStore makes an empty store.
+func NewStore() *Store {
+	return &Store{
+		changed: make(chan struct{}),
+		rows:    make(map[message.Lane]*row),
+		effects: make(map[string]int),
+		running: make(map[tenure]bool),
+	}
+}
+
+// Take follows the start rule: the row; without one the broker's copy; without
+// that the configured start. A copy above the row means that the row has lost
+// commits, one below what the broker had confirmed that an operator moved it.
+func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error) {
+	if err := ctx.Err(); err != nil {
+		return message.Taken{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	r, ok := s.rows[t.Lane]
+	if ok && r.brokerGen > t.BrokerGeneration && (s.Grace == 0 || time.Since(r.updated) < s.Grace) {
+		return message.Taken{}, message.ErrStale
+	}
+	if !ok || t.Incarnation != "" && r.Incarnation != t.Incarnation {
+		r = s.newRow(t, r)
+	}
+	r.Epoch++
+	r.brokerGen, r.updated = t.BrokerGeneration, time.Now()
+	taken := message.Taken{Epoch: r.Epoch}
+	switch {
+	case !t.Ordered || t.Committed < 0:
+	case t.Committed > r.Next:
+		taken.Rewound = true
+	case t.Committed < r.BrokerPosition && t.HonourReset:
+		taken.Reset = true
+		r.Next, r.BrokerPosition = t.Committed, t.Committed
+	}
+	taken.Next, taken.BrokerPosition, taken.Incarnation = r.Next, r.BrokerPosition, r.Incarnation
+	return taken, nil
+}
+
+func (s *Store) newRow(t message.Take, old *row) *row {
+	r := &row{ordered: t.Ordered}
+	r.Next, r.BrokerPosition, r.Incarnation = t.Start, -1, t.Incarnation
+	if t.Committed >= 0 {
+		r.Next, r.BrokerPosition = t.Committed, t.Committed
+	}
+	if old != nil {
+		r.Epoch = old.Epoch
+	}
+	if r.Incarnation == "" {
+		s.incarnated++
+		r.Incarnation = fmt.Sprintf("incarnation-%d", s.incarnated)
+	}
+	s.rows[t.Lane] = r
+	return r
+}
+
+// Handle has the effects of all batches at once, or of none.
+func (s *Store) Handle(ctx context.Context, batches []message.Batch) error {
+	f, hold, delay := s.enter(batches)
+	defer s.leave(batches)
+	if hold != nil {
+		select {
+		case <-hold:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if delay > 0 {
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if f.err != nil && !f.after {
+		return f.err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := s.commit(batches); err != nil {
+		return err
+	}
+	return f.err
+}
+
+func (s *Store) enter(batches []message.Batch) (f fault, hold chan struct{}, delay time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	s.calls++
+	for _, b := range batches {
+		if !b.Ordered {
+			continue
+		}
+		if s.running[tenure{b.Lane, b.Epoch}] {
+			s.violate("lane %s is in two hand-overs at a time", b.Lane)
+		}
+		s.running[tenure{b.Lane, b.Epoch}] = true
+	}
+	if len(s.faults) > 0 {
+		f, s.faults = s.faults[0], s.faults[1:]
+	}
+	return f, s.hold, s.delay
+}
+
+func (s *Store) leave(batches []message.Batch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range batches {
+		delete(s.running, tenure{b.Lane, b.Epoch})
+	}
+}
+
+func (s *Store) commit(batches []message.Batch) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	var fenced []message.Lane
+	for i := range batches {
+		b := &batches[i]
+		s.inspect(b)
+		r := s.rows[b.Lane]
+		if b.Ordered && (r == nil || r.Epoch != b.Epoch || r.Next != b.From) {
+			fenced = append(fenced, b.Lane)
+		}
+	}
+	if len(fenced) > 0 {
+		return &message.FencedError{Lanes: fenced}
+	}
+	for i := range batches {
+		s.apply(&batches[i])
+	}
+	return nil
+}
+
+// inspect notes what no source may do, whatever state the store is in.
+func (s *Store) inspect(b *message.Batch) {
+	r := s.rows[b.Lane]
+	if r == nil {
+		s.violate("lane %s was never taken", b.Lane)
+	} else if r.ordered != b.Ordered {
+		s.violate("lane %s was taken with Ordered=%t and handed over with %t", b.Lane, r.ordered, b.Ordered)
+	}
+	if r != nil && b.Incarnation != r.Incarnation {
+		s.violate("lane %s: a batch of incarnation %q, where the lane was taken as %q", b.Lane, b.Incarnation, r.Incarnation)
+	}
+	if b.Ordered && b.Next <= b.From {
+		s.violate("lane %s: a batch from %d to %d goes nowhere", b.Lane, b.From, b.Next)
+	}
+	last := b.From - 1
+	for i := range b.Messages {
+		p := b.Messages[i].Position
+		if p.Lane != b.Lane {
+			s.violate("lane %s: a message of lane %s in its batch", b.Lane, p.Lane)
+		}
+		if b.Ordered && (p.Offset <= last || p.Offset >= b.Next) {
+			s.violate("lane %s: position %d after %d in a batch from %d to %d", b.Lane, p.Offset, last, b.From, b.Next)
+		}
+		last = p.Offset
+	}
+}
+
+func (s *Store) apply(b *message.Batch) {
+	if r := s.rows[b.Lane]; r != nil {
+		r.updated = time.Now()
+		if b.Ordered {
+			r.Next = b.Next
+			r.BrokerPosition = min(max(r.BrokerPosition, b.BrokerPosition), r.Next)
+		}
+	}
+	for i := range b.Messages {
+		m := &b.Messages[i]
+		s.handled++
+		id := s.id(m)
+		if id == "" {
+			s.violate("lane %s: the message at %d has no id", b.Lane, m.Position.Offset)
+		}
+		if _, dup := s.effects[id]; dup {
+			s.duplicates++
+			continue
+		}
+		s.effects[id] = len(s.log)
+		s.log = append(s.log, Effect{ID: id, Message: clone(m)})
+	}
+}
+
+func (s *Store) id(m *message.Message) string {
+	if s.ID != nil {
+		return s.ID(m)
+	}
+	v, _ := m.Header(IDHeader)
+	return string(v)
+}
+
+// clone copies what a message holds, for its memory is the source's again after
+// the commit.
+func clone(m *message.Message) message.Message {
+	c := *m
+	c.Key, c.Value = bytes.Clone(m.Key), bytes.Clone(m.Value)
+	c.Headers = slices.Clone(m.Headers)
+	for i := range c.Headers {
+		c.Headers[i].Value = bytes.Clone(c.Headers[i].Value)
+	}
+	return c
+}
+
+func (s *Store) violate(format string, args ...any) {
+	if len(s.violations) < 20 {
+		s.violations = append(s.violations, fmt.Sprintf(format, args...))
+	}
+}
+
+func (s *Store) notify() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
