@@ -1,0 +1,226 @@
+// Package config reads dedupd's one YAML file: strictly, with every problem
+// found at once and told with its place, and with the environment's few keys on
+// top. It knows nothing of what sinks want: each kind decodes its own part.
+package config
+
+// Config is the whole configuration, complete with defaults once Load has
+// returned it. Durations are never negative; sizes are bytes.
+type Config struct {
+	// The consumer's name; ids are unique within it. Lower-case letters, digits, _ and -, at most 40.
+	Scope string `yaml:"scope" required:"true"`
+	// Where messages come from: one or several. A duplicate that came by another source is still a duplicate.
+	Sources []Source `yaml:"sources" required:"true"`
+	// The Postgres that holds the claims and the sink's tables.
+	Database Database `yaml:"database"`
+	// Where a message's id is found.
+	ID ID `yaml:"id"`
+	// What is done with duplicates.
+	Dedup Dedup `yaml:"dedup"`
+	// What a message's effect is: exactly one kind, which decodes its own keys.
+	Sink Sink `yaml:"sink" required:"true"`
+	// How much goes into one transaction and into memory.
+	Batch Batch `yaml:"batch"`
+	// How long claims are kept.
+	Retention Retention `yaml:"retention"`
+	// When messages that can't be applied are too many, and how long they are kept.
+	DeadLetters DeadLetters `yaml:"dead_letters"`
+	// The server for /metrics, /livez, /readyz and /startupz.
+	HTTP HTTP `yaml:"http"`
+	// How the worker ends.
+	Shutdown Shutdown `yaml:"shutdown"`
+	// The log, on stderr.
+	Log Log `yaml:"log"`
+
+	places map[string]place // by key path
+	file   string
+}
+
+// Source is one broker subscription: Kafka or NATS, exactly one of them.
+type Source struct {
+	// The source's name in lanes, logs and metrics; unique. Default: the kind.
+	Name string `yaml:"name"`
+	// A Kafka consumer group.
+	Kafka *Kafka `yaml:"kafka"`
+	// A NATS JetStream consumer.
+	NATS *NATS `yaml:"nats"`
+}
+
+// Kafka is a consumer group's subscription.
+type Kafka struct {
+	// Brokers to begin with, as host:port; a list, or text with commas.
+	Brokers Addresses `yaml:"brokers" required:"true"`
+	// Topics to read.
+	Topics StringList `yaml:"topics" required:"true"`
+	// The consumer group. Default: the scope.
+	Group string `yaml:"group"`
+	// Where a lane without a position begins; group: at the offset the group has committed.
+	Start string `yaml:"start" enum:"earliest,latest,group"`
+	// Whether messages of transactions that are open or were aborted are read.
+	Isolation string `yaml:"isolation" enum:"read_committed,read_uncommitted"`
+	// An operator moved the group's offsets back: read again from there, or go on.
+	OnGroupReset string `yaml:"on_group_reset" enum:"honour,ignore"`
+	// The broker no longer has the next position: stop the lane, or skip to what is left.
+	OnGap string `yaml:"on_gap" enum:"stop,skip"`
+	// Encryption, and the client's certificate.
+	TLS TLS `yaml:"tls"`
+	// Who we are to the brokers.
+	SASL SASL `yaml:"sasl"`
+}
+
+// NATS is a JetStream consumer of one stream.
+type NATS struct {
+	// Servers as nats:// or tls:// URLs; a list, or text with commas.
+	Servers Addresses `yaml:"servers" required:"true"`
+	// The stream's name.
+	Stream string `yaml:"stream" required:"true"`
+	// Subjects to take from the stream. Default: all.
+	Subjects StringList `yaml:"subjects"`
+	// The durable consumer's name. Default: the scope.
+	Durable string `yaml:"durable"`
+	// queue: elastic and unordered; lanes: ordered (not in this version yet).
+	Mode string `yaml:"mode" enum:"queue,lanes"`
+	// Mode lanes: the number of partitions.
+	Lanes int `yaml:"lanes" min:"0" max:"1024"`
+	// Where a new durable consumer begins.
+	Start string `yaml:"start" enum:"earliest,latest"`
+	// A credentials file (JWT and seed), read again at each connect.
+	CredsFile string `yaml:"creds_file"`
+	// A file with the nkey's seed.
+	NKeySeedFile string `yaml:"nkey_seed_file"`
+	// Encryption, and the client's certificate.
+	TLS TLS `yaml:"tls"`
+}
+
+// TLS is how a broker connection is encrypted. All files are PEM.
+type TLS struct {
+	// Whether to encrypt.
+	Enabled bool `yaml:"enabled"`
+	// The authorities that may have signed the server's certificate. Default: the system's.
+	CAFile string `yaml:"ca_file"`
+	// The client's certificate; with key_file.
+	CertFile string `yaml:"cert_file"`
+	// The client's private key; with cert_file.
+	KeyFile string `yaml:"key_file"`
+	// The name the server's certificate must carry. Default: the host connected to.
+	ServerName string `yaml:"server_name"`
+}
+
+// SASL is how the worker says who it is to Kafka. An empty mechanism: not at all.
+type SASL struct {
+	// The mechanism; empty: none. oauthbearer: not in this version yet.
+	Mechanism string `yaml:"mechanism" enum:",plain,scram-sha-256,scram-sha-512,oauthbearer"`
+	// The user.
+	Username string `yaml:"username"`
+	// The password.
+	Password Secret `yaml:"password"`
+	// A file with the password, instead of it; read again at each connect.
+	PasswordFile string `yaml:"password_file"`
+}
+
+// Database is the Postgres that holds claims, lanes and the sink's tables.
+type Database struct {
+	// A postgres:// URL or key=value text, as pgx takes it. Default: the PG* variables.
+	URL Secret `yaml:"url"`
+	// A file with the URL, instead of it; read again at each connect.
+	URLFile string `yaml:"url_file"`
+	// The schema of dedupd's own tables.
+	Schema string `yaml:"schema"`
+	// Connections in all; one is kept for retention and lanes, the others write.
+	MaxConnections int `yaml:"max_connections" min:"2" max:"1000"`
+	// Whether to upgrade the schema at start, under a lock; false: refuse an old one.
+	Migrate bool `yaml:"migrate"`
+	// What stands between us and Postgres.
+	Pooler string `yaml:"pooler" enum:"none,pgbouncer_transaction"`
+}
+
+// ID is where a message's identity is found.
+type ID struct {
+	// header:NAME, key, json:PATH, cloudevent, nats-msg-id or position; a list of them is joined.
+	From StringList `yaml:"from"`
+	// What becomes of a message without an id; position: its place is its id.
+	Missing string `yaml:"missing" enum:"dead_letter,position,stop"`
+	// The longest id; longer ones make the message a dead letter.
+	MaxBytes Size `yaml:"max_bytes"`
+}
+
+// Dedup is what is done with a message whose id was seen before.
+type Dedup struct {
+	// claim: each id once; sequence: producers' sequence numbers (not in this version yet).
+	Strategy string `yaml:"strategy" enum:"claim,sequence"`
+	// What becomes of a duplicate. reply: not in this version yet.
+	OnDuplicate string `yaml:"on_duplicate" enum:"drop,dead_letter,reply"`
+	// What becomes of a message with a known id and another payload.
+	OnConflict string `yaml:"on_conflict" enum:"dead_letter,drop,stop"`
+	// What must be equal for two copies to be the same: value, none, or one or several json:PATH.
+	Fingerprint StringList `yaml:"fingerprint"`
+	// Strategy sequence.
+	Sequence Sequence `yaml:"sequence"`
+}
+
+// Sequence is where strategy sequence finds producer and number.
+type Sequence struct {
+	// Who produced the message.
+	Producer string `yaml:"producer"`
+	// The producer's number of the message.
+	Seq string `yaml:"seq"`
+	// What a missing number means.
+	Gaps string `yaml:"gaps" enum:"allow,wait,dead_letter"`
+}
+
+// Batch bounds one transaction, and memory.
+type Batch struct {
+	// Messages in one transaction at most.
+	MaxMessages int `yaml:"max_messages" min:"1" max:"100000"`
+	// Bytes of messages in one transaction; a larger message goes alone.
+	MaxBytes Size `yaml:"max_bytes"`
+	// Bytes of all messages in memory at a time, over all sources.
+	InflightBytes Size `yaml:"inflight_bytes"`
+}
+
+// Retention is how long claims are kept, counted in stream time.
+type Retention struct {
+	// Claims are kept at least this long: copies that come later are applied again.
+	Window Duration `yaml:"window"`
+	// How long one generation of claims stays open.
+	Generation Duration `yaml:"generation"`
+	// Or until it holds this many.
+	GenerationMaxClaims int64 `yaml:"generation_max_claims" min:"1000"`
+	// Memory for sealed generations' filters; beyond it they are probed through their index.
+	FilterMemory Size `yaml:"filter_memory"`
+	// How often the leader looks for what to seal and drop.
+	Schedule Duration `yaml:"schedule"`
+	// A lane that never moves holds claims no longer than this.
+	MaxHold Duration `yaml:"max_hold"`
+}
+
+// DeadLetters bounds what can't be applied.
+type DeadLetters struct {
+	// The share of poison, of the last messages of a lane, above which the lane stops.
+	MaxShare float64 `yaml:"max_share" min:"0" max:"1"`
+	// How many last messages that share is taken of.
+	Window int `yaml:"window" min:"1" max:"1000000"`
+	// How long dead letters are kept.
+	Retention Duration `yaml:"retention"`
+}
+
+// HTTP is the operators' server.
+type HTTP struct {
+	// Where to listen, as host:port. Port 0 takes a free one.
+	Listen string `yaml:"listen"`
+	// Whether to serve /debug/pprof.
+	Pprof bool `yaml:"pprof"`
+}
+
+// Shutdown is how the worker ends.
+type Shutdown struct {
+	// How long transactions in hand may still take.
+	Drain Duration `yaml:"drain"`
+}
+
+// Log is what goes to stderr.
+type Log struct {
+	// The least level that is logged.
+	Level string `yaml:"level" enum:"debug,info,warn,error"`
+	// text for people, json for machines.
+	Format string `yaml:"format" enum:"text,json"`
+}

@@ -1,0 +1,67 @@
+package config
+
+import "time"
+
+// Default is the configuration of an empty file. Scope, sources and sink have
+// no default; it is not valid without them.
+func Default() *Config {
+	c := new(Config)
+	c.setDefaults()
+	return c
+}
+
+const (
+	day = Duration(24 * time.Hour)
+	kib = Size(1 << 10)
+	mib = Size(1 << 20)
+)
+
+func (c *Config) setDefaults() {
+	c.Database = Database{Schema: "dedupd", MaxConnections: 4, Migrate: true, Pooler: "none"}
+	c.ID = ID{From: StringList{"header:message-id"}, Missing: "dead_letter", MaxBytes: 64 * kib}
+	c.Dedup = Dedup{
+		Strategy: "claim", OnDuplicate: "drop", OnConflict: "dead_letter", Fingerprint: StringList{"value"},
+		Sequence: Sequence{Producer: "header:client-id", Seq: "header:client-seq", Gaps: "allow"},
+	}
+	c.Batch = Batch{MaxMessages: 4000, MaxBytes: 8 * mib, InflightBytes: 128 * mib}
+	c.Retention = Retention{
+		Window: 7 * day, Generation: day / 4, GenerationMaxClaims: 20_000_000,
+		FilterMemory: 256 * mib, Schedule: Duration(time.Minute), MaxHold: 28 * day,
+	}
+	c.DeadLetters = DeadLetters{MaxShare: 0.05, Window: 1000, Retention: 30 * day}
+	c.HTTP = HTTP{Listen: "127.0.0.1:9464"}
+	c.Shutdown = Shutdown{Drain: Duration(15 * time.Second)}
+	c.Log = Log{Level: "info", Format: "text"}
+}
+
+func (k *Kafka) setDefaults() {
+	k.Start, k.Isolation, k.OnGroupReset, k.OnGap = "earliest", "read_committed", "honour", "stop"
+}
+
+func (n *NATS) setDefaults() { n.Mode, n.Start = "queue", "earliest" }
+
+// setDerived fills in what defaults to another key's value.
+func (c *Config) setDerived() {
+	for i := range c.Sources {
+		s := &c.Sources[i]
+		at := index("sources", i)
+		if k := s.Kafka; k != nil {
+			c.derive(at+".name", &s.Name, "kafka", "the kind")
+			c.derive(at+".kafka.group", &k.Group, c.Scope, "the scope")
+		}
+		if n := s.NATS; n != nil {
+			c.derive(at+".name", &s.Name, "nats", "the kind")
+			c.derive(at+".nats.durable", &n.Durable, c.Scope, "the scope")
+		}
+	}
+}
+
+func (c *Config) derive(path string, to *string, value, from string) {
+	if *to != "" || value == "" {
+		return
+	}
+	*to = value
+	p := c.places[path] // the line of an empty value, if there is one
+	p.origin = "default: " + from
+	c.places[path] = p
+}

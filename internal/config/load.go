@@ -1,0 +1,146 @@
+package config
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/dedupd/dedupd/sinks"
+)
+
+// Options say what else than its file a configuration is made of.
+type Options struct {
+	// Environ is the environment as os.Environ gives it.
+	Environ []string
+	// Sinks, if set, are the kinds that the sink's part is tried with.
+	Sinks *sinks.Registry
+}
+
+// Load reads the file at path, puts the environment on top and validates the
+// whole. Warnings are for the log. The error is Problems; the configuration then
+// must not be used, but it is not nil wherever the file could be read as YAML.
+func Load(path string, o Options) (c *Config, warnings []Problem, err error) {
+	text, err := read(path, maxFile)
+	if err != nil {
+		return nil, nil, Problems{{File: path, Message: err.Error()}}
+	}
+	return Parse(path, text, o)
+}
+
+// Parse is Load for a file's text; name is what problems call it.
+func Parse(name string, text []byte, o Options) (c *Config, warnings []Problem, err error) {
+	environment := make(map[string]string, len(o.Environ))
+	for _, kv := range o.Environ {
+		key, value, _ := strings.Cut(kv, "=")
+		environment[key] = value
+	}
+	b := &builder{file: name, lookup: func(key string) (string, bool) {
+		value, ok := environment[key]
+		return value, ok
+	}}
+	root := b.parse(text)
+	if root == nil {
+		return nil, nil, b.problems.withExcerpts(text)
+	}
+
+	d := &decoder{file: name, problems: b.problems, places: make(map[string]place)}
+	c = Default()
+	c.file, c.places = name, d.places
+	d.note("", root.line, root.column, root)
+	d.decode(root, "", reflect.ValueOf(c).Elem())
+	c.override(environment)
+	c.setDerived()
+	problems := append(d.problems, c.readSecrets()...)
+	problems = append(problems, c.validate()...)
+	if o.Sinks != nil && c.Sink.Kind != "" {
+		if _, err := c.Sink.New(o.Sinks); err != nil {
+			problems = append(problems, split(err, c.problem("sink", ""))...)
+		}
+	}
+	return c, unknownVariables(environment), problems.once().withExcerpts(text)
+}
+
+func read(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(text)) > limit {
+		return nil, fmt.Errorf("larger than %s: is this the right file?", Size(limit))
+	}
+	return text, nil
+}
+
+// once keeps one problem of each key: the first is the cause of the others.
+func (ps Problems) once() Problems {
+	var kept Problems
+	for _, p := range ps {
+		if p.Key == "" || !slices.ContainsFunc(kept, func(k Problem) bool { return k.Key == p.Key && k.Line == p.Line }) {
+			kept = append(kept, p)
+		}
+	}
+	return kept
+}
+
+func (ps Problems) withExcerpts(text []byte) error {
+	lines := strings.Split(string(text), "\n")
+	for i, p := range ps {
+		if p.Line >= 1 && p.Line <= len(lines) {
+			ps[i].Excerpt = lines[p.Line-1] + "\n" + strings.Repeat(" ", max(p.Column-1, 0)) + "^"
+		}
+	}
+	return ps.err()
+}
+
+// The environment's keys that override the file: those that containers set.
+const (
+	envURL    = "DEDUPD_DATABASE_URL"
+	envListen = "DEDUPD_HTTP_LISTEN"
+	envLevel  = "DEDUPD_LOG_LEVEL"
+)
+
+func (c *Config) override(environment map[string]string) {
+	set := func(name, path string) (string, bool) {
+		value, ok := environment[name]
+		if ok {
+			c.places[path] = place{env: name, origin: "environment, $" + name}
+		}
+		return value, ok
+	}
+	if v, ok := set(envURL, "database.url"); ok {
+		c.Database.URL, c.Database.URLFile = Secret(v), ""
+	}
+	if v, ok := set(envListen, "http.listen"); ok {
+		c.HTTP.Listen = v
+	}
+	if v, ok := set(envLevel, "log.level"); ok {
+		c.Log.Level = v
+	}
+}
+
+// foreign are DEDUPD_ variables that are none of ours to judge: what Kubernetes
+// sets for services whose names begin with dedupd, and the tests' own.
+var foreign = regexp.MustCompile(`^DEDUPD_(SERVICE_.*|PORT.*|TEST_.*|KAFKA_LIBS|.*_SERVICE_(HOST|PORT).*|.*_PORT(_[0-9]+_.*)?)$`)
+
+func unknownVariables(environment map[string]string) []Problem {
+	var warnings []Problem
+	for name := range environment {
+		switch {
+		case !strings.HasPrefix(name, "DEDUPD_"), foreign.MatchString(name):
+		case name == envURL, name == envListen, name == envLevel:
+		default:
+			warnings = append(warnings, Problem{Message: fmt.Sprintf(
+				"the environment variable %s has no meaning; %s", name, suggest(name, []string{envURL, envListen, envLevel}))})
+		}
+	}
+	return Problems(warnings).sorted()
+}

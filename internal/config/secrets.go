@@ -1,0 +1,58 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+)
+
+// maxSecret is more than any password or DSN needs.
+const maxSecret = 64 << 10
+
+// Connection is the database's URL, read anew where it stands in a file: secrets
+// are changed under a running program. Call it at each connect.
+func (d *Database) Connection() (string, error) { return current(d.URL, d.URLFile) }
+
+// CurrentPassword is the password, read anew where it stands in a file. Call it at
+// each connect.
+func (s *SASL) CurrentPassword() (string, error) { return current(s.Password, s.PasswordFile) }
+
+func current(value Secret, file string) (string, error) {
+	if file == "" {
+		return value.Reveal(), nil
+	}
+	text, err := read(file, maxSecret)
+	if err != nil {
+		return "", fmt.Errorf("read a secret: %w", err)
+	}
+	// Editors and echo end a file with a line break, which is no part of it.
+	return strings.TrimRight(string(text), "\r\n"), nil
+}
+
+// readSecrets fills in each secret that stands in a file, as it is now.
+func (c *Config) readSecrets() (problems Problems) {
+	fill := func(path string, value *Secret, file string) {
+		if file == "" {
+			return
+		}
+		if *value != "" {
+			problems = append(problems, c.problem(path+"_file", "stands beside %s; keep one of the two", path))
+			return
+		}
+		text, err := current("", file)
+		if err != nil {
+			problems = append(problems, c.problem(path+"_file", "%v", err))
+			return
+		}
+		*value = Secret(text)
+		p := c.places[path+"_file"]
+		p.origin = "file " + file
+		c.places[path] = p
+	}
+	fill("database.url", &c.Database.URL, c.Database.URLFile)
+	for i := range c.Sources {
+		if k := c.Sources[i].Kafka; k != nil {
+			fill(index("sources", i)+".kafka.sasl.password", &k.SASL.Password, k.SASL.PasswordFile)
+		}
+	}
+	return problems
+}

@@ -1,0 +1,111 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/dedupd/dedupd/sinks"
+)
+
+// Sink is the part of the configuration that a kind of sink reads itself.
+type Sink struct {
+	// Kind is the name under which the sink is registered.
+	Kind string
+
+	node   *node
+	file   string
+	places map[string]place
+	// line and column of the kind's key.
+	line, column int
+}
+
+func (s *Sink) decodeNode(d *decoder, n *node, path string) {
+	if !d.want(n, path, mapNode) {
+		return
+	}
+	if len(n.entries) != 1 {
+		kinds := make([]string, len(n.entries))
+		for i, e := range n.entries {
+			kinds[i] = e.key
+		}
+		d.add(n, path, "must have exactly one kind of sink, not %d (%s)", len(kinds), strings.Join(kinds, ", "))
+		return
+	}
+	e := n.entries[0]
+	d.note(join(path, e.key), e.line, e.column, e.value)
+	*s = Sink{Kind: e.key, node: e.value, file: d.file, places: d.places, line: e.line, column: e.column}
+}
+
+func (s *Sink) path() string { return join("sink", s.Kind) }
+
+// Decode fills a sink's own configuration struct, by its yaml tags. An unknown
+// key is an error. The error is Problems.
+func (s *Sink) Decode(into any) error {
+	v := reflect.ValueOf(into)
+	if v.Kind() != reflect.Pointer || v.IsNil() {
+		return fmt.Errorf("sink %s decodes into a %T, which is no pointer", s.Kind, into)
+	}
+	if s.node == nil {
+		return nil
+	}
+	if x, ok := into.(defaulter); ok {
+		x.setDefaults()
+	}
+	d := &decoder{file: s.file, places: s.places}
+	d.decode(s.node, s.path(), v)
+	return d.problems.err()
+}
+
+// New makes the sink of the registry's kind. The error is Problems: all that the
+// kind finds wrong with its part.
+func (s *Sink) New(registry *sinks.Registry) (sinks.Sink, error) {
+	sink, err := registry.New(s.Kind, s.Decode)
+	if err == nil {
+		return sink, nil
+	}
+	at := Problem{Key: s.path(), File: s.file, Line: s.line, Column: s.column}
+	var found Problems
+	for _, p := range split(err, at) {
+		found = append(found, s.locate(p))
+	}
+	return nil, found.err()
+}
+
+// locate moves a problem to the key that its message begins with, as in
+// "columns.id: no such place".
+func (s *Sink) locate(p Problem) Problem {
+	name, rest, ok := strings.Cut(p.Message, ": ")
+	if !ok || p.Key != s.path() || strings.ContainsAny(name, " \"") {
+		return p
+	}
+	for _, path := range []string{join("sink", name), join(s.path(), name)} {
+		if where, ok := s.places[path]; ok && path != s.path() {
+			p.Key, p.Message, p.Line, p.Column = path, rest, where.line, where.column
+			return p
+		}
+	}
+	return p
+}
+
+// split takes joined errors apart: each is a problem at that place unless it
+// knows its own.
+func split(err error, at Problem) Problems {
+	var known Problems
+	if errors.As(err, &known) {
+		// What wraps our own problems adds nothing to them.
+		if joined, ok := err.(interface{ Unwrap() []error }); !ok || len(joined.Unwrap()) == 1 {
+			return known
+		}
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var all Problems
+		for _, e := range joined.Unwrap() {
+			all = append(all, split(e, at)...)
+		}
+		return all
+	}
+	at.Message = err.Error()
+	return Problems{at}
+}

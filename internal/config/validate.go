@@ -1,0 +1,255 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// validator gathers what is wrong with a configuration that could be read.
+type validator struct {
+	*Config
+	problems Problems
+}
+
+func (v *validator) add(path, format string, args ...any) {
+	v.problems = append(v.problems, v.problem(path, format, args...))
+}
+
+// Validate tells everything that is wrong. The error is Problems. Load has done
+// it already; it is for configurations made by a program.
+func (c *Config) Validate() error { return c.validate().err() }
+
+func (c *Config) validate() Problems {
+	v := &validator{Config: c}
+	v.tags("", reflect.ValueOf(c).Elem())
+	v.name("scope", c.Scope)
+	v.sources()
+	v.database()
+	v.id()
+	v.dedup()
+	if c.Sink.Kind == "" {
+		v.add("sink", "is required: one kind of sink, such as table or statement")
+	}
+	v.batch()
+	v.retention()
+	v.positive("dead_letters.retention", c.DeadLetters.Retention)
+	if host, port, err := net.SplitHostPort(c.HTTP.Listen); err != nil || !isPort(port) {
+		v.add("http.listen", "%q is no address to listen at; write host:port, as in 127.0.0.1:9464", c.HTTP.Listen)
+	} else if strings.ContainsAny(host, " /") {
+		v.add("http.listen", "%q is no host", host)
+	}
+	return v.problems
+}
+
+const notYet = "not in this version yet"
+
+// tags holds the values to the enum, min, max and required tags of their fields.
+func (v *validator) tags(path string, s reflect.Value) {
+	for i := range s.NumField() {
+		f := s.Type().Field(i)
+		name, ok := f.Tag.Lookup("yaml")
+		if !ok {
+			continue
+		}
+		at, value := join(path, name), s.Field(i)
+		if f.Tag.Get("required") != "" && value.IsZero() && f.Type != reflect.TypeFor[Sink]() {
+			v.add(at, "is required")
+		}
+		if enum, ok := f.Tag.Lookup("enum"); ok {
+			v.enum(at, value.String(), strings.Split(enum, ","))
+		}
+		v.bounds(at, value, f.Tag)
+		if value.Kind() == reflect.Pointer && !value.IsNil() {
+			value = value.Elem()
+		}
+		switch {
+		case value.Kind() == reflect.Struct && f.Type != reflect.TypeFor[Sink]():
+			v.tags(at, value)
+		case value.Kind() == reflect.Slice && value.Type().Elem().Kind() == reflect.Struct:
+			for j := range value.Len() {
+				v.tags(index(at, j), value.Index(j))
+			}
+		}
+	}
+}
+
+func (v *validator) enum(path, value string, allowed []string) {
+	for _, a := range allowed {
+		if a == value {
+			return
+		}
+	}
+	if allowed[0] == "" {
+		allowed = allowed[1:]
+	}
+	v.add(path, "%q is not one of %s", value, strings.Join(allowed, ", "))
+}
+
+func (v *validator) bounds(path string, value reflect.Value, tag reflect.StructTag) {
+	var n float64
+	switch {
+	case value.CanInt():
+		n = float64(value.Int())
+	case value.CanFloat():
+		n = value.Float()
+	default:
+		return
+	}
+	if s, ok := tag.Lookup("min"); ok {
+		if least, _ := strconv.ParseFloat(s, 64); n < least {
+			v.add(path, "must be at least %s, not %v", s, value)
+		}
+	}
+	if s, ok := tag.Lookup("max"); ok {
+		if most, _ := strconv.ParseFloat(s, 64); n > most {
+			v.add(path, "must be at most %s, not %v", s, value)
+		}
+	}
+}
+
+var (
+	namePattern   = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,39}$`)
+	schemaPattern = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
+)
+
+func (v *validator) name(path, name string) {
+	if name != "" && !namePattern.MatchString(name) {
+		v.add(path, "%q can't be a name; use lower-case letters, digits, _ and -, at most 40, the first a letter or a digit", name)
+	}
+}
+
+func (v *validator) database() {
+	d := &v.Database
+	if !schemaPattern.MatchString(d.Schema) || strings.HasPrefix(d.Schema, "pg_") {
+		v.add("database.schema", "%q can't be the schema; use lower-case letters, digits and _, not beginning with a digit or pg_", d.Schema)
+	}
+	if d.URL != "" {
+		if _, err := pgx.ParseConfig(d.URL.Reveal()); err != nil {
+			// pgx's own text repeats what it was given, and what isn't understood
+			// can't be redacted reliably either.
+			path := "database.url"
+			if d.URLFile != "" {
+				path = "database.url_file"
+			}
+			v.add(path, "is neither a postgres://user@host/database URL nor key=value text that Postgres clients take; %s", urlHint(d.URL.Reveal()))
+		}
+	}
+}
+
+func urlHint(url string) string {
+	switch {
+	case !strings.Contains(url, "://") && !strings.Contains(url, "="):
+		return "it has no postgres:// in front"
+	case strings.Contains(url, "://") && !strings.HasPrefix(url, "postgres://") && !strings.HasPrefix(url, "postgresql://"):
+		return "it must begin with postgres://"
+	default:
+		return "check the port, the sslmode and its files, and write special characters of a password as %XX"
+	}
+}
+
+func (v *validator) id() {
+	if v.ID.MaxBytes < 16 || v.ID.MaxBytes > mib {
+		v.add("id.max_bytes", "must be between 16 and 1MiB, not %s", v.ID.MaxBytes)
+	}
+	if len(v.ID.From) == 0 {
+		v.add("id.from", "is required: where the id is found, such as header:message-id")
+	}
+	for i, from := range v.ID.From {
+		if _, err := message.NewIdentity([]string{from}, int(v.ID.MaxBytes)); err != nil {
+			v.add(v.item("id.from", i), "%v", err)
+		}
+	}
+}
+
+// item is the path of a list's item, or of the list if a single value stands
+// for it.
+func (v *validator) item(path string, i int) string {
+	if at := index(path, i); v.places[at].line > 0 {
+		return at
+	}
+	return path
+}
+
+func (v *validator) dedup() {
+	d := &v.Dedup
+	if d.Strategy == "sequence" {
+		v.add("dedup.strategy", "sequence is %s; use claim", notYet)
+	}
+	if d.OnDuplicate == "reply" {
+		v.add("dedup.on_duplicate", "reply is %s; use drop or dead_letter", notYet)
+	}
+	if len(d.Fingerprint) == 0 {
+		v.add("dedup.fingerprint", "is empty; use value, none, or json:PATH")
+	}
+	for i, s := range d.Fingerprint {
+		at := v.item("dedup.fingerprint", i)
+		if s == "value" || s == "none" {
+			if len(d.Fingerprint) > 1 {
+				v.add(at, "%s can't stand in a list with others", s)
+			}
+			continue
+		}
+		if f, err := message.ParseField(s); err != nil || f.Kind != message.FieldJSON {
+			v.add(at, "%q can't be compared; use value, none, or one or several json:PATH", s)
+		}
+	}
+}
+
+func (v *validator) batch() {
+	b := &v.Batch
+	if b.MaxBytes < 64*kib || b.MaxBytes > 1<<30 {
+		v.add("batch.max_bytes", "must be between 64KiB and 1GiB, not %s", b.MaxBytes)
+	}
+	if b.InflightBytes < b.MaxBytes {
+		v.add("batch.inflight_bytes", "%s is less than batch.max_bytes (%s): one batch would not fit; raise it", b.InflightBytes, b.MaxBytes)
+	}
+}
+
+// maxGenerations keeps the lookups of one claim, and the catalog, in bounds.
+const maxGenerations = 1000
+
+func (v *validator) retention() {
+	r := &v.Retention
+	v.positive("retention.window", r.Window)
+	v.positive("retention.generation", r.Generation)
+	v.positive("retention.max_hold", r.MaxHold)
+	if r.Schedule < Duration(1e9) {
+		v.add("retention.schedule", "must be at least 1s, not %s", r.Schedule)
+	}
+	if r.Window > 0 && r.Generation > r.Window {
+		v.add("retention.generation", "%s is longer than retention.window (%s): claims would live several times the window; use a sixth of the window or less", r.Generation, r.Window)
+	} else if r.Generation > 0 && r.Window/r.Generation > maxGenerations {
+		v.add("retention.generation", "a window of %s in generations of %s makes %d tables; make the generation longer, at most %d are sensible",
+			r.Window, r.Generation, r.Window/r.Generation, maxGenerations)
+	}
+	if r.MaxHold > 0 && r.MaxHold < r.Window {
+		v.add("retention.max_hold", "%s is shorter than retention.window (%s): claims would be dropped before their time", r.MaxHold, r.Window)
+	}
+}
+
+func (v *validator) positive(path string, d Duration) {
+	if d <= 0 {
+		v.add(path, "must be longer than 0")
+	}
+}
+
+func isPort(s string) bool {
+	n, err := strconv.Atoi(s)
+	return err == nil && n >= 0 && n <= 65535
+}
+
+func checkHostPort(s string) error {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil || host == "" || !isPort(port) || port == "0" || strings.ContainsAny(host, "/ @") {
+		return fmt.Errorf("%q is no broker's address; write host:port, as in localhost:9092", s)
+	}
+	return nil
+}

@@ -1,0 +1,148 @@
+package config
+
+import (
+	"net/url"
+	"os"
+	"strings"
+)
+
+func (v *validator) sources() {
+	names := make(map[string]int)
+	for i := range v.Sources {
+		s := &v.Sources[i]
+		at := index("sources", i)
+		switch {
+		case s.Kafka == nil && s.NATS == nil:
+			v.add(at, "must have either kafka or nats, each with its keys")
+		case s.Kafka != nil && s.NATS != nil:
+			v.add(at, "has both kafka and nats; make two sources of them")
+		case s.Kafka != nil:
+			v.kafka(at+".kafka", s.Kafka)
+		default:
+			v.nats(at+".nats", s.NATS)
+		}
+		v.name(at+".name", s.Name)
+		if s.Name == "" {
+			continue
+		}
+		if first, ok := names[s.Name]; ok {
+			v.add(at+".name", "%q is also the name of sources[%d]; give each source a name of its own", s.Name, first)
+		} else {
+			names[s.Name] = i
+		}
+	}
+}
+
+func (v *validator) kafka(at string, k *Kafka) {
+	for i, b := range k.Brokers {
+		if err := checkHostPort(b); err != nil {
+			v.add(v.item(at+".brokers", i), "%v", err)
+		}
+	}
+	v.unique(at+".topics", k.Topics)
+	v.tls(at+".tls", &k.TLS)
+
+	s, sasl := &k.SASL, at+".sasl"
+	switch s.Mechanism {
+	case "":
+		if s.Username != "" || s.Password != "" || s.PasswordFile != "" {
+			v.add(sasl+".mechanism", "is required beside a username or a password: plain, scram-sha-256 or scram-sha-512")
+		}
+	case "oauthbearer":
+		v.add(sasl+".mechanism", "oauthbearer is %s; use plain, scram-sha-256 or scram-sha-512", notYet)
+	default:
+		if s.Username == "" {
+			v.add(sasl+".username", "is required with sasl.mechanism %s", s.Mechanism)
+		}
+		if s.Password == "" && s.PasswordFile == "" {
+			v.add(sasl+".password", "is required with sasl.mechanism %s; or password_file", s.Mechanism)
+		}
+	}
+}
+
+func (v *validator) nats(at string, n *NATS) {
+	for i, s := range n.Servers {
+		u, err := url.Parse(s)
+		if err != nil || u.Host == "" || !oneOf(u.Scheme, "nats", "tls", "ws", "wss") {
+			v.add(v.item(at+".servers", i), "%q is no NATS server; write nats://host:4222 or tls://host:4222", redactURL(s))
+		}
+	}
+	if strings.ContainsAny(n.Stream, ". *>/\\\t\r\n") {
+		v.add(at+".stream", "%q can't be a stream's name: no dots, spaces, wildcards or slashes", n.Stream)
+	}
+	if strings.ContainsAny(n.Durable, ". *>/\\\t\r\n") {
+		v.add(at+".durable", "%q can't be a consumer's name: no dots, spaces, wildcards or slashes", n.Durable)
+	}
+	v.unique(at+".subjects", n.Subjects)
+	switch {
+	case n.Mode == "lanes":
+		v.add(at+".mode", "lanes is %s; use queue", notYet)
+	case n.Lanes != 0:
+		v.add(at+".lanes", "only has a meaning with mode lanes; remove it")
+	}
+	if n.CredsFile != "" && n.NKeySeedFile != "" {
+		v.add(at+".nkey_seed_file", "stands beside creds_file; keep one of the two")
+	}
+	v.readable(at+".creds_file", n.CredsFile)
+	v.readable(at+".nkey_seed_file", n.NKeySeedFile)
+	v.tls(at+".tls", &n.TLS)
+}
+
+func (v *validator) tls(at string, t *TLS) {
+	if !t.Enabled {
+		for _, key := range []struct{ name, value string }{
+			{"ca_file", t.CAFile}, {"cert_file", t.CertFile}, {"key_file", t.KeyFile}, {"server_name", t.ServerName},
+		} {
+			if key.value != "" {
+				v.add(at+".enabled", "is false, but %s is set: the connection would not be encrypted; set it to true", key.name)
+				return
+			}
+		}
+		return
+	}
+	if (t.CertFile == "") != (t.KeyFile == "") {
+		missing, present := "key_file", "cert_file"
+		if t.CertFile == "" {
+			missing, present = present, missing
+		}
+		v.add(at+"."+missing, "is required beside %s: a certificate and its key go together", present)
+	}
+	v.readable(at+".ca_file", t.CAFile)
+	v.readable(at+".cert_file", t.CertFile)
+	v.readable(at+".key_file", t.KeyFile)
+}
+
+// readable finds a missing file now rather than at the first connect.
+func (v *validator) readable(at, file string) {
+	if file == "" {
+		return
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		v.add(at, "%v", err)
+		return
+	}
+	f.Close()
+}
+
+func (v *validator) unique(at string, list []string) {
+	seen := make(map[string]bool)
+	for i, s := range list {
+		switch {
+		case s == "" || strings.ContainsAny(s, " \t\r\n"):
+			v.add(v.item(at, i), "%q can't be a name", s)
+		case seen[s]:
+			v.add(v.item(at, i), "%s stands twice", s)
+		}
+		seen[s] = true
+	}
+}
+
+func oneOf(s string, list ...string) bool {
+	for _, x := range list {
+		if s == x {
+			return true
+		}
+	}
+	return false
+}
