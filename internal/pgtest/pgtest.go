@@ -11,7 +11,8 @@
 // use instead; its role must be allowed to create databases.
 // DEDUPD_TEST_POSTGRES_VERSION selects the version of the started one, such as
 // 16.10. The binaries are downloaded once and kept in the temporary folder.
-// A test that gets no database fails; it never skips.
+// A test that gets no database fails; it doesn't skip. The one exception is
+// go test -short, which is for tests that need no services.
 //
 // It knows nothing of dedupd's own tables: who needs them migrates. The product
 // doesn't import it.
@@ -19,6 +20,7 @@ package pgtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -90,11 +92,11 @@ func New(t testing.TB) *DB {
 // must leave no connection open. It costs as much as New after the first time.
 func NewFrom(t testing.TB, key string, prepare func(ctx context.Context, url string) error) *DB {
 	t.Helper()
-	admin, _ := connect(t)
+	admin := connect(t)
 	shared.Lock()
 	tmpl := shared.templates[key]
 	if tmpl == nil {
-		tmpl = &template{name: newName()}
+		tmpl = &template{name: newName(), err: errors.New("its first use didn't come to an end")}
 		if shared.templates == nil {
 			shared.templates = map[string]*template{}
 		}
@@ -144,10 +146,13 @@ These tests need Postgres. Either let pgtest start one (Linux; the binaries are 
 so the first run needs the network), or name a server whose role may create databases:
     DEDUPD_TEST_POSTGRES_URL=postgres://user:password@127.0.0.1:5432/postgres go test ./...`
 
-// connect starts the server if need be. It returns the pool for work on
-// databases as a whole, and whether the server is ours.
-func connect(t testing.TB) (*pgxpool.Pool, bool) {
+// connect starts the server if need be, and returns the pool for work on
+// databases as a whole.
+func connect(t testing.TB) *pgxpool.Pool {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("needs Postgres, and -short asks for tests without services")
+	}
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.err == nil && shared.admin == nil {
@@ -156,7 +161,7 @@ func connect(t testing.TB) (*pgxpool.Pool, bool) {
 	if shared.err != nil {
 		t.Fatalf("pgtest: no database: %v\n%s", shared.err, advice)
 	}
-	return shared.admin, shared.server != nil
+	return shared.admin
 }
 
 func open() error {
@@ -187,7 +192,7 @@ func open() error {
 
 func create(t testing.TB, from string) *DB {
 	t.Helper()
-	admin, _ := connect(t)
+	admin := connect(t)
 	db := &DB{Name: newName()}
 	db.URL = databaseURL(admin, db.Name)
 	if err := createDatabase(t.Context(), admin, db.Name, from); err != nil {
@@ -222,7 +227,10 @@ var processStart = time.Now()
 
 // databaseURL is the admin pool's address with another database.
 func databaseURL(admin *pgxpool.Pool, name string) string {
-	address := admin.Config().ConnConfig.ConnString()
+	return withDatabase(admin.Config().ConnConfig.ConnString(), name)
+}
+
+func withDatabase(address, name string) string {
 	if u, err := url.Parse(address); err == nil && strings.HasPrefix(u.Scheme, "postgres") {
 		u.Path = "/" + name
 		q := u.Query()

@@ -198,7 +198,6 @@ func (s *Server) start() error {
 		return err
 	}
 	defer log.Close()
-	// Left over from a crash, it would say "ready" too early.
 	pidFile := filepath.Join(s.dataFolder(), "postmaster.pid")
 	p, err := startProcess(s.binaries.program("postgres"), s.args, log, s.account)
 	if err != nil {
@@ -220,8 +219,8 @@ func (s *Server) start() error {
 	return nil
 }
 
-// isReady reads what the postmaster says of itself: line 1 is its pid, line 8
-// its status.
+// isReady reads what the postmaster says of itself: line 1 is its pid, which
+// tells the file from one that a crash left behind, line 8 its status.
 func isReady(pidFile string, pid int) bool {
 	text, err := os.ReadFile(pidFile)
 	if err != nil {
