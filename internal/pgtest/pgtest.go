@@ -133,6 +133,7 @@ var shared struct {
 	server    *Server // nil when another server is used
 	err       error   // of the first try; a second one would fail as slowly
 	templates map[string]*template
+	fileCopy  atomic.Bool // the server is ours, and has CREATE DATABASE … STRATEGY
 }
 
 type template struct {
@@ -178,8 +179,11 @@ func open() error {
 	defer cancel()
 	admin, err := pgxpool.New(ctx, address)
 	if err == nil {
-		if err = admin.Ping(ctx); err == nil {
+		var version int // such as 180004
+		err = admin.QueryRow(ctx, "SELECT current_setting('server_version_num')::int").Scan(&version)
+		if err == nil {
 			shared.admin, shared.server = admin, server
+			shared.fileCopy.Store(server != nil && version >= 150000)
 			return nil
 		}
 		admin.Close()
@@ -209,7 +213,13 @@ func create(t testing.TB, from string) *DB {
 }
 
 func createDatabase(ctx context.Context, admin *pgxpool.Pool, name, from string) error {
-	_, err := admin.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE "+pgx.Identifier{from}.Sanitize())
+	// The file copy needs a checkpoint, which is cheap where nothing is synced:
+	// measured at about half the time of the copy by way of the log.
+	sql := "CREATE DATABASE " + pgx.Identifier{name}.Sanitize() + " TEMPLATE " + pgx.Identifier{from}.Sanitize()
+	if shared.fileCopy.Load() {
+		sql += " STRATEGY file_copy"
+	}
+	_, err := admin.Exec(ctx, sql)
 	if err != nil {
 		return fmt.Errorf("create database %s from %s: %w", name, from, err)
 	}
