@@ -1,0 +1,215 @@
+package dedup
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// outcome is what becomes of a message: exactly one of these.
+type outcome uint8
+
+const (
+	pending outcome = iota // not known yet
+	applied
+	redelivered // duplicate: the same place was claimed before
+	resent      // duplicate: claimed from another place of the source
+	crossSource // duplicate: claimed from another source
+	conflict    // the id was claimed with another payload
+	dead        // no usable id, or poison
+	outcomes
+)
+
+// item is one message of a group.
+type item struct {
+	key         Key
+	fingerprint int64
+	batch       int32 // index into the group's batches
+	message     int32 // index into the batch's messages
+	// twin is the item of this group that carries the same key and came first;
+	// -1 where this is the first itself.
+	twin    int32
+	outcome outcome
+	// wins is set when this item's claim is new.
+	wins bool
+	// reject is why the message can't be given to the sink.
+	reject *rejection
+	// original is where the claim was taken first, for a dead letter of a
+	// duplicate or a conflict.
+	original *claimRow
+}
+
+// rejection is the reason of a dead letter.
+type rejection struct {
+	class    string
+	reason   string
+	sqlstate string
+}
+
+// The classes of dead letters.
+const (
+	classNoID      = "no_id"
+	classBadID     = "bad_id"
+	classPoison    = "poison"
+	classConflict  = "conflict"
+	classDuplicate = "duplicate"
+)
+
+// group is what one transaction works on: the messages of a few batches, keyed,
+// folded and sorted. It is made once for a hand-over and used again by every try.
+type group struct {
+	batches []message.Batch
+	items   []item
+	// firsts are the items to claim: one for each key, sorted by key, which is
+	// the order in which every transaction of every version claims.
+	firsts []int32
+	// ages are those of the duplicates found by the last try, in seconds.
+	ages []float64
+}
+
+func (g *group) message(it *item) *message.Message {
+	return &g.batches[it.batch].Messages[it.message]
+}
+
+// prepare finds the ids, keys and fingerprints of a group's messages and folds
+// twins: the first copy in lane order wins, which the order of the lane demands;
+// without folding, both would land. The error is a *message.HoldError when the
+// policy is to stop at a message without an id.
+func (p *Processor) prepare(batches []message.Batch) (*group, error) {
+	g := &group{batches: batches}
+	// Lane rows are touched in one order by everyone.
+	slices.SortStableFunc(g.batches, func(a, b message.Batch) int { return a.Lane.Compare(b.Lane) })
+	n := 0
+	for i := range g.batches {
+		n += len(g.batches[i].Messages)
+	}
+	g.items = make([]item, 0, n)
+	for bi := range g.batches {
+		b := &g.batches[bi]
+		for mi := range b.Messages {
+			it := item{batch: int32(bi), message: int32(mi), twin: -1}
+			if err := p.identify(&it, b, &b.Messages[mi]); err != nil {
+				return nil, err
+			}
+			g.items = append(g.items, it)
+		}
+	}
+	g.fold()
+	return g, nil
+}
+
+func (p *Processor) identify(it *item, b *message.Batch, m *message.Message) error {
+	id, err := p.Identity.ID(m, b.Incarnation)
+	switch {
+	case err == nil:
+		m.ID = id
+		it.key = KeyOf(id)
+	case p.Missing == MissingStop:
+		return &message.HoldError{Lane: b.Lane, Err: fmt.Errorf("position %d: %w, and id.missing is stop", m.Position.Offset, err)}
+	default:
+		// Known by its place alone. A dead letter claims that place, too, so that
+		// a redelivery doesn't make a second one.
+		place := message.PositionID(b.Incarnation, m.Position)
+		it.key = positionKey(place)
+		m.ID = place
+		if p.Missing == MissingDeadLetter || !errors.Is(err, message.ErrNoID) {
+			m.ID = ""
+			class := classBadID
+			if errors.Is(err, message.ErrNoID) {
+				class = classNoID
+			}
+			it.reject = &rejection{class: class, reason: err.Error()}
+		}
+	}
+	if !p.Fingerprint.none() {
+		it.fingerprint = p.Fingerprint.of(m)
+	}
+	return nil
+}
+
+// fold finds twins and sorts what remains by key.
+func (g *group) fold() {
+	type entry struct {
+		hi, lo uint64
+		at     int32
+	}
+	order := make([]entry, len(g.items))
+	for i := range g.items {
+		k := &g.items[i].key
+		order[i] = entry{binary.BigEndian.Uint64(k[:8]), binary.BigEndian.Uint64(k[8:]), int32(i)}
+	}
+	slices.SortFunc(order, func(a, b entry) int {
+		if a.hi != b.hi {
+			return cmp.Compare(a.hi, b.hi)
+		}
+		if a.lo != b.lo {
+			return cmp.Compare(a.lo, b.lo)
+		}
+		return cmp.Compare(a.at, b.at)
+	})
+	g.firsts = make([]int32, 0, len(order))
+	for i, e := range order {
+		if i > 0 && order[i-1].hi == e.hi && order[i-1].lo == e.lo {
+			g.items[e.at].twin = g.firsts[len(g.firsts)-1]
+			continue
+		}
+		g.firsts = append(g.firsts, e.at)
+	}
+}
+
+// reset forgets what a try has found out. Rejections stay: they are facts about
+// messages.
+func (g *group) reset() {
+	for i := range g.items {
+		it := &g.items[i]
+		it.outcome, it.wins, it.original = pending, false, nil
+	}
+	g.ages = g.ages[:0]
+}
+
+// won marks the first item with that key as the winner of its claim. Keys come
+// back in the order they were sent; from is where the last one was found.
+func (g *group) won(key Key, from int) (at int, err error) {
+	for i := from; i < len(g.firsts); i++ {
+		if it := &g.items[g.firsts[i]]; it.key == key {
+			it.wins = true
+			return i + 1, nil
+		}
+	}
+	i, ok := g.find(key)
+	if !ok {
+		return 0, fmt.Errorf("claim: the server returned the key %s, which was not sent", key)
+	}
+	g.items[g.firsts[i]].wins = true
+	return from, nil
+}
+
+func (g *group) find(key Key) (int, bool) {
+	return slices.BinarySearchFunc(g.firsts, key, func(at int32, key Key) int {
+		return slices.Compare(g.items[at].key[:], key[:])
+	})
+}
+
+// tally counts a lane's outcomes.
+type tally [outcomes]int64
+
+func (t *tally) duplicates() int64 { return t[redelivered] + t[resent] + t[crossSource] }
+
+// tallies counts the outcomes by batch. Every message has one, or the group is
+// refused: the books must balance.
+func (g *group) tallies() ([]tally, error) {
+	all := make([]tally, len(g.batches))
+	for i := range g.items {
+		it := &g.items[i]
+		if it.outcome == pending {
+			m := g.message(it)
+			return nil, fmt.Errorf("bug: the message at %s %d was left without an outcome", m.Position.Lane, m.Position.Offset)
+		}
+		all[it.batch][it.outcome]++
+	}
+	return all, nil
+}

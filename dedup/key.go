@@ -1,0 +1,197 @@
+package dedup
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// Key is what a claim is stored under: 16 bytes that stand for an id.
+type Key [16]byte
+
+// The namespaces of keys: a producer's id can't collide with the place of a
+// message that has none, whatever bytes it sends.
+const (
+	namespaceID       = "id"
+	namespacePosition = "position"
+)
+
+// KeyOf gives the key of a producer's id. An id that is written as a UUID (RFC
+// 9562, with hyphens, in any case) or as a ULID (26 capital letters and digits
+// of Crockford's alphabet) keeps its own 16 bytes, so that time-ordered ids keep
+// the index appending; any other id is hashed with SHA-256, cut to 16 bytes.
+// Among 10^12 hashed ids the chance of one collision is 1.5e-15. The hash is
+// cryptographic since whoever can make a collision can suppress a message.
+//
+// The encoding is frozen by testdata/keys.tsv: a change would make every claim
+// unknown, which is mass duplication.
+func KeyOf(id string) Key {
+	if k, ok := parseUUID(id); ok {
+		return k
+	}
+	if k, ok := parseULID(id); ok {
+		return k
+	}
+	return hashKey(namespaceID, id)
+}
+
+// positionKey gives the key of a message that is known by its place alone.
+func positionKey(place string) Key { return hashKey(namespacePosition, place) }
+
+// hashKey hashes namespace and id, the first with its length in front, so that
+// no other split of the same bytes gives the same input.
+func hashKey(namespace, id string) Key {
+	var stack [256]byte
+	buf := binary.BigEndian.AppendUint32(stack[:0], uint32(len(namespace)))
+	buf = append(buf, namespace...)
+	buf = append(buf, id...)
+	sum := sha256.Sum256(buf)
+	return Key(sum[:16])
+}
+
+func (k Key) String() string {
+	const digits = "0123456789abcdef"
+	var b strings.Builder
+	b.Grow(36)
+	for i, c := range k {
+		if i == 4 || i == 6 || i == 8 || i == 10 {
+			b.WriteByte('-')
+		}
+		b.WriteByte(digits[c>>4])
+		b.WriteByte(digits[c&15])
+	}
+	return b.String()
+}
+
+func parseUUID(s string) (k Key, ok bool) {
+	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
+		return k, false
+	}
+	at := 0
+	for i := 0; i < 36; i += 2 {
+		if s[i] == '-' {
+			i++
+		}
+		hi, lo := hexDigit[s[i]], hexDigit[s[i+1]]
+		if hi|lo > 15 {
+			return k, false
+		}
+		k[at] = hi<<4 | lo
+		at++
+	}
+	return k, true
+}
+
+var hexDigit = func() (t [256]byte) {
+	for i := range t {
+		t[i] = 0xFF
+	}
+	for i := range byte(16) {
+		t["0123456789abcdef"[i]] = i
+		t["0123456789ABCDEF"[i]] = i
+	}
+	return t
+}()
+
+// parseULID takes the canonical form only. In lower case the same letters may be
+// another alphabet's, where ids that differ in case are different ids.
+func parseULID(s string) (k Key, ok bool) {
+	if len(s) != 26 || s[0] > '7' {
+		return k, false
+	}
+	// 26 letters of 5 bits hold 130; the first letter's two upper bits are 0.
+	var hi, lo uint64
+	for i := range 26 {
+		v := crockford[s[i]]
+		if v == 0xFF {
+			return k, false
+		}
+		hi = hi<<5 | lo>>59
+		lo = lo<<5 | uint64(v)
+	}
+	binary.BigEndian.PutUint64(k[:8], hi)
+	binary.BigEndian.PutUint64(k[8:], lo)
+	return k, true
+}
+
+var crockford = func() (t [256]byte) {
+	for i := range t {
+		t[i] = 0xFF
+	}
+	for i := range byte(32) {
+		t["0123456789ABCDEFGHJKMNPQRSTVWXYZ"[i]] = i
+	}
+	return t
+}()
+
+// Fingerprint says what must be equal for two messages of one id to be copies of
+// one another.
+type Fingerprint struct {
+	value bool
+	paths []message.Field
+}
+
+// NewFingerprint reads the places of dedup.fingerprint: "value", "none", or JSON
+// paths. The zero Fingerprint is "none".
+func NewFingerprint(places []string) (Fingerprint, error) {
+	var f Fingerprint
+	for _, s := range places {
+		switch s {
+		case "none":
+			if len(places) == 1 {
+				return Fingerprint{}, nil
+			}
+		case "value":
+			if len(places) == 1 {
+				return Fingerprint{value: true}, nil
+			}
+		default:
+			field, err := message.ParseField(s)
+			if err == nil && field.Kind == message.FieldJSON {
+				f.paths = append(f.paths, field)
+				continue
+			}
+		}
+		return Fingerprint{}, &fingerprintError{s}
+	}
+	return f, nil
+}
+
+type fingerprintError struct{ place string }
+
+func (e *fingerprintError) Error() string {
+	return "dedup.fingerprint: \"" + e.place + "\" can't stand here; use value, none, or one or several json:PATH"
+}
+
+// none tells that payloads are not compared.
+func (f Fingerprint) none() bool { return !f.value && len(f.paths) == 0 }
+
+// of is xxHash64 of what must be equal. It need not resist an attacker: whoever
+// may send under an id may as well send the first payload.
+func (f Fingerprint) of(m *message.Message) int64 {
+	if f.value {
+		return valueFingerprint(m.Value)
+	}
+	var h xxhash.Digest
+	h.Reset()
+	var length [8]byte
+	for _, path := range f.paths {
+		raw := path.JSON(m.Value).Raw
+		binary.BigEndian.PutUint64(length[:], uint64(len(raw)))
+		_, _ = h.Write(length[:]) // a hash takes everything
+		_, _ = h.WriteString(raw)
+	}
+	return int64(h.Sum64())
+}
+
+// valueFingerprint keeps a tombstone apart from an empty value.
+func valueFingerprint(v []byte) int64 {
+	if v == nil {
+		return -1
+	}
+	return int64(xxhash.Sum64(v))
+}

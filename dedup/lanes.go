@@ -1,0 +1,182 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// takeGrace is how long an owner of a newer group generation is taken to be at
+// work after its last commit. Generations start again at 1 when a group is
+// deleted; this is the way out. It is more than twice the session time-out.
+const takeGrace = 25 * time.Second
+
+// Take makes this worker the owner of a lane, under a new epoch, in a small
+// transaction of its own. It waits for a transaction in which the last owner is
+// moving the lane, and then sees what it committed.
+//
+// Where reading starts: the lane's row; without one, where the source says. The
+// broker's position never wins by being further: it is ahead when the database
+// lost commits, and then claims and effects are lost with the position, so that
+// reading again is right. It wins by being behind what it once confirmed, for
+// then somebody moved it back on purpose.
+//
+// The error is message.ErrStale when a newer owner is at work, or a
+// *message.HoldError when the lane's stream isn't the one it was.
+func (s *Store) Take(ctx context.Context, t message.Take) (taken message.Taken, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		taken, err = s.take(ctx, tx, t)
+		return err
+	})
+	if err != nil {
+		return message.Taken{}, fmt.Errorf("take lane %s: %w", t.Lane, err)
+	}
+	return taken, nil
+}
+
+func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken message.Taken, err error) {
+	var (
+		id             int32
+		created        bool
+		brokerPosition *int64
+	)
+	// An epoch is the database's clock in microseconds, or one more than the
+	// last: it only ever rises, and one that was lost with a failover is not
+	// given out again, so that a worker from before can't pass for a new owner.
+	err = tx.QueryRow(ctx, `
+		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position)
+		VALUES ($1, $2, $3, $4, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8)
+		ON CONFLICT (scope, source, lane) DO UPDATE SET
+			epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, EXCLUDED.epoch) ELSE l.epoch END,
+			incarnation       = CASE WHEN l.ordered OR $5 = '' THEN l.incarnation ELSE EXCLUDED.incarnation END,
+			broker_generation = EXCLUDED.broker_generation,
+			owner             = EXCLUDED.owner,
+			claimed_at        = now()
+		WHERE l.broker_generation <= EXCLUDED.broker_generation OR l.updated_at < now() - make_interval(secs => $9)
+		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation`,
+		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(),
+	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return taken, message.ErrStale
+	}
+	if err != nil {
+		return taken, err
+	}
+	if t.Ordered && t.Incarnation != "" && taken.Incarnation != t.Incarnation {
+		return taken, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("the stream was created anew (%s; the lane's was %s), so its positions mean other messages", t.Incarnation, taken.Incarnation)}
+	}
+	taken.BrokerPosition = -1
+	if brokerPosition != nil {
+		taken.BrokerPosition = *brokerPosition
+	}
+	if t.Ordered && !created && t.Committed >= 0 {
+		switch {
+		case t.Committed > taken.Next:
+			taken.Rewound = true
+		case t.Committed < taken.BrokerPosition && t.HonourReset:
+			// Both columns, or the same reset is seen again at the next start.
+			if _, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, broker_position = $2 WHERE id = $1`, id, t.Committed); err != nil {
+				return taken, err
+			}
+			taken.Reset, taken.Next, taken.BrokerPosition = true, t.Committed, t.Committed
+		}
+	}
+	s.remember(t.Lane, id)
+	return taken, nil
+}
+
+func (s *Store) remember(lane message.Lane, id int32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.laneIDs[lane] = id
+	s.lanes[id] = lane
+}
+
+// laneID is the number that claims know the lane by.
+func (s *Store) laneID(lane message.Lane) (int32, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	id, ok := s.laneIDs[lane]
+	if !ok {
+		return 0, fmt.Errorf("lane %s was never taken", lane)
+	}
+	return id, nil
+}
+
+// sourceOf tells which source a lane number belongs to; empty where the lane is
+// gone. It reads the database at most once for a lane of another worker.
+func (s *Store) sourceOf(ctx context.Context, tx interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, id int32) (string, error) {
+	s.mu.RLock()
+	lane, ok := s.lanes[id]
+	s.mu.RUnlock()
+	if ok {
+		return lane.Source, nil
+	}
+	err := tx.QueryRow(ctx, `SELECT source, lane FROM `+s.name("lanes")+` WHERE id = $1`, id).Scan(&lane.Source, &lane.Name)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	s.mu.Lock()
+	s.lanes[id] = lane
+	s.mu.Unlock()
+	return lane.Source, nil
+}
+
+// standing is where a lane's row stands.
+type standing struct{ epoch, next int64 }
+
+// standings reads the rows of the batches' lanes.
+func (s *Store) standings(ctx context.Context, batches []message.Batch) ([]standing, error) {
+	all := make([]standing, len(batches))
+	for i, b := range batches {
+		err := s.pool.QueryRow(ctx, `SELECT epoch, next_position FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3`,
+			s.scope, b.Lane.Source, b.Lane.Name).Scan(&all[i].epoch, &all[i].next)
+		if errors.Is(err, pgx.ErrNoRows) {
+			all[i] = standing{-1, -1} // forgotten, or lost with a failover
+		} else if err != nil {
+			return nil, fmt.Errorf("read lane %s: %w", b.Lane, err)
+		}
+	}
+	return all, nil
+}
+
+// Books are one lane's, as the view of the same name shows them.
+type Books struct {
+	Scope        string     `json:"scope"`
+	Source       string     `json:"source"`
+	Lane         string     `json:"lane"`
+	Fetched      int64      `json:"fetched"`
+	Applied      int64      `json:"applied"`
+	Duplicates   int64      `json:"duplicates"`
+	Redelivered  int64      `json:"redelivered"`
+	Resent       int64      `json:"resent"`
+	CrossSource  int64      `json:"cross_source"`
+	Conflicts    int64      `json:"conflicts"`
+	Dead         int64      `json:"dead"`
+	NextPosition int64      `json:"next_position"`
+	Lag          *int64     `json:"lag"`         // nil: not known
+	StreamTime   *time.Time `json:"stream_time"` // nil: nothing committed yet
+	Owner        string     `json:"owner"`
+	UpdatedAt    time.Time  `json:"updated_at"`
+}
+
+// Books lists the scope's lanes with their books, by source and lane.
+func (s *Store) Books(ctx context.Context) ([]Books, error) {
+	rows, err := s.pool.Query(ctx, `SELECT * FROM `+s.name("books")+` WHERE scope = $1 ORDER BY source, lane`, s.scope)
+	if err != nil {
+		return nil, fmt.Errorf("read the books: %w", err)
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Books])
+}

@@ -1,0 +1,92 @@
+package dedup
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Metrics are the processor's.
+type Metrics struct {
+	messages    *prometheus.CounterVec
+	duplicates  *prometheus.CounterVec
+	age         prometheus.Histogram
+	delay       prometheus.Histogram
+	transaction prometheus.Histogram
+	claim       prometheus.Histogram
+	sink        prometheus.Histogram
+	retries     *prometheus.CounterVec
+	deadLetters *prometheus.CounterVec
+}
+
+// NewMetrics registers the processor's metrics.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		messages: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dedupd_messages_total",
+			Help: "Messages by what became of them: applied, duplicate, conflict or dead. Each one counts once.",
+		}, []string{"source", "outcome"}),
+		duplicates: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dedupd_duplicates_total",
+			Help: "Duplicates by cause: redelivery (the broker), resend (the producer), cross_source (another source brought it).",
+		}, []string{"source", "cause"}),
+		age: histogram("dedupd_duplicate_age_seconds", "Time between the first claim of an id and its duplicate: how long the window must be.",
+			prometheus.ExponentialBuckets(0.001, 6, 14)),
+		delay: histogram("dedupd_message_delay_seconds", "Time between the broker's timestamp of a message and its commit.",
+			prometheus.ExponentialBuckets(0.002, 3, 14)),
+		transaction: histogram("dedupd_transaction_seconds", "Duration of a claim transaction, from its start to its commit.", durations),
+		claim:       histogram("dedupd_claim_seconds", "Duration of claiming a group's ids.", durations),
+		sink:        histogram("dedupd_sink_seconds", "Duration of the sink's write.", durations),
+		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dedupd_transaction_retries_total",
+			Help: "Transactions that were rolled back and tried again, by reason.",
+		}, []string{"reason"}),
+		deadLetters: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dedupd_dead_letters_total",
+			Help: "Messages written to the dead letters, by class.",
+		}, []string{"class"}),
+	}
+	reg.MustRegister(m.messages, m.duplicates, m.age, m.delay, m.transaction, m.claim, m.sink, m.retries, m.deadLetters)
+	return m
+}
+
+var durations = prometheus.ExponentialBuckets(0.0005, 2, 16)
+
+func histogram(name, help string, buckets []float64) prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets,
+		// Native histograms beside the classic buckets, for those who scrape them.
+		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour})
+}
+
+// count books a lane's outcomes.
+func (m *Metrics) count(source string, t tally) {
+	m.messages.WithLabelValues(source, "applied").Add(float64(t[applied]))
+	m.messages.WithLabelValues(source, "duplicate").Add(float64(t.duplicates()))
+	m.messages.WithLabelValues(source, "conflict").Add(float64(t[conflict]))
+	m.messages.WithLabelValues(source, "dead").Add(float64(t[dead]))
+	m.duplicates.WithLabelValues(source, "redelivery").Add(float64(t[redelivered]))
+	m.duplicates.WithLabelValues(source, "resend").Add(float64(t[resent]))
+	m.duplicates.WithLabelValues(source, "cross_source").Add(float64(t[crossSource]))
+}
+
+// observe books a group that has landed.
+func (m *Metrics) observe(p *Processor, g *group, all []tally) {
+	now := time.Now()
+	for i := range g.batches {
+		m.count(g.batches[i].Lane.Source, all[i])
+		for j := range g.batches[i].Messages {
+			if t := g.batches[i].Messages[j].Time; !t.IsZero() {
+				// Another machine's clock set the timestamp.
+				m.delay.Observe(max(0, now.Sub(t).Seconds()))
+			}
+		}
+	}
+	for _, age := range g.ages {
+		m.age.Observe(age)
+	}
+	for i := range g.items {
+		if why := p.burial(&g.items[i]); why != nil {
+			m.deadLetters.WithLabelValues(why.class).Inc()
+		}
+	}
+}

@@ -1,0 +1,276 @@
+package dedup
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// The schema's versions are numbered files, applied in order, never edited and
+// never taken back. Each runs in a transaction.
+//
+//go:embed migrations/*.sql
+var migrationFiles embed.FS
+
+// migrationLock is the class of the advisory lock that migrations hold ("dedm").
+const migrationLock = 0x6465646d
+
+// Migration is one version of the schema.
+type Migration struct {
+	Version   int        `json:"version"`
+	Name      string     `json:"name"`
+	AppliedAt *time.Time `json:"applied_at"` // nil: pending
+	sql       string
+}
+
+// migrations reads the embedded files: unique numbers without gaps, from 1.
+var migrations = func() []Migration {
+	files, err := fs.Glob(migrationFiles, "migrations/*.sql")
+	if err != nil {
+		panic(err)
+	}
+	slices.Sort(files)
+	var all []Migration
+	for _, file := range files {
+		number, name, ok := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(file, "migrations/"), ".sql"), "_")
+		version, err := strconv.Atoi(number)
+		if !ok || err != nil || version != len(all)+1 {
+			panic("dedup: migration " + file + " does not follow number " + strconv.Itoa(len(all)))
+		}
+		sql, err := migrationFiles.ReadFile(file)
+		if err != nil {
+			panic(err)
+		}
+		all = append(all, Migration{Version: version, Name: name, sql: string(sql)})
+	}
+	return all
+}()
+
+func latestVersion() int { return len(migrations) }
+
+// sqlFor fills a migration's placeholders in.
+func (s *Store) sqlFor(m Migration) string {
+	return strings.NewReplacer(
+		"{{schema}}", pgx.Identifier{s.schema}.Sanitize(),
+		"{{rotation_lock}}", strconv.Itoa(rotationLock),
+	).Replace(m.sql)
+}
+
+// createMigrations makes the table that records the schema's version.
+func (s *Store) createMigrations() string {
+	return `CREATE TABLE IF NOT EXISTS ` + s.name("migrations") + ` (
+    version    integer CONSTRAINT migrations_pkey PRIMARY KEY,
+    name       text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+)`
+}
+
+// createScope makes the scope and its first generation, if they aren't there.
+// The table of claims must be there before the catalog names it.
+func (s *Store) createScope() []string {
+	table := claimsTable(s.scope, 1)
+	scope := quoteLiteral(s.scope)
+	return []string{
+		`INSERT INTO ` + s.name("scopes") + ` (scope) VALUES (` + scope + `) ON CONFLICT DO NOTHING`,
+		`CREATE TABLE IF NOT EXISTS ` + s.name(table) + ` (PRIMARY KEY (key)) INHERITS (` + s.name("claims_root") + `)`,
+		`INSERT INTO ` + s.name("generations") + ` (scope, generation, table_name, state) VALUES (` + scope + `, 1, ` + quoteLiteral(table) + `, 'open')`,
+	}
+}
+
+// quoteLiteral is for names that matched ScopePattern; the quotes are doubled
+// all the same.
+func quoteLiteral(v string) string { return "'" + strings.ReplaceAll(v, "'", "''") + "'" }
+
+// SchemaVersion is the version of the database's schema; 0: there is none.
+func (s *Store) SchemaVersion(ctx context.Context) (int, error) {
+	return s.schemaVersion(ctx, s.pool)
+}
+
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+func (s *Store) schemaVersion(ctx context.Context, q querier) (int, error) {
+	var version int
+	err := q.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM `+s.name("migrations")).Scan(&version)
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000") { // no table, no schema
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the schema's version: %w", err)
+	}
+	return version, nil
+}
+
+// MigrationStatus lists all versions this program knows, and when each was
+// applied.
+func (s *Store) MigrationStatus(ctx context.Context) ([]Migration, error) {
+	have, err := s.SchemaVersion(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := slices.Clone(migrations)
+	if have == 0 {
+		return all, nil
+	}
+	rows, err := s.pool.Query(ctx, `SELECT version, applied_at FROM `+s.name("migrations")+` ORDER BY version`)
+	if err != nil {
+		return nil, fmt.Errorf("read the schema's versions: %w", err)
+	}
+	var version int
+	var at time.Time
+	_, err = pgx.ForEachRow(rows, []any{&version, &at}, func() error {
+		if version <= len(all) {
+			all[version-1].AppliedAt = new(at)
+		} else {
+			all = append(all, Migration{Version: version, Name: "unknown to this dedupd", AppliedAt: new(at)})
+		}
+		return nil
+	})
+	return all, err
+}
+
+// Migrate brings the schema to this program's version and makes the scope, in
+// one transaction, and tells which versions it applied. Many processes may call
+// it at once: one works, the others wait by asking again, never inside the
+// database, where a blocked statement's snapshot holds up the one that works
+// (measured: CREATE INDEX CONCURRENTLY deadlocks with it). A newer schema is a
+// *SchemaError.
+func (s *Store) Migrate(ctx context.Context) (applied []Migration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	for {
+		done, applied, err := s.tryMigrate(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("migrate: %w", err)
+		}
+		if done {
+			return applied, nil
+		}
+		select {
+		case <-time.After(100*time.Millisecond + rand.N(200*time.Millisecond)):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("migrate: another process has held the migration lock for too long: %w", ctx.Err())
+		}
+	}
+}
+
+// tryMigrate does nothing, and says so, while another process migrates.
+func (s *Store) tryMigrate(ctx context.Context) (done bool, applied []Migration, err error) {
+	if have, err := s.SchemaVersion(ctx); err != nil {
+		return false, nil, err
+	} else if have > latestVersion() {
+		return false, nil, &SchemaError{Have: have, Want: latestVersion()}
+	} else if have == latestVersion() {
+		var missing *SchemaError
+		if err := s.refresh(ctx); err == nil {
+			return true, nil, nil // nothing to do needs no rights to do it
+		} else if !errors.As(err, &missing) {
+			return false, nil, err
+		}
+	}
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '5s', true), set_config('statement_timeout', '60s', true)`); err != nil {
+			return err
+		}
+		// One lock for a database, whatever the schema: migrations are rare.
+		if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_try_advisory_xact_lock($1, 0)`, migrationLock).Scan(&done); err != nil || !done {
+			return err
+		}
+		applied, err = s.migrate(ctx, tx)
+		return err
+	})
+	return done, applied, err
+}
+
+// migrate works inside the transaction that holds the migration lock.
+func (s *Store) migrate(ctx context.Context, tx pgx.Tx) (applied []Migration, err error) {
+	var exists bool
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)`, s.schema).Scan(&exists); err != nil {
+		return nil, err
+	}
+	if !exists {
+		// Not IF NOT EXISTS: that asks for the right to create schemas even where
+		// there is nothing to create.
+		if _, err := tx.Exec(ctx, `CREATE SCHEMA `+pgx.Identifier{s.schema}.Sanitize()); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := tx.Exec(ctx, s.createMigrations()); err != nil {
+		return nil, err
+	}
+	have, err := s.schemaVersion(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range migrations[min(have, latestVersion()):] {
+		if _, err := tx.Exec(ctx, s.sqlFor(m)); err != nil {
+			return nil, fmt.Errorf("version %d (%s): %w", m.Version, m.Name, err)
+		}
+		if _, err := tx.Exec(ctx, `INSERT INTO `+s.name("migrations")+` (version, name) VALUES ($1, $2)`, m.Version, m.Name); err != nil {
+			return nil, err
+		}
+		applied = append(applied, m)
+	}
+	var open bool
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("generations")+` WHERE scope = $1)`, s.scope).Scan(&open); err != nil {
+		return nil, err
+	}
+	if !open {
+		for _, sql := range s.createScope() {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return nil, fmt.Errorf("create scope %s: %w", s.scope, err)
+			}
+		}
+	}
+	return applied, nil
+}
+
+// MigrationSQL is what Migrate would run on an empty database, for a DBA to read
+// and run, followed by the grants for a worker's role if one is named.
+func (s *Store) MigrationSQL(workerRole string) string {
+	var b strings.Builder
+	schema := pgx.Identifier{s.schema}.Sanitize()
+	fmt.Fprintf(&b, "BEGIN;\nCREATE SCHEMA IF NOT EXISTS %s;\n%s;\n", schema, s.createMigrations())
+	for _, m := range migrations {
+		fmt.Fprintf(&b, "\n-- version %d: %s\n%s\nINSERT INTO %s (version, name) VALUES (%d, %s);\n",
+			m.Version, m.Name, strings.TrimSpace(s.sqlFor(m)), s.name("migrations"), m.Version, quoteLiteral(m.Name))
+	}
+	fmt.Fprintf(&b, "\n-- scope %s\n", s.scope)
+	for _, sql := range s.createScope() {
+		b.WriteString(sql + ";\n")
+	}
+	if workerRole != "" {
+		b.WriteString("\n" + s.GrantSQL(workerRole))
+	}
+	b.WriteString("COMMIT;\n")
+	return b.String()
+}
+
+// GrantSQL is all that a worker's role needs on dedupd's own tables: nothing is
+// created, changed in its structure, or dropped with it.
+func (s *Store) GrantSQL(role string) string {
+	schema, worker := pgx.Identifier{s.schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
+	lines := []string{
+		"-- what the worker needs; the owner migrates. The sink's table needs its own: INSERT, and SELECT where keys conflict.",
+		"GRANT USAGE ON SCHEMA " + schema + " TO " + worker + ";",
+		"GRANT SELECT ON ALL TABLES IN SCHEMA " + schema + " TO " + worker + ";",
+		"GRANT INSERT ON " + s.name("claims_root") + ", " + s.name(claimsTable(s.scope, 1)) + " TO " + worker + ";",
+		"GRANT INSERT, UPDATE ON " + s.name("lanes") + " TO " + worker + ";",
+		"GRANT INSERT, DELETE ON " + s.name("dead_letters") + " TO " + worker + ";",
+		"-- generations that are made later",
+		"ALTER DEFAULT PRIVILEGES IN SCHEMA " + schema + " GRANT SELECT, INSERT ON TABLES TO " + worker + ";",
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
