@@ -186,7 +186,7 @@ func collectFields(v reflect.Value, into map[string]reflect.Value) {
 		f := t.Field(i)
 		name, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 		switch {
-		case name == "-" || !f.IsExported():
+		case name == "-" || !f.IsExported() && !f.Anonymous:
 		case f.Type.Kind() == reflect.Struct && (strings.Contains(options, "inline") || f.Anonymous && name == ""):
 			collectFields(v.Field(i), into)
 		case name == "":

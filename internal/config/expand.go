@@ -3,6 +3,7 @@ package config
 import (
 	"regexp"
 	"strings"
+	"unicode/utf8"
 )
 
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
@@ -11,10 +12,18 @@ var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 // environment's value; $${ stands for ${. It works on the value that YAML has
 // read, never on the file's text: what a variable holds can't add a key, a list
 // or a comment.
+//
+// What can't be expanded becomes nothing: the problem is told once, here.
 func (b *builder) expand(n *node) {
 	if !strings.Contains(n.text, "${") {
 		return
 	}
+	found := len(b.problems)
+	defer func() {
+		if len(b.problems) > found {
+			*n = node{line: n.line, column: n.column, size: n.size}
+		}
+	}()
 	var out strings.Builder
 	rest := n.text
 	for {
@@ -46,6 +55,9 @@ func (b *builder) expand(n *node) {
 		}
 		if !ok {
 			b.add(n.line, n.column, "the environment variable %s is not set; set it, or write ${%s:-default}", name, name)
+		}
+		if !utf8.ValidString(value) {
+			b.add(n.line, n.column, "the environment variable %s is not valid UTF-8", name)
 		}
 		out.WriteString(value)
 		n.variables = append(n.variables, name)

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -64,17 +65,31 @@ const (
 // builder turns goccy's syntax tree into nodes.
 type builder struct {
 	file     string
+	path     string // of the key that is being built
 	lookup   func(name string) (string, bool)
 	anchors  map[string]*node
 	problems Problems
 }
 
+// add tells what is wrong at the key path that is being built.
 func (b *builder) add(line, column int, format string, args ...any) {
-	b.problems = append(b.problems, Problem{File: b.file, Line: line, Column: column, Message: fmt.Sprintf(format, args...)})
+	b.problems = append(b.problems, Problem{Key: b.path, File: b.file, Line: line, Column: column, Message: fmt.Sprintf(format, args...)})
+}
+
+// at builds what stands below a key or an index.
+func (b *builder) at(path string, build func() *node) *node {
+	above := b.path
+	b.path = path
+	defer func() { b.path = above }()
+	return build()
 }
 
 // parse reads the text of a file. A text that isn't YAML at all gives nil.
 func (b *builder) parse(text []byte) *node {
+	if !utf8.Valid(text) {
+		b.add(1, 1, "the file is not valid UTF-8")
+		return nil
+	}
 	file, err := parseYAML(text)
 	var at yaml.Error
 	switch {
@@ -156,8 +171,8 @@ func (b *builder) build(from ast.Node, depth int) *node {
 		n.scalar(x.GetToken().Value)
 	case *ast.SequenceNode:
 		n.kind = listNode
-		for _, v := range x.Values {
-			item := b.item(v, depth+1)
+		for i, v := range x.Values {
+			item := b.at(index(b.path, i), func() *node { return b.item(v, depth+1) })
 			n.items = append(n.items, item)
 			n.size += item.size
 		}
@@ -215,9 +230,9 @@ func (b *builder) mapping(n *node, x ast.MapNode, depth int) {
 		if n.size == 1 {
 			n.line, n.column = line, column // goccy's own is the first colon's
 		}
-		value := b.build(it.Value(), depth+1)
-		n.size += value.size
 		if key.IsMergeKey() {
+			value := b.build(it.Value(), depth+1)
+			n.size += value.size
 			merged = append(merged, value)
 			continue
 		}
@@ -231,11 +246,17 @@ func (b *builder) mapping(n *node, x ast.MapNode, depth int) {
 			b.add(line, column, "a key must be a plain text")
 			continue
 		}
-		if first := n.entry(name); first != nil {
-			b.problems = append(b.problems, Problem{Key: name, File: b.file, Line: line, Column: column,
-				Message: fmt.Sprintf("the key stands twice, first on line %d; remove one", first.line)})
+		value := b.at(join(b.path, name), func() *node {
+			if first := n.entry(name); first != nil {
+				b.add(line, column, "the key stands twice, first on line %d; remove one", first.line)
+				return nil
+			}
+			return b.build(it.Value(), depth+1)
+		})
+		if value == nil {
 			continue
 		}
+		n.size += value.size
 		n.entries = append(n.entries, entry{name, line, column, value})
 	}
 	for _, m := range merged {

@@ -19,6 +19,8 @@ type Sink struct {
 	places map[string]place
 	// line and column of the kind's key.
 	line, column int
+	// keys are those that the kind's configuration struct has.
+	keys map[string]reflect.Value
 }
 
 func (s *Sink) decodeNode(d *decoder, n *node, path string) {
@@ -47,11 +49,12 @@ func (s *Sink) Decode(into any) error {
 	if v.Kind() != reflect.Pointer || v.IsNil() {
 		return fmt.Errorf("sink %s decodes into a %T, which is no pointer", s.Kind, into)
 	}
+	if v.Elem().Kind() == reflect.Struct {
+		s.keys = make(map[string]reflect.Value)
+		collectFields(v.Elem(), s.keys)
+	}
 	if s.node == nil {
 		return nil
-	}
-	if x, ok := into.(defaulter); ok {
-		x.setDefaults()
 	}
 	d := &decoder{file: s.file, places: s.places}
 	d.decode(s.node, s.path(), v)
@@ -77,13 +80,15 @@ func (s *Sink) New(registry *sinks.Registry) (sinks.Sink, error) {
 // "columns.id: no such place".
 func (s *Sink) locate(p Problem) Problem {
 	name, rest, ok := strings.Cut(p.Message, ": ")
-	if !ok || p.Key != s.path() || strings.ContainsAny(name, " \"") {
+	first, _, _ := strings.Cut(name, ".")
+	if _, known := s.keys[first]; !ok || !known || p.Key != s.path() {
 		return p
 	}
-	for _, path := range []string{join("sink", name), join(s.path(), name)} {
-		if where, ok := s.places[path]; ok && path != s.path() {
-			p.Key, p.Message, p.Line, p.Column = path, rest, where.line, where.column
-			return p
+	p.Key, p.Message = join(s.path(), name), rest
+	for at := p.Key; at != s.path() && at != ""; at = parent(at) {
+		if where, ok := s.places[at]; ok {
+			p.Line, p.Column = where.line, where.column
+			break
 		}
 	}
 	return p

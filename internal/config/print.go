@@ -1,0 +1,237 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"reflect"
+	"regexp"
+	"strings"
+	"unicode"
+)
+
+// Print writes the configuration as YAML, complete with defaults. Secrets are
+// redacted; a comment on each value says where it came from.
+func (c *Config) Print(w io.Writer) error {
+	p := &printer{c: c, comments: true}
+	return p.print(w)
+}
+
+// printer writes block YAML. The tests let it reveal secrets: what it prints
+// then reads back as the same configuration.
+type printer struct {
+	c        *Config
+	comments bool
+	reveal   bool
+	out      strings.Builder
+}
+
+func (p *printer) print(w io.Writer) error {
+	p.structure(reflect.ValueOf(p.c).Elem(), "", 0)
+	_, err := io.WriteString(w, p.out.String())
+	return err
+}
+
+// line writes one line with its comment.
+func (p *printer) line(indent int, text, comment string) {
+	text = strings.Repeat("  ", indent) + text
+	if comment != "" && p.comments {
+		text = fmt.Sprintf("%-44s # %s", text, comment)
+	}
+	p.out.WriteString(text + "\n")
+}
+
+func (p *printer) origin(path string) string {
+	if o := p.c.places[path].origin; o != "" {
+		return o
+	}
+	return "default"
+}
+
+func (p *printer) structure(v reflect.Value, path string, indent int) {
+	for i := range v.NumField() {
+		name, ok := v.Type().Field(i).Tag.Lookup("yaml")
+		if !ok {
+			continue
+		}
+		at := join(path, name)
+		if file := v.FieldByName(v.Type().Field(i).Name + "File"); file.IsValid() && file.String() != "" && v.Field(i).Type() == reflect.TypeFor[Secret]() {
+			continue // its file says it
+		}
+		p.field(v.Field(i), name, at, indent)
+	}
+}
+
+func (p *printer) field(v reflect.Value, name, path string, indent int) {
+	if v.Kind() == reflect.Pointer {
+		if v.IsNil() {
+			return
+		}
+		v = v.Elem()
+	}
+	switch x := v.Interface().(type) {
+	case Secret:
+		text := x.String()
+		if p.reveal {
+			text = x.Reveal()
+		}
+		p.line(indent, name+": "+quote(text), p.origin(path))
+	case Duration, Size:
+		p.line(indent, fmt.Sprintf("%s: %s", name, x), p.origin(path))
+	case StringList:
+		p.texts(name, x, path, indent)
+	case Addresses:
+		shown := make([]string, len(x))
+		for i, a := range x {
+			shown[i] = a
+			if !p.reveal {
+				shown[i] = redactURL(a)
+			}
+		}
+		p.texts(name, shown, path, indent)
+	case Sink:
+		if x.Kind != "" {
+			p.line(indent, name+":", "")
+			p.entry(entry{key: x.Kind, value: x.node}, x.path(), indent+1)
+		}
+	case []Source:
+		p.line(indent, name+":", "")
+		for i := range x {
+			p.line(indent+1, "-", "")
+			p.structure(reflect.ValueOf(&x[i]).Elem(), index(path, i), indent+2)
+		}
+	case string:
+		p.line(indent, name+": "+quote(x), p.origin(path))
+	default:
+		if v.Kind() == reflect.Struct {
+			p.line(indent, name+":", "")
+			p.structure(v, path, indent+1)
+			return
+		}
+		p.line(indent, fmt.Sprintf("%s: %v", name, x), p.origin(path))
+	}
+}
+
+func (p *printer) texts(name string, list []string, path string, indent int) {
+	quoted := make([]string, len(list))
+	for i, s := range list {
+		quoted[i] = quote(s)
+	}
+	p.line(indent, name+": ["+strings.Join(quoted, ", ")+"]", p.origin(path))
+}
+
+// entry writes a part of the configuration that only its sink understands.
+func (p *printer) entry(e entry, path string, indent int) {
+	key := quote(e.key) + ":"
+	switch n := e.value; n.kind {
+	case nullNode:
+		p.line(indent, key, p.origin(path))
+	case scalarNode:
+		text := n.text
+		if !p.reveal && secretKey.MatchString(e.key) {
+			text = redacted
+		} else if !p.reveal && strings.Contains(text, "://") {
+			text = redactURL(text)
+		}
+		if block, ok := literal(text, indent+1); ok {
+			p.line(indent, key+" "+block, "")
+			return
+		}
+		p.line(indent, key+" "+scalar(text, n.quoted), p.origin(path))
+	case mapNode:
+		if len(n.entries) == 0 {
+			p.line(indent, key+" {}", p.origin(path))
+			return
+		}
+		p.line(indent, key, "")
+		for _, child := range n.entries {
+			p.entry(child, join(path, child.key), indent+1)
+		}
+	case listNode:
+		if len(n.items) == 0 {
+			p.line(indent, key+" []", p.origin(path))
+			return
+		}
+		p.line(indent, key, "")
+		for i, item := range n.items {
+			p.item(item, index(path, i), indent+1)
+		}
+	}
+}
+
+func (p *printer) item(n *node, path string, indent int) {
+	switch n.kind {
+	case nullNode:
+		p.line(indent, "- null", p.origin(path))
+	case scalarNode:
+		p.line(indent, "- "+scalar(n.text, n.quoted), p.origin(path))
+	case mapNode:
+		if len(n.entries) == 0 {
+			p.line(indent, "- {}", p.origin(path))
+			return
+		}
+		p.line(indent, "-", "")
+		for _, e := range n.entries {
+			p.entry(e, join(path, e.key), indent+1)
+		}
+	case listNode:
+		if len(n.items) == 0 {
+			p.line(indent, "- []", p.origin(path))
+			return
+		}
+		p.line(indent, "-", "")
+		for i, item := range n.items {
+			p.item(item, index(path, i), indent+1)
+		}
+	}
+}
+
+var (
+	secretKey = regexp.MustCompile(`(?i)(password|secret|token|credentials?|api_?key)$`)
+	plainText = regexp.MustCompile(`^[A-Za-z_/][A-Za-z0-9_./@:-]*$`)
+	// words that YAML, or an older YAML, reads as something else than a text.
+	words = regexp.MustCompile(`(?i)^(null|true|false|yes|no|on|off|y|n|_|inf|nan)$`)
+)
+
+// quote writes a text that reads back as that text.
+func quote(s string) string {
+	if plainText.MatchString(s) && !words.MatchString(s) && !strings.HasSuffix(s, ":") {
+		return s
+	}
+	// JSON's strings are YAML's, too.
+	var b strings.Builder
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(escape(s))
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// scalar keeps a number or a boolean what it was.
+func scalar(text string, quoted bool) string {
+	if _, isText := plain(&node{kind: scalarNode, text: text, quoted: quoted}).(string); !isText {
+		return text
+	}
+	return quote(text)
+}
+
+// literal writes a text of several lines, such as SQL, as people would.
+func literal(text string, indent int) (string, bool) {
+	body, chomp := text, "|-"
+	if strings.HasSuffix(text, "\n") {
+		body, chomp = strings.TrimSuffix(text, "\n"), "|"
+	}
+	lines := strings.Split(body, "\n")
+	if len(lines) < 2 {
+		return "", false
+	}
+	for i, l := range lines {
+		if l == "" && (i == 0 || i == len(lines)-1) || l != "" && i == 0 && l[0] == ' ' ||
+			strings.TrimRight(l, " \t") != l || strings.ContainsFunc(l, func(r rune) bool { return r > '~' || !unicode.IsPrint(r) }) {
+			return "", false
+		}
+		if l != "" {
+			lines[i] = strings.Repeat("  ", indent) + escape(l)
+		}
+	}
+	return chomp + "\n" + strings.Join(lines, "\n"), true
+}
