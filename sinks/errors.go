@@ -3,6 +3,7 @@ package sinks
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // permanentError marks an error that no retry will ever mend.
@@ -37,6 +38,52 @@ func AsPermanent(err error) (index int, ok bool) {
 		return -1, false
 	}
 	return p.index, true
+}
+
+// JoinPermanent makes one error of several by PermanentAt: a sink that can tell
+// all bad messages of a batch at once spares it as many further transactions.
+// Nils are left out; nothing but nils gives nil. AsPermanent sees the first one.
+func JoinPermanent(errs ...error) error {
+	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return errs[0]
+	}
+	return &joinedError{errs}
+}
+
+type joinedError struct{ errs []error }
+
+func (e *joinedError) Error() string {
+	return fmt.Sprintf("%v (and %d more messages are at fault)", e.errs[0], len(e.errs)-1)
+}
+
+func (e *joinedError) Unwrap() []error { return e.errs }
+
+// AllPermanent gives every message of which err says, by PermanentAt, that it
+// can never be written, with the reason for each. It is empty where err names none.
+func AllPermanent(err error) map[int]error {
+	found := make(map[int]error)
+	collectPermanent(err, found)
+	return found
+}
+
+func collectPermanent(err error, into map[int]error) {
+	switch e := err.(type) {
+	case nil:
+	case *permanentError:
+		if _, ok := into[e.index]; !ok && e.index >= 0 {
+			into[e.index] = e.err
+		}
+	case interface{ Unwrap() []error }:
+		for _, err := range e.Unwrap() {
+			collectPermanent(err, into)
+		}
+	case interface{ Unwrap() error }:
+		collectPermanent(e.Unwrap(), into)
+	}
 }
 
 // Recovered turns what a sink panicked with into a permanent error: a panic is

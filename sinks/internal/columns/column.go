@@ -1,0 +1,211 @@
+// Package columns turns messages into the array parameters of one set-based
+// statement: one array for each column, one element for each message. The table
+// and the statement sink share it.
+//
+// It knows no table and runs no SQL. Which types its columns have it is told; it
+// answers with the parameters and with the SQL that reads them.
+package columns
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// The base types that are not simply written as text and cast.
+const (
+	oidBytea       = 17
+	oidChar        = 18
+	oidName        = 19
+	oidInt8        = 20
+	oidInt2        = 21
+	oidInt4        = 23
+	oidText        = 25
+	oidJSON        = 114
+	oidVarchar     = 1043
+	oidTimestamptz = 1184
+	oidNumeric     = 1700
+	oidUUID        = 2950
+	oidJSONB       = 3802
+)
+
+// Type is the Postgres type that a column's values are cast to.
+type Type struct {
+	// Cast is the type as SQL: schema-qualified, so that no search path changes
+	// its meaning, and without a length. A cast to varchar(20) would cut a
+	// longer value without a word, and so would one to a domain over it; without
+	// the length it is the assignment to the column that looks at it, and that
+	// is an error.
+	Cast string
+	// Name is the type as people write it, for errors.
+	Name string
+	// OID is pg_type's, of the base type where the column has a domain.
+	OID uint32
+	// Category is pg_type.typcategory: 'A' array, 'D' date and time, 'N'
+	// number, 'S' string and so on.
+	Category byte
+	// Element is the OID of an array's element type, a domain's base type too.
+	Element uint32
+}
+
+func (t Type) json() bool        { return t.OID == oidJSON || t.OID == oidJSONB }
+func (t Type) jsonElement() bool { return t.Element == oidJSON || t.Element == oidJSONB }
+
+// Column is one column: its name, and the place in a message that fills it.
+type Column struct {
+	Name  string
+	Field message.Field
+	Type  Type
+}
+
+// wire is how a column's values travel to the server.
+type wire int
+
+const (
+	wireText  wire = iota // text[], cast there
+	wireBytea             // bytea[], as they are
+	wireUUID              // uuid[]
+	wireInt8              // bigint[]
+	wireTime              // timestamptz[]
+	wireConst             // one text for all rows
+	wireNow               // nothing: now() in the SQL
+)
+
+var wireArray = map[wire]string{
+	wireText:  "pg_catalog.text[]",
+	wireBytea: "pg_catalog.bytea[]",
+	wireUUID:  "pg_catalog.uuid[]",
+	wireInt8:  "pg_catalog.int8[]",
+	wireTime:  "pg_catalog.timestamptz[]",
+}
+
+// plan decides how a column travels, or says why its place can't go into its type.
+func (c Column) plan() (wire, error) {
+	t := c.Type
+	if t.OID == oidName || t.OID == oidChar {
+		return 0, fmt.Errorf("column %q is of type %s, which cuts longer values without a word; make it text", c.Name, t.Name)
+	}
+	switch c.Field.Kind {
+	case message.FieldNow:
+		return wireNow, nil
+	case message.FieldConst:
+		return wireConst, nil
+	case message.FieldID, message.FieldTopic, message.FieldLane:
+		if t.json() {
+			return 0, fmt.Errorf("column %q is of type %s, but %q is plain text; make the column text", c.Name, t.Name, c.Field)
+		}
+	case message.FieldPosition:
+		switch t.OID {
+		case oidInt8, oidInt4, oidInt2, oidNumeric, oidText, oidVarchar:
+			return wireInt8, nil
+		case oidBytea, oidUUID:
+			return 0, fmt.Errorf("column %q is of type %s, but %q is a number; make the column bigint", c.Name, t.Name, c.Field)
+		}
+		return wireText, nil
+	case message.FieldTime:
+		switch {
+		case t.OID == oidTimestamptz:
+			return wireTime, nil
+		case t.Category == 'D' || t.Category == 'S':
+			return wireText, nil
+		}
+		return 0, fmt.Errorf("column %q is of type %s, but %q is a point in time; make the column timestamptz", c.Name, t.Name, c.Field)
+	case message.FieldKey, message.FieldValue, message.FieldHeader, message.FieldJSON:
+	default:
+		return 0, fmt.Errorf("column %q: %q can't fill a column", c.Name, c.Field)
+	}
+	switch t.OID {
+	case oidBytea:
+		return wireBytea, nil
+	case oidUUID:
+		return wireUUID, nil
+	}
+	return wireText, nil
+}
+
+// Set is the columns of one statement. It is immutable and may be used by many
+// goroutines.
+type Set struct {
+	cols  []Column
+	wires []wire
+	param []int // number of the column's parameter, 0: none
+	// rows is the number of the parameter that gives the number of rows, where
+	// no column is an array.
+	rows int
+}
+
+// NewSet checks that each column's place can go into its type. The error joins
+// all that can't.
+func NewSet(cols []Column) (*Set, error) {
+	s := &Set{cols: cols, wires: make([]wire, len(cols)), param: make([]int, len(cols))}
+	var errs []error
+	n, arrays := 0, 0
+	for i, c := range cols {
+		w, err := c.plan()
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		s.wires[i] = w
+		if w == wireNow {
+			continue
+		}
+		n++
+		s.param[i] = n
+		if w != wireConst {
+			arrays++
+		}
+	}
+	if arrays == 0 {
+		s.rows = n + 1
+	}
+	return s, errors.Join(errs...)
+}
+
+// Columns are those that the set was made of, in their order.
+func (s *Set) Columns() []Column { return s.cols }
+
+// From is the FROM item that gives one row u for each message, in their order,
+// with u.ord counting from 1.
+func (s *Set) From() string {
+	if s.rows > 0 {
+		return "pg_catalog.generate_series(1, $" + strconv.Itoa(s.rows) + "::pg_catalog.int8) AS u(ord)"
+	}
+	var args, names strings.Builder
+	for i, w := range s.wires {
+		array, ok := wireArray[w]
+		if !ok {
+			continue
+		}
+		if args.Len() > 0 {
+			args.WriteString(", ")
+		}
+		fmt.Fprintf(&args, "pg_catalog.unnest($%d::%s)", s.param[i], array)
+		fmt.Fprintf(&names, "c%d, ", i+1)
+	}
+	return "ROWS FROM (" + args.String() + ") WITH ORDINALITY AS u(" + names.String() + "ord)"
+}
+
+// Expr is column i of row u as an SQL expression of the column's type.
+func (s *Set) Expr(i int) string {
+	cast := s.cols[i].Type.Cast
+	switch s.wires[i] {
+	case wireNow:
+		return "pg_catalog.now()"
+	case wireConst:
+		return fmt.Sprintf("$%d::pg_catalog.text::%s", s.param[i], cast)
+	}
+	return fmt.Sprintf("u.c%d::%s", i+1, cast)
+}
+
+// Row is column i of row u before its cast; "" where it can't be NULL because
+// the messages have no part in it.
+func (s *Set) Row(i int) string {
+	if _, ok := wireArray[s.wires[i]]; !ok {
+		return ""
+	}
+	return "u.c" + strconv.Itoa(i+1)
+}

@@ -1,0 +1,294 @@
+package columns
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/tidwall/gjson"
+
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
+)
+
+// Encode gives the parameters for From and Expr. They point into the messages,
+// so they live no longer than those.
+//
+// A message whose value can't go into a column is named by sinks.PermanentAt; the
+// error holds all such messages (sinks.AllPermanent), each with its first fault,
+// so that one look at a bad batch is enough.
+//
+// All elements have types that pgx knows by their Go type alone: with a
+// connection pooler in between, the server may not get to say what it expects,
+// and bytes taken for a bytea would be cast to hexadecimal text.
+func (s *Set) Encode(msgs []message.Message) ([]any, error) {
+	e := newEncoder(s, len(msgs))
+	var faults []error
+	for i := range msgs {
+		e.m, e.doc = &msgs[i], docUnread
+		if err := e.message(i); err != nil {
+			faults = append(faults, sinks.PermanentAt(i, err))
+		}
+	}
+	if len(faults) > 0 {
+		return nil, sinks.JoinPermanent(faults...)
+	}
+	return e.args(len(msgs)), nil
+}
+
+// slot holds one column's array; which one, its wire says.
+type slot struct {
+	text  []pgtype.Text
+	bytes [][]byte
+	uuid  []pgtype.UUID
+	int8  []pgtype.Int8
+	time  []pgtype.Timestamptz
+}
+
+// encoder fills the slots, message by message.
+type encoder struct {
+	set   *Set
+	slots []slot
+	m     *message.Message
+	doc   docState // of m
+	why   error    // with docBad
+}
+
+func newEncoder(s *Set, n int) *encoder {
+	e := &encoder{set: s, slots: make([]slot, len(s.cols))}
+	for i, w := range s.wires {
+		switch c := &e.slots[i]; w {
+		case wireText:
+			c.text = make([]pgtype.Text, n)
+		case wireBytea:
+			c.bytes = make([][]byte, n)
+		case wireUUID:
+			c.uuid = make([]pgtype.UUID, n)
+		case wireInt8:
+			c.int8 = make([]pgtype.Int8, n)
+		case wireTime:
+			c.time = make([]pgtype.Timestamptz, n)
+		}
+	}
+	return e
+}
+
+func (e *encoder) args(n int) []any {
+	args := make([]any, 0, len(e.slots)+1)
+	for i, w := range e.set.wires {
+		switch c := &e.slots[i]; w {
+		case wireText:
+			args = append(args, c.text)
+		case wireBytea:
+			args = append(args, c.bytes)
+		case wireUUID:
+			args = append(args, c.uuid)
+		case wireInt8:
+			args = append(args, c.int8)
+		case wireTime:
+			args = append(args, c.time)
+		case wireConst:
+			args = append(args, e.set.cols[i].Field.Name)
+		}
+	}
+	if e.set.rows > 0 {
+		args = append(args, int64(n))
+	}
+	return args
+}
+
+// message fills row i of every column from e.m. Elements are NULL until set.
+func (e *encoder) message(i int) error {
+	for c := range e.set.cols {
+		col := &e.set.cols[c]
+		switch col.Field.Kind {
+		case message.FieldNow, message.FieldConst:
+			continue
+		case message.FieldPosition:
+			if e.set.wires[c] == wireInt8 {
+				e.slots[c].int8[i] = pgtype.Int8{Int64: e.m.Position.Offset, Valid: true}
+				continue
+			}
+		case message.FieldTime:
+			if e.m.Time.IsZero() {
+				continue
+			}
+			if e.set.wires[c] == wireTime {
+				e.slots[c].time[i] = pgtype.Timestamptz{Time: e.m.Time, Valid: true}
+				continue
+			}
+		}
+		text, ok, err := e.text(col)
+		if err == nil && ok {
+			err = e.put(c, i, text)
+		}
+		if err != nil {
+			return fmt.Errorf("column %q from %s: %w", col.Name, col.Field, err)
+		}
+	}
+	return nil
+}
+
+// text gives what a column's place holds; not ok where it holds nothing.
+func (e *encoder) text(col *Column) (text string, ok bool, err error) {
+	m := e.m
+	switch col.Field.Kind {
+	case message.FieldID:
+		return m.ID, true, nil
+	case message.FieldTopic:
+		return m.Topic, true, nil
+	case message.FieldLane:
+		return m.Position.Lane.Name, true, nil
+	case message.FieldPosition:
+		return strconv.FormatInt(m.Position.Offset, 10), true, nil
+	case message.FieldTime:
+		// Always in UTC, so that no session's time zone decides what a
+		// timestamp without one, a date or a text comes to hold.
+		return m.Time.UTC().Format(time.RFC3339Nano), true, nil
+	case message.FieldHeader:
+		v, _ := m.Header(col.Field.Name)
+		return view(v), v != nil, nil
+	case message.FieldKey:
+		if m.Key == nil {
+			return "", false, nil
+		}
+		return view(m.Key), true, checkJSON(col.Type, m.Key)
+	case message.FieldValue:
+		if m.Value == nil {
+			return "", false, nil
+		}
+		if col.Type.json() {
+			if err := e.document(); err != nil {
+				return "", false, err
+			}
+			return view(m.Value), true, checkEscapes(col.Type, view(m.Value))
+		}
+		return view(m.Value), true, nil
+	case message.FieldJSON:
+		if m.Value == nil {
+			return "", false, nil
+		}
+		if err := e.document(); err != nil {
+			return "", false, err
+		}
+		return jsonColumn(col.Type, col.Field.JSON(m.Value))
+	}
+	return "", false, fmt.Errorf("%q can't fill a column", col.Field)
+}
+
+// put stores a text as the column's wire wants it.
+func (e *encoder) put(c, i int, text string) error {
+	switch e.set.wires[c] {
+	case wireBytea:
+		e.slots[c].bytes[i] = bytesOf(text)
+	case wireUUID:
+		u, ok := parseUUID(text)
+		if !ok {
+			return fmt.Errorf("%s is no UUID", quoted(text))
+		}
+		e.slots[c].uuid[i] = pgtype.UUID{Bytes: u, Valid: true}
+	default:
+		if err := checkText(text); err != nil {
+			return err
+		}
+		e.slots[c].text[i] = pgtype.Text{String: text, Valid: true}
+	}
+	return nil
+}
+
+var (
+	errNUL  = errors.New("it holds a NUL, which no Postgres text can")
+	errUTF8 = errors.New("it is not valid UTF-8, so it is no text; a bytea column takes any bytes")
+)
+
+func checkText(s string) error {
+	if strings.IndexByte(s, 0) >= 0 {
+		return errNUL
+	}
+	if !utf8.ValidString(s) {
+		return errUTF8
+	}
+	return nil
+}
+
+// docState is what is known of a message's value as a JSON document.
+type docState int
+
+const (
+	docUnread docState = iota
+	docGood
+	docBad
+)
+
+// document says whether the value is a JSON document. It looks once a message,
+// however many columns ask.
+func (e *encoder) document() error {
+	if e.doc == docUnread {
+		e.doc = docGood
+		if e.why = validJSON(e.m.Value); e.why != nil {
+			e.doc = docBad
+		}
+	}
+	return e.why
+}
+
+// checkJSON looks at a key that goes into a JSON column.
+func checkJSON(t Type, b []byte) error {
+	if !t.json() {
+		return nil
+	}
+	if err := validJSON(b); err != nil {
+		return err
+	}
+	return checkEscapes(t, view(b))
+}
+
+// maxDepth is how deep arrays and objects may nest. Postgres' own limit hangs on
+// its stack (some 10,000 with the default of 2 MB) and answers with an error
+// that speaks of the server, not of the data; and a recursive check of millions
+// of levels would take the whole process down.
+const maxDepth = 1000
+
+func validJSON(b []byte) error {
+	if !utf8.Valid(b) {
+		return errors.New("it is not valid UTF-8, so it is no JSON")
+	}
+	if tooDeep(b) {
+		return fmt.Errorf("its JSON nests deeper than %d levels", maxDepth)
+	}
+	if !gjson.ValidBytes(b) {
+		return errors.New("it is not valid JSON")
+	}
+	return nil
+}
+
+func tooDeep(b []byte) bool {
+	if len(b) <= maxDepth || bytes.Count(b, []byte{'['})+bytes.Count(b, []byte{'{'}) <= maxDepth {
+		return false
+	}
+	depth, inString := 0, false
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case inString:
+			if c == '\\' {
+				i++
+			} else if c == '"' {
+				inString = false
+			}
+		case c == '"':
+			inString = true
+		case c == '[' || c == '{':
+			if depth++; depth > maxDepth {
+				return true
+			}
+		case c == ']' || c == '}':
+			depth--
+		}
+	}
+	return false
+}

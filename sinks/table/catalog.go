@@ -1,0 +1,160 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/sinks"
+	"github.com/dedupd/dedupd/sinks/internal/columns"
+)
+
+// target is the table as the catalog has it.
+type target struct {
+	kind       string // pg_class.relkind
+	plain      bool   // no rules and no row security: COPY does what INSERT does
+	fills      bool   // a trigger runs before an insert and may fill in columns
+	mayUse     bool   // USAGE on the schema
+	attributes []attribute
+	unique     []uniqueIndex
+}
+
+// attribute is a column of the target.
+type attribute struct {
+	name      string
+	notNull   bool
+	hasValue  bool // where the insert gives none: a default, an identity
+	generated bool
+	always    bool // an identity that takes no value from outside
+	mayInsert bool
+	mayUpdate bool
+	maySelect bool
+	domain    bool
+	collation string // as SQL, where it isn't the type's own
+	typ       columns.Type
+}
+
+// uniqueIndex is one that ON CONFLICT can go by.
+type uniqueIndex struct {
+	columns          []string // sorted
+	nullsNotDistinct bool
+}
+
+func (t *target) attribute(name string) *attribute {
+	i := slices.IndexFunc(t.attributes, func(a attribute) bool { return a.name == name })
+	if i < 0 {
+		return nil
+	}
+	return &t.attributes[i]
+}
+
+func (t *target) names() []string {
+	names := make([]string, len(t.attributes))
+	for i, a := range t.attributes {
+		names[i] = a.name
+	}
+	return names
+}
+
+// attributesSQL gives one row for each column of the table.
+var attributesSQL = `
+WITH RECURSIVE ` + columns.Domains + `
+SELECT c.relkind::pg_catalog.text, NOT c.relhasrules AND NOT c.relrowsecurity,
+       EXISTS (SELECT FROM pg_catalog.pg_trigger g
+                WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgtype & 7 = 7), -- row, before, insert
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       a.attname::pg_catalog.text, a.attnotnull,
+       a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL,
+       a.attgenerated <> '', a.attidentity = 'a',
+       pg_catalog.has_column_privilege(c.oid, a.attnum, 'INSERT'),
+       pg_catalog.has_column_privilege(c.oid, a.attnum, 'UPDATE'),
+       pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT'),
+       t.typtype = 'd',
+       coalesce((SELECT pg_catalog.quote_ident(ln.nspname) || '.' || pg_catalog.quote_ident(l.collname)
+                   FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace ln ON ln.oid = l.collnamespace
+                  WHERE l.oid = a.attcollation AND a.attcollation <> b.typcollation), ''),
+       ` + columns.CastName("coalesce(d.typmod, a.atttypmod)") + `,
+       pg_catalog.format_type(a.atttypid, a.atttypmod), b.oid, b.typcategory::pg_catalog.text,
+       CASE WHEN b.typcategory = 'A' THEN coalesce(e.oid, b.typelem) ELSE 0 END
+  FROM pg_catalog.pg_namespace n
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+  JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+  LEFT JOIN bases d ON d.of = a.atttypid
+  JOIN pg_catalog.pg_type b ON b.oid = coalesce(d.oid, a.atttypid)
+  JOIN pg_catalog.pg_namespace bn ON bn.oid = b.typnamespace
+  LEFT JOIN bases e ON e.of = b.typelem
+ WHERE n.nspname = $1 AND c.relname = $2
+ ORDER BY a.attnum`
+
+// uniqueSQL gives the unique indexes that ON CONFLICT (columns) can infer: whole
+// ones on plain columns that are checked at once. nullsnotdistinct came with
+// Postgres 15, so it is read in a way that older ones stand.
+const uniqueSQL = `
+SELECT (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C")
+          FROM pg_catalog.pg_attribute a
+         WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::pg_catalog.int2[])[0:i.indnkeyatts - 1])),
+       coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::pg_catalog.bool, false)
+  FROM pg_catalog.pg_namespace n
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
+  JOIN pg_catalog.pg_index i ON i.indrelid = c.oid
+ WHERE n.nspname = $1 AND c.relname = $2 AND i.indisunique AND i.indisvalid AND i.indimmediate
+   AND i.indpred IS NULL AND i.indexprs IS NULL
+ ORDER BY i.indexrelid`
+
+// namesSQL lists the tables that a wrong name may have meant.
+const namesSQL = `
+SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p', 'v', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+ ORDER BY 1, 2 LIMIT 5000`
+
+// readCatalog reads the target in one round trip. A target without columns is
+// one that doesn't exist.
+func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
+	t := &target{}
+	var b pgx.Batch
+	b.Queue(attributesSQL, s.schema, s.table).Query(func(rows pgx.Rows) (err error) {
+		t.attributes, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (a attribute, err error) {
+			var category string
+			err = row.Scan(&t.kind, &t.plain, &t.fills, &t.mayUse, &a.name, &a.notNull, &a.hasValue, &a.generated, &a.always,
+				&a.mayInsert, &a.mayUpdate, &a.maySelect, &a.domain, &a.collation,
+				&a.typ.Cast, &a.typ.Name, &a.typ.OID, &category, &a.typ.Element)
+			if category != "" {
+				a.typ.Category = category[0]
+			}
+			return a, err
+		})
+		return err
+	})
+	b.Queue(uniqueSQL, s.schema, s.table).Query(func(rows pgx.Rows) (err error) {
+		t.unique, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (u uniqueIndex, err error) {
+			err = row.Scan(&u.columns, &u.nullsNotDistinct)
+			return u, err
+		})
+		return err
+	})
+	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
+		return nil, fmt.Errorf("read the catalog: %w", err)
+	}
+	return t, nil
+}
+
+// similarTable finds the table that the configured name may have meant.
+func (s *Sink) similarTable(ctx context.Context, tx sinks.Tx) string {
+	rows, err := tx.Query(ctx, namesSQL)
+	if err != nil {
+		return ""
+	}
+	names, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
+		var schema, table string
+		err := row.Scan(&schema, &table)
+		return schema + "." + table, err
+	})
+	if err != nil {
+		return ""
+	}
+	return nearest(s.schema+"."+s.table, names)
+}

@@ -1,0 +1,102 @@
+package table
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/dedupd/dedupd/sinks/internal/columns"
+)
+
+// plan is how the sink writes to the target as it was found. Immutable.
+type plan struct {
+	set *columns.Set
+	sql string
+	// copy tells that COPY does exactly what sql does.
+	copy  bool
+	names []string
+}
+
+// plan makes the statement. All of it is one INSERT ... SELECT over arrays, so
+// the number of messages doesn't change its text.
+func (s *Sink) plan(t *target) (*plan, error) {
+	cols := slices.Clone(s.cols)
+	p := &plan{names: make([]string, len(cols))}
+	for i := range cols {
+		cols[i].Type = t.attribute(cols[i].Name).typ
+		p.names[i] = cols[i].Name
+	}
+	var err error
+	if p.set, err = columns.NewSet(cols); err != nil {
+		return nil, err
+	}
+
+	names, exprs := make([]string, len(cols)), make([]string, len(cols))
+	for i := range cols {
+		names[i], exprs[i] = quote(cols[i].Name), p.set.Expr(i)
+		// Keys must be compared as the index compares them.
+		if c := t.attribute(cols[i].Name).collation; c != "" && slices.Contains(s.key, cols[i].Name) {
+			exprs[i] += " COLLATE " + c
+		}
+	}
+	distinct, order, conflict := s.keyed(t, p.set)
+	p.sql = fmt.Sprintf("INSERT INTO %s (%s) SELECT %s%s FROM %s%s%s", s.sql(),
+		strings.Join(names, ", "), distinct, strings.Join(exprs, ", "), p.set.From(), order, conflict)
+	return p, nil
+}
+
+// keyed gives the parts of the statement that a key adds.
+//
+// Rows are written sorted by key, so that two workers with keys in common lock
+// them in the same order and can't deadlock. The columns of the key go by their
+// number in the select list: they are then cast once, and compared as they will
+// be stored. An upsert first keeps the last message of each key, since one
+// statement can't update a row twice.
+func (s *Sink) keyed(t *target, set *columns.Set) (distinct, order, conflict string) {
+	if len(s.key) == 0 {
+		return "", "", ""
+	}
+	var numbers, key, others []string
+	for i, c := range set.Columns() {
+		if !slices.Contains(s.key, c.Name) {
+			others = append(others, fmt.Sprintf("%s = EXCLUDED.%[1]s", quote(c.Name)))
+			continue
+		}
+		numbers = append(numbers, fmt.Sprint(i+1))
+		key = append(key, quote(c.Name))
+	}
+	conflict = " ON CONFLICT (" + strings.Join(key, ", ") + ") DO NOTHING"
+	by := strings.Join(numbers, ", ")
+	if s.mode != ModeUpsert {
+		return "", " ORDER BY " + by + ", u.ord", conflict
+	}
+	if apart := s.nullsApart(t, set); apart != "" {
+		by += ", " + apart
+	}
+	if len(others) > 0 {
+		conflict = strings.TrimSuffix(conflict, "NOTHING") + "UPDATE SET " + strings.Join(others, ", ")
+	}
+	return "DISTINCT ON (" + by + ") ", " ORDER BY " + by + ", u.ord DESC", conflict
+}
+
+// nullsApart is the expression that keeps rows with a NULL in their key apart,
+// as a unique index does: two of them are two rows. "" where there can be none,
+// or where the index takes NULLs for equal.
+func (s *Sink) nullsApart(t *target, set *columns.Set) string {
+	if index := s.keyIndex(t); index != nil && index.nullsNotDistinct {
+		return ""
+	}
+	var null []string
+	for i, c := range set.Columns() {
+		if !slices.Contains(s.key, c.Name) || t.attribute(c.Name).notNull {
+			continue
+		}
+		if u := set.Row(i); u != "" {
+			null = append(null, u+" IS NULL")
+		}
+	}
+	if len(null) == 0 {
+		return ""
+	}
+	return "CASE WHEN " + strings.Join(null, " OR ") + " THEN u.ord END"
+}

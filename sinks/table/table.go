@@ -1,0 +1,65 @@
+// Package table is the sink that writes each message as a row of a table: an
+// insert, or an upsert by key.
+//
+// It creates no table and changes none. What it needs to know of the target it
+// reads from the catalog: which columns there are, their types, and the unique
+// index behind the key. Values are cast by Postgres, so any type works that has
+// an input from text; nothing is cut or rounded that an INSERT typed by hand
+// wouldn't.
+package table
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
+	"github.com/dedupd/dedupd/sinks/internal/columns"
+)
+
+// Sink writes to one table. It may be used by many goroutines.
+type Sink struct {
+	schema, table string
+	mode          string
+	key           []string
+	cols          []columns.Column // without their types
+	current       atomic.Pointer[plan]
+}
+
+var (
+	_ sinks.Sink     = (*Sink)(nil)
+	_ sinks.Preparer = (*Sink)(nil)
+)
+
+// String is the table's name as the configuration has it.
+func (s *Sink) String() string { return s.schema + "." + s.table }
+
+// sql is the table's name in SQL.
+func (s *Sink) sql() string { return pgx.Identifier{s.schema, s.table}.Sanitize() }
+
+// Write adds or overwrites a row for each message, in one statement. Its errors
+// are those of sinks.Sink: PermanentAt for a message that can't be put into the
+// columns' types, else what Postgres says.
+func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+	if len(msgs) == 0 {
+		return nil
+	}
+	p := s.current.Load()
+	if p == nil {
+		var err error
+		if p, err = s.prepare(ctx, tx); err != nil {
+			return err
+		}
+	}
+	args, err := p.set.Encode(msgs)
+	if err != nil {
+		return fmt.Errorf("write to %s: %w", s, err)
+	}
+	if _, err := tx.Exec(ctx, p.sql, args...); err != nil {
+		return fmt.Errorf("write to %s: %w", s, err)
+	}
+	return nil
+}
