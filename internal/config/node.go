@@ -101,15 +101,23 @@ func (b *builder) parse(text []byte) *node {
 		b.add(1, 1, "not valid YAML: %v", err)
 		return nil
 	}
-	if len(file.Docs) > 1 {
-		line, column := position(file.Docs[1].GetToken())
-		b.add(line, column, "a second YAML document; put everything into one")
-	}
 	b.anchors = make(map[string]*node)
-	if len(file.Docs) == 0 || file.Docs[0].Body == nil {
-		return &node{line: 1, column: 1}
+	var root *node
+	for _, doc := range file.Docs {
+		switch {
+		case doc.Body == nil:
+		case root == nil:
+			root = b.build(doc.Body, 0)
+		default:
+			line, column := position(doc.Body.GetToken())
+			b.add(line, column, "a second YAML document; put everything into one")
+			return root
+		}
 	}
-	return b.build(file.Docs[0].Body, 0)
+	if root == nil {
+		root = &node{line: 1, column: 1}
+	}
+	return root
 }
 
 // parseYAML survives a parser that doesn't survive its input.
