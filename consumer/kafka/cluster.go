@@ -1,0 +1,221 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol/fetch"
+	"github.com/segmentio/kafka-go/protocol/listoffsets"
+	"github.com/segmentio/kafka-go/protocol/metadata"
+	"github.com/segmentio/kafka-go/protocol/offsetfetch"
+	"github.com/segmentio/kafka-go/sasl"
+)
+
+const (
+	// requestTimeout bounds a request that the broker answers at once.
+	requestTimeout = 5 * time.Second
+	// fetchWait is how long the broker holds a fetch that finds nothing.
+	fetchWait = time.Second
+	// fetchTimeout bounds a fetch as a whole: a broker that is slow with data is
+	// waited for, one that has vanished is not.
+	fetchTimeout = fetchWait + 30*time.Second
+
+	// The timestamps by which ListOffsets names the two ends of a partition.
+	firstOffset = int64(kafkago.FirstOffset)
+	endOffset   = int64(kafkago.LastOffset)
+)
+
+// cluster asks the brokers. All methods may be called concurrently.
+type cluster struct {
+	transport *kafkago.Transport
+	addr      net.Addr
+	group     string
+	topics    []string
+	isolation int8 // as in fetch and list requests
+}
+
+func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluster {
+	cl := &cluster{
+		transport: &kafkago.Transport{
+			Dial:        conns.dial,
+			DialTimeout: dialTimeout,
+			ClientID:    c.ClientID,
+			TLS:         c.TLS,
+			SASL:        mechanism,
+			// Leaders are looked up at random moments within this time only,
+			// not when one of them says that it no longer leads.
+			MetadataTTL:    2 * time.Second,
+			MetadataTopics: c.Topics,
+		},
+		addr:   kafkago.TCP(c.Brokers...),
+		group:  c.Group,
+		topics: c.Topics,
+	}
+	if c.Isolation == ReadCommitted {
+		cl.isolation = 1
+	}
+	return cl
+}
+
+func (c *cluster) close() { c.transport.CloseIdleConnections() }
+
+// fetch asks a partition's leader for records from a position on. maxBytes
+// bounds what is stored at the broker; one record batch comes in any case. An
+// error of the partition is a kafkago.Error.
+func (c *cluster) fetch(ctx context.Context, topic string, partition int, position int64, maxBytes int) (*fetch.ResponsePartition, error) {
+	// Not a deadline: that would become the connection's, and end a good
+	// connection with every poll that is given up.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer time.AfterFunc(fetchTimeout, func() { cancel(errFetchTimeout) }).Stop()
+
+	res, err := c.transport.RoundTrip(ctx, c.addr, &fetch.Request{
+		ReplicaID:      -1,
+		MaxWaitTime:    int32(fetchWait / time.Millisecond),
+		MinBytes:       1,
+		MaxBytes:       int32(maxBytes),
+		IsolationLevel: c.isolation,
+		SessionEpoch:   -1,
+		Topics: []fetch.RequestTopic{{
+			Topic: topic,
+			Partitions: []fetch.RequestPartition{{
+				Partition:          int32(partition),
+				CurrentLeaderEpoch: -1,
+				FetchOffset:        position,
+				LogStartOffset:     -1,
+				PartitionMaxBytes:  int32(maxBytes),
+			}},
+		}},
+	})
+	if err != nil {
+		if context.Cause(ctx) == errFetchTimeout {
+			err = errFetchTimeout
+		}
+		return nil, err
+	}
+	r, ok := res.(*fetch.Response)
+	if !ok {
+		return nil, errAnswer
+	}
+	if r.ErrorCode != 0 {
+		return nil, kafkago.Error(r.ErrorCode)
+	}
+	if len(r.Topics) != 1 || r.Topics[0].Topic != topic || len(r.Topics[0].Partitions) != 1 {
+		return nil, errAnswer
+	}
+	p := &r.Topics[0].Partitions[0]
+	if p.Partition != int32(partition) {
+		return nil, errAnswer
+	}
+	if p.ErrorCode != 0 {
+		return nil, kafkago.Error(p.ErrorCode)
+	}
+	return p, nil
+}
+
+var (
+	errAnswer       = errors.New("the broker's answer is not for what was asked")
+	errFetchTimeout = fmt.Errorf("the broker has not answered a fetch for %s", fetchTimeout)
+)
+
+// span is a partition's first position and the one after its last, whether
+// that is committed or not.
+func (c *cluster) span(ctx context.Context, topic string, partition int) (first, end int64, err error) {
+	if first, err = c.list(ctx, topic, partition, firstOffset, 0); err != nil {
+		return 0, 0, err
+	}
+	end, err = c.list(ctx, topic, partition, endOffset, 0)
+	return first, end, err
+}
+
+// start is a partition's first position, or the end of what may be read now.
+func (c *cluster) start(ctx context.Context, topic string, partition int, at int64) (int64, error) {
+	return c.list(ctx, topic, partition, at, c.isolation)
+}
+
+func (c *cluster) list(ctx context.Context, topic string, partition int, at int64, isolation int8) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	res, err := c.transport.RoundTrip(ctx, c.addr, &listoffsets.Request{
+		ReplicaID:      -1,
+		IsolationLevel: isolation,
+		Topics: []listoffsets.RequestTopic{{
+			Topic: topic,
+			Partitions: []listoffsets.RequestPartition{{
+				Partition: int32(partition), CurrentLeaderEpoch: -1, Timestamp: at,
+			}},
+		}},
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list offsets: %w", err)
+	}
+	r, ok := res.(*listoffsets.Response)
+	if !ok || len(r.Topics) != 1 || len(r.Topics[0].Partitions) != 1 {
+		return 0, fmt.Errorf("list offsets: %w", errAnswer)
+	}
+	p := r.Topics[0].Partitions[0]
+	if p.ErrorCode != 0 {
+		return 0, fmt.Errorf("list offsets: %w", kafkago.Error(p.ErrorCode))
+	}
+	if p.Offset < 0 {
+		return 0, fmt.Errorf("list offsets: %w", errAnswer)
+	}
+	return p.Offset, nil
+}
+
+// committed is the group's committed offset of a partition; -1: none.
+func (c *cluster) committed(ctx context.Context, topic string, partition int) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	res, err := c.transport.RoundTrip(ctx, c.addr, &offsetfetch.Request{
+		GroupID: c.group,
+		Topics:  []offsetfetch.RequestTopic{{Name: topic, PartitionIndexes: []int32{int32(partition)}}},
+	})
+	if err != nil {
+		return 0, fmt.Errorf("fetch the group's offset: %w", err)
+	}
+	r, ok := res.(*offsetfetch.Response)
+	if !ok {
+		return 0, fmt.Errorf("fetch the group's offset: %w", errAnswer)
+	}
+	if r.ErrorCode != 0 {
+		return 0, fmt.Errorf("fetch the group's offset: %w", kafkago.Error(r.ErrorCode))
+	}
+	if len(r.Topics) != 1 || len(r.Topics[0].Partitions) != 1 {
+		return 0, fmt.Errorf("fetch the group's offset: %w", errAnswer)
+	}
+	p := r.Topics[0].Partitions[0]
+	if p.ErrorCode != 0 {
+		return 0, fmt.Errorf("fetch the group's offset: %w", kafkago.Error(p.ErrorCode))
+	}
+	return max(p.CommittedOffset, -1), nil
+}
+
+// partitions counts the partitions of each topic that exists, as known for at
+// most two seconds.
+func (c *cluster) partitions(ctx context.Context) (map[string]int, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	res, err := c.transport.RoundTrip(ctx, c.addr, &metadata.Request{TopicNames: c.topics})
+	if err != nil {
+		return nil, fmt.Errorf("look up the topics: %w", err)
+	}
+	r, ok := res.(*metadata.Response)
+	if !ok {
+		return nil, fmt.Errorf("look up the topics: %w", errAnswer)
+	}
+	counts := make(map[string]int, len(c.topics))
+	for _, t := range r.Topics {
+		// Partitions whose leader is missing for the moment count as well.
+		if len(t.Partitions) > 0 {
+			counts[t.Name] = len(t.Partitions)
+		} else if t.ErrorCode != 0 && kafkago.Error(t.ErrorCode) != kafkago.UnknownTopicOrPartition {
+			return counts, fmt.Errorf("look up topic %s: %w", t.Name, kafkago.Error(t.ErrorCode))
+		}
+	}
+	return counts, nil
+}

@@ -1,0 +1,163 @@
+package kafka
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// commitInterval is how often the group is told of what was committed. A
+	// commit takes the broker several milliseconds, and is only a copy.
+	commitInterval = 500 * time.Millisecond
+	// pulseInterval is how often a commit is repeated while lanes drain: the
+	// library sends no heartbeats then, and a commit counts as a sign of life.
+	pulseInterval = 2 * commitInterval
+)
+
+// groupMember is what a committer needs of its generation.
+type groupMember interface {
+	CommitOffsets(map[string]map[int]int64) error
+}
+
+// committer copies lanes' positions to the group, for one generation. A commit
+// that fails is counted and tried again with the next; it stops nobody.
+type committer struct {
+	member groupMember
+	failed func()
+	log    *slog.Logger
+
+	quit  chan struct{}
+	ended chan struct{}
+
+	mu        sync.Mutex
+	marks     map[*mark]struct{}
+	drain     bool
+	sent      time.Time // of the last commit
+	lastError string
+}
+
+// mark is one opened lane's position at the broker.
+type mark struct {
+	topic     string
+	partition int
+	confirmed atomic.Int64 // what the group is known to hold of this lane; -1: nothing
+	wanted    int64        // guarded by the committer's mutex; -1: nothing to tell
+}
+
+func newCommitter(member groupMember, failed func(), log *slog.Logger) *committer {
+	return &committer{
+		member: member, failed: failed, log: log,
+		quit: make(chan struct{}), ended: make(chan struct{}),
+		marks: make(map[*mark]struct{}),
+	}
+}
+
+// add begins to copy a lane's position. confirmed is what the group held of it
+// before, -1 if that isn't known.
+func (c *committer) add(topic string, partition int, confirmed int64) *mark {
+	m := &mark{topic: topic, partition: partition, wanted: -1}
+	m.confirmed.Store(confirmed)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.marks[m] = struct{}{}
+	return m
+}
+
+// set notes a lane's next position. It does not block.
+func (c *committer) set(m *mark, next int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m.wanted = next
+}
+
+// drop forgets a lane, with what was not yet told: its position no longer holds.
+func (c *committer) drop(m *mark) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.marks, m)
+}
+
+func (c *committer) start() { go c.loop() }
+
+// draining tells that no heartbeats are sent from here on.
+func (c *committer) draining() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.drain = true
+}
+
+// stop commits what is left and ends.
+func (c *committer) stop() {
+	close(c.quit)
+	<-c.ended
+	c.commit()
+}
+
+func (c *committer) loop() {
+	defer close(c.ended)
+	tick := time.NewTicker(commitInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			c.commit()
+		case <-c.quit:
+			return
+		}
+	}
+}
+
+// commit sends the positions that changed, in one request. It is called by one
+// goroutine at a time.
+func (c *committer) commit() {
+	offsets, news := c.collect()
+	if len(offsets) == 0 {
+		return
+	}
+	// Of a refusal only the first reason comes back, not its partition: all of
+	// them then count as not confirmed.
+	if err := c.member.CommitOffsets(offsets); err != nil {
+		c.failed()
+		if text := err.Error(); text != c.lastError {
+			c.lastError = text
+			c.log.Warn("the broker did not take a commit, which only delays its copy", "error", err)
+		}
+		return
+	}
+	c.lastError = ""
+	for m, next := range news {
+		m.confirmed.Store(next)
+	}
+}
+
+func (c *committer) collect() (offsets map[string]map[int]int64, news map[*mark]int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	offsets, news = make(map[string]map[int]int64), make(map[*mark]int64)
+	put := func(m *mark, next int64) {
+		if offsets[m.topic] == nil {
+			offsets[m.topic] = make(map[int]int64)
+		}
+		offsets[m.topic][m.partition] = next
+	}
+	for m := range c.marks {
+		if m.wanted >= 0 && m.wanted != m.confirmed.Load() {
+			put(m, m.wanted)
+			news[m] = m.wanted
+		}
+	}
+	if len(offsets) == 0 && c.drain && time.Since(c.sent) >= pulseInterval {
+		for m := range c.marks {
+			if m.wanted >= 0 {
+				put(m, m.wanted)
+				break
+			}
+		}
+	}
+	if len(offsets) > 0 {
+		c.sent = time.Now()
+	}
+	return offsets, news
+}

@@ -1,0 +1,112 @@
+package kafka
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/segmentio/kafka-go/sasl"
+	"github.com/segmentio/kafka-go/sasl/plain"
+	"github.com/segmentio/kafka-go/sasl/scram"
+)
+
+// SASL is how to log in.
+type SASL struct {
+	// Mechanism is plain, scram-sha-256 or scram-sha-512; empty: no login.
+	Mechanism string
+	Username  string
+	Password  string
+}
+
+func (s SASL) mechanism() (sasl.Mechanism, error) {
+	var m sasl.Mechanism
+	var err error
+	switch s.Mechanism {
+	case "":
+		return nil, nil
+	case "plain":
+		m = plain.Mechanism{Username: s.Username, Password: s.Password}
+	case "scram-sha-256":
+		m, err = scram.Mechanism(scram.SHA256, s.Username, s.Password)
+	case "scram-sha-512":
+		m, err = scram.Mechanism(scram.SHA512, s.Username, s.Password)
+	default:
+		return nil, fmt.Errorf("sasl.mechanism: %q is not plain, scram-sha-256 or scram-sha-512", s.Mechanism)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("sasl: %w", err)
+	}
+	if s.Username == "" {
+		return nil, errors.New("sasl.username: required with a mechanism")
+	}
+	return m, nil
+}
+
+func (c *Config) setDefaults() {
+	setDefault(&c.Start, StartEarliest)
+	setDefault(&c.Isolation, ReadCommitted)
+	setDefault(&c.OnGroupReset, HonourGroupReset)
+	setDefault(&c.OnGap, StopOnGap)
+	setDefault(&c.ClientID, "dedupd")
+	setDefault(&c.SessionTimeout, 10*time.Second)
+	setDefault(&c.HeartbeatInterval, time.Second)
+	setDefault(&c.RebalanceTimeout, 30*time.Second)
+	setDefault(&c.FetchBytes, 1<<20)
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (c *Config) validate() error {
+	var all []error
+	problem := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
+	oneOf := func(key, value string, allowed ...string) {
+		if !slices.Contains(allowed, value) {
+			problem("%s: %q is not one of %q", key, value, allowed)
+		}
+	}
+	if c.Name == "" {
+		problem("name: required")
+	}
+	if len(c.Brokers) == 0 {
+		problem("brokers: required")
+	}
+	if len(c.Topics) == 0 {
+		problem("topics: required")
+	}
+	for i, t := range c.Topics {
+		if t == "" || slices.Contains(c.Topics[:i], t) {
+			problem("topics: %q is empty or stands twice", t)
+		}
+	}
+	if c.Group == "" {
+		problem("group: required")
+	}
+	oneOf("start", c.Start, StartEarliest, StartLatest, StartGroup)
+	oneOf("isolation", c.Isolation, ReadCommitted, ReadUncommitted)
+	oneOf("on_group_reset", c.OnGroupReset, HonourGroupReset, IgnoreGroupReset)
+	oneOf("on_gap", c.OnGap, StopOnGap, SkipGap)
+	if c.HeartbeatInterval <= 0 || c.SessionTimeout < 3*c.HeartbeatInterval {
+		problem("session timeout %s: less than three heartbeats of %s", c.SessionTimeout, c.HeartbeatInterval)
+	}
+	if c.RebalanceTimeout <= 0 {
+		problem("rebalance timeout %s: not positive", c.RebalanceTimeout)
+	}
+	if c.FetchBytes < 0 || c.FetchBytes > maxFetchBytes {
+		problem("fetch bytes %d: not between 1 and %d", c.FetchBytes, maxFetchBytes)
+	}
+	return errors.Join(all...)
+}
+
+// drainBudget is how long batches in their transactions are waited for once the
+// group wants its lanes back. No heartbeats are sent meanwhile, so it must end
+// well before the session does: behind it come the last commit and the join.
+func (c *Config) drainBudget() time.Duration {
+	budget := min(c.SessionTimeout, c.RebalanceTimeout) - 2*c.HeartbeatInterval - requestTimeout
+	return min(max(budget, time.Second), 15*time.Second)
+}

@@ -1,0 +1,326 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/message"
+)
+
+const (
+	// idleFetchBytes is what a lane asks for while it has nothing to read: what
+	// is asked for counts against the byte budget, and most lanes wait most of
+	// the time.
+	idleFetchBytes = 64 << 10
+	// maxFetchBytes is the most that is asked for to get past a record batch
+	// that holds nothing for us. The broker counts what it stores.
+	maxFetchBytes = 64 << 20
+	// lazyProgress is how long progress without messages (markers, aborted
+	// records) waits for a message to go with, before it is written by itself.
+	lazyProgress = time.Second
+	// flushTimeout bounds the wait for such progress when the lane is let go:
+	// losing it costs the next owner a few markers to read.
+	flushTimeout = 250 * time.Millisecond
+	// alarmAfter is how long a lane's fetches may fail before the source counts
+	// as not ready.
+	alarmAfter = 10 * time.Second
+)
+
+// fetcher reads one open lane and hands on what it finds.
+type fetcher struct {
+	*lane
+	open    *consumer.Lane
+	mark    *mark
+	taken   message.Taken
+	decoder decoder
+
+	position int64     // where to fetch next
+	offered  int64     // where what was offered ends; at most position
+	since    time.Time // when offered fell behind position
+	end      int64     // of what may be read; -1: not known
+	want     int       // bytes to ask for
+	stuck    int       // fetches in a row that brought something, but no progress
+
+	failing time.Time // since when fetches fail; zero: they don't
+	failure string
+}
+
+// read opens the lane and reads it until it is lost, or can't go on where it
+// stands (which take then looks into), or the generation ends. On return
+// nothing of it is in hand. An error is a reason to take it anew later.
+func (l *lane) read(s stand) error {
+	ctx, stop := context.WithCancel(l.soft)
+	defer stop()
+	f := &fetcher{
+		lane:     l,
+		mark:     l.committer.add(l.topic, l.partition, s.BrokerPosition),
+		taken:    s.Taken,
+		decoder:  decoder{lane: l.id, topic: l.topic, readCommitted: l.config.Isolation == ReadCommitted},
+		position: s.Next,
+		offered:  s.Next,
+		end:      -1,
+		want:     min(idleFetchBytes, l.config.FetchBytes),
+	}
+	f.open = l.in.Open(consumer.LaneOptions{
+		Lane:      l.id,
+		Next:      s.Next,
+		Committed: f.committed,
+		Abandoned: f.abandoned,
+	})
+	// The database stands here, so may the broker's copy: it may have none yet,
+	// or stand above a database that went back.
+	l.committer.set(f.mark, s.Next)
+	go func() {
+		select {
+		case <-f.open.Lost():
+			stop()
+		case <-ctx.Done():
+		}
+	}()
+	l.well()
+	err := f.loop(ctx, s.skipTo)
+	stop()
+	select {
+	case <-f.open.Lost():
+		// Its position no longer holds, whatever the broker has yet to be told.
+		l.committer.drop(f.mark)
+	default:
+		f.flush()
+	}
+	f.open.Close(l.hard)
+	if l.soft.Err() == nil {
+		l.ready.set(l.id.Name, false)
+		if err == nil {
+			err = errLost
+		}
+	}
+	return err
+}
+
+var errLost = errors.New("the lane was lost to another worker, or the database went back")
+
+// loop fetches until ctx ends, or until fetching on makes no sense.
+func (f *fetcher) loop(ctx context.Context, skipTo int64) error {
+	if skipTo > f.position {
+		f.in.Skipped(skipTo - f.position)
+		f.advance(skipTo)
+		if f.offer(ctx, nil, 0, skipTo, nil) != nil {
+			return nil
+		}
+	}
+	for ctx.Err() == nil {
+		err := f.step(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, kafkago.OffsetOutOfRange):
+			return err
+		case err != nil:
+			sleep(ctx, f.fail(err))
+		default:
+			f.recovered()
+		}
+	}
+	return nil
+}
+
+// step is one fetch and its hand-over.
+func (f *fetcher) step(ctx context.Context) error {
+	if f.offered < f.position && time.Since(f.since) >= lazyProgress {
+		if f.offer(ctx, nil, 0, f.position, nil) != nil {
+			return nil
+		}
+	}
+	budget := f.in.Budget()
+	asked := int64(f.want)
+	if budget.Acquire(ctx, asked) != nil {
+		return nil
+	}
+	part, err := f.cluster.fetch(ctx, f.topic, f.partition, f.position, f.want)
+	if err != nil {
+		budget.Release(asked)
+		return err
+	}
+	got, err := f.decoder.decode(part, f.position)
+	if err != nil {
+		budget.Release(asked)
+		return err
+	}
+	held := footprint(got.messages)
+	budget.Adjust(held - asked)
+
+	f.end = part.HighWatermark
+	if f.config.Isolation == ReadCommitted {
+		f.end = part.LastStableOffset
+	}
+	stuck := got.some && got.next == f.position
+	f.advance(got.next)
+	f.handOver(ctx, got.messages, held)
+	f.plan(ctx, stuck)
+	return nil
+}
+
+// advance moves the position, and notes since when there is progress to tell.
+func (f *fetcher) advance(next int64) {
+	if f.offered == f.position && next > f.position {
+		f.since = time.Now()
+	}
+	f.position = next
+}
+
+// plan chooses how much to ask for next: little while there is nothing to read,
+// the configured size while there is more to come, and beyond that when a
+// batch's records lie below the position and hide the batch behind it (its last
+// offset is not known to us).
+func (f *fetcher) plan(ctx context.Context, stuck bool) {
+	usual := f.config.FetchBytes
+	switch {
+	case stuck:
+		f.want = min(2*max(f.want, usual), maxFetchBytes)
+		if f.stuck++; f.stuck > 8 {
+			// Nothing stands behind it yet.
+			sleep(ctx, 100*time.Millisecond+rand.N(min(time.Duration(f.stuck)*50, 900)*time.Millisecond))
+		}
+		return
+	case f.position < f.end:
+		f.want = usual
+	default:
+		f.want = min(idleFetchBytes, usual)
+	}
+	f.stuck = 0
+}
+
+// handOver offers what was fetched, in batches of the size that the worker
+// wants. It holds that much of the byte budget. What can't be offered is
+// forgotten, to be fetched again by whoever reads the lane next.
+func (f *fetcher) handOver(ctx context.Context, messages []message.Message, held int64) {
+	for len(messages) > 0 {
+		n, bytes := portion(messages, f.in.MaxMessages(), f.in.MaxBytes())
+		next := f.position
+		if n < len(messages) {
+			next = messages[n-1].Position.Offset + 1
+		}
+		held -= bytes
+		// The capacity ends with the batch: the worker may append to it.
+		if f.offer(ctx, messages[:n:n], bytes, next, nil) != nil {
+			f.in.Budget().Release(held)
+			f.position = f.offered // else flush would move the lane over them
+			return
+		}
+		messages = messages[n:]
+	}
+	f.open.SetLag(f.lag(f.offered))
+}
+
+// portion is how many messages make a batch, at least one, and their memory.
+func portion(messages []message.Message, most int, maxBytes int64) (n int, bytes int64) {
+	for n < len(messages) && (n == 0 || n < most) {
+		size := footprint(messages[n : n+1])
+		if n > 0 && bytes+size > maxBytes {
+			break
+		}
+		bytes += size
+		n++
+	}
+	return n, bytes
+}
+
+// offer hands on a batch from where the last one ended to next. Its messages,
+// which may be none, hold bytes of the budget.
+func (f *fetcher) offer(ctx context.Context, messages []message.Message, bytes, next int64, token any) error {
+	b := message.Batch{
+		Lane:           f.id,
+		Ordered:        true,
+		Incarnation:    f.taken.Incarnation,
+		Epoch:          f.taken.Epoch,
+		From:           f.offered,
+		Next:           next,
+		Messages:       messages,
+		Lag:            f.lag(next),
+		BrokerPosition: f.mark.confirmed.Load(),
+		Bytes:          bytes,
+	}
+	if err := f.open.Offer(ctx, b, token); err != nil {
+		return err
+	}
+	f.offered = next
+	return nil
+}
+
+// lag is how many positions stand between next and the end.
+func (f *fetcher) lag(next int64) int64 {
+	if f.end < 0 {
+		return -1
+	}
+	return max(f.end-next, 0)
+}
+
+// flush hands on progress without messages before the lane is let go.
+func (f *fetcher) flush() {
+	if f.offered >= f.position {
+		return
+	}
+	ctx, cancel := context.WithTimeout(f.hard, flushTimeout)
+	defer cancel()
+	done := make(flushed)
+	if f.offer(ctx, nil, 0, f.position, done) != nil {
+		return
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+// flushed is the token of a batch whose end is waited for.
+type flushed chan struct{}
+
+func (f *fetcher) committed(next int64, tokens []any) {
+	f.committer.set(f.mark, next)
+	f.abandoned(tokens)
+}
+
+func (f *fetcher) abandoned(tokens []any) {
+	for _, t := range tokens {
+		if done, ok := t.(flushed); ok {
+			close(done)
+		}
+	}
+}
+
+// fail tells of a failed fetch, once until it changes, and returns how long to
+// wait.
+func (f *fetcher) fail(err error) time.Duration {
+	if f.failing.IsZero() {
+		f.failing = time.Now()
+	}
+	long := time.Since(f.failing) > alarmAfter
+	if text := err.Error(); text != f.failure && (long || !isPassing(err)) {
+		f.failure = text
+		f.log.Warn("fetch failed, trying again", "lane", f.id.Name, "position", f.position, "error", err)
+	}
+	if long && f.ready.set(f.id.Name, false) {
+		f.log.Error("the lane can't be read", "lane", f.id.Name, "position", f.position, "error", err)
+	}
+	if isPassing(err) || !long {
+		return 100*time.Millisecond + rand.N(400*time.Millisecond)
+	}
+	return retryPause + rand.N(retryPause)
+}
+
+func (f *fetcher) recovered() {
+	if f.failing.IsZero() {
+		return
+	}
+	f.failing = time.Time{}
+	f.ready.set(f.id.Name, true)
+	if f.failure != "" {
+		f.failure = ""
+		f.log.Info("fetching goes on", "lane", f.id.Name)
+	}
+}

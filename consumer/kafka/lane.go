@@ -1,0 +1,174 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// lane is one assigned partition, taken and read, and taken anew whenever it was
+// lost or can't go on where it stands.
+type lane struct {
+	*generation
+	id        message.Lane
+	topic     string
+	partition int
+
+	committed int64 // the group's committed offset; -1: none
+	asked     bool  // committed is as of this assignment, and not yet used
+
+	problem string // what the log was last told
+}
+
+const (
+	// retryPause is the wait before a lane is tried again that others or the
+	// network hold up.
+	retryPause = time.Second
+	// holdPause is the wait where a person has to do something.
+	holdPause = 5 * time.Second
+)
+
+// run reads the lane until the generation ends.
+func (l *lane) run() {
+	for l.soft.Err() == nil {
+		s, err := l.take()
+		if err == nil {
+			err = l.read(s)
+		}
+		if err != nil && l.soft.Err() == nil {
+			sleep(l.soft, l.trouble(err))
+		}
+	}
+}
+
+// stand is where a lane that was taken begins.
+type stand struct {
+	message.Taken
+	// skipTo is the first position the broker still has, where that is above
+	// Next and the gap may be skipped; else -1.
+	skipTo int64
+}
+
+// take takes the lane and checks that the broker still has, or will have, the
+// position to begin at.
+func (l *lane) take() (stand, error) {
+	committed, err := l.groupOffset()
+	if err != nil {
+		return stand{}, err
+	}
+	start := int64(-1)
+	if committed < 0 {
+		switch l.config.Start {
+		case StartEarliest:
+			start, err = l.cluster.start(l.soft, l.topic, l.partition, firstOffset)
+		case StartLatest:
+			start, err = l.cluster.start(l.soft, l.topic, l.partition, endOffset)
+		}
+		if err != nil {
+			return stand{}, err
+		}
+	}
+	taken, err := l.in.Take(l.soft, message.Take{
+		Lane:             l.id,
+		Ordered:          true,
+		BrokerGeneration: int64(l.member.ID),
+		Committed:        committed,
+		Start:            start,
+		HonourReset:      l.config.OnGroupReset == HonourGroupReset,
+	})
+	if err != nil {
+		return stand{}, err
+	}
+	if taken.Next < 0 {
+		return stand{}, &message.HoldError{Lane: l.id, Err: errNoStart}
+	}
+	s := stand{Taken: taken, skipTo: -1}
+	first, end, err := l.cluster.span(l.soft, l.topic, l.partition)
+	switch {
+	case err != nil:
+		return stand{}, err
+	case taken.Next > end:
+		return stand{}, &message.HoldError{Lane: l.id, Err: &beyondError{position: taken.Next}}
+	case taken.Next < first && l.config.OnGap == StopOnGap:
+		return stand{}, &message.HoldError{Lane: l.id, Err: &gapError{position: taken.Next, first: first}}
+	case taken.Next < first:
+		l.log.Warn("the broker no longer has the lane's next positions: skipping them",
+			"lane", l.id.Name, "position", taken.Next, "first", first, "skipped", first-taken.Next)
+		s.skipTo = first
+	}
+	return s, nil
+}
+
+// groupOffset is the group's committed offset of the lane as of now. It came
+// with the assignment; later it is asked for, as our own commits have moved it.
+func (l *lane) groupOffset() (int64, error) {
+	if l.asked {
+		l.asked = false
+		return l.committed, nil
+	}
+	return l.cluster.committed(l.soft, l.topic, l.partition)
+}
+
+var errNoStart = errors.New("neither the database nor the group has a position, and start is group: commit an offset for the group, or choose another start")
+
+// gapError says that retention at the broker has overtaken the lane.
+type gapError struct {
+	position, first int64
+}
+
+func (e *gapError) Error() string {
+	return fmt.Sprintf("data is lost: the lane goes on at position %d, the broker has only %d and above; on_gap: skip goes on there", e.position, e.first)
+}
+
+// beyondError says that the partition ends below the lane's position.
+type beyondError struct {
+	position int64
+}
+
+func (e *beyondError) Error() string {
+	return fmt.Sprintf("the lane goes on at position %d, where the partition hasn't come to: the topic was created anew or has lost its end; set the lane's position, or forget the lane", e.position)
+}
+
+// trouble tells of what keeps the lane from being read, once until it changes,
+// and returns how long to wait.
+func (l *lane) trouble(err error) time.Duration {
+	l.ready.set(l.id.Name, false)
+	level, pause := slog.LevelWarn, retryPause
+	var hold *message.HoldError
+	switch {
+	case errors.As(err, &hold):
+		level, pause = slog.LevelError, holdPause
+	case errors.Is(err, errLost):
+		level, pause = slog.LevelDebug, 100*time.Millisecond // the worker has told
+	case errors.Is(err, kafkago.OffsetOutOfRange):
+		level = slog.LevelDebug // taking the lane anew will tell which way
+	}
+	if text := err.Error(); text != l.problem {
+		l.problem = text
+		l.log.Log(context.Background(), level, "lane not open, trying again", "lane", l.id.Name, "error", err)
+	}
+	return pause/2 + rand.N(pause/2)
+}
+
+// well tells that the lane is read.
+func (l *lane) well() {
+	l.ready.set(l.id.Name, true)
+	if l.problem != "" {
+		l.problem = ""
+		l.log.Info("lane goes on", "lane", l.id.Name)
+	}
+}
+
+// isPassing tells whether an error of a fetch is of the kind that ends by
+// itself, with a change of leader.
+func isPassing(err error) bool {
+	var code kafkago.Error
+	return errors.As(err, &code) && code.Temporary()
+}

@@ -1,0 +1,85 @@
+package kafka
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// awaitTopics waits until all topics exist, and counts their partitions; nil: ctx
+// ended before. The group is joined only then: a member that leads the group
+// while a topic is missing assigns nobody anything.
+func (r *run) awaitTopics(ctx context.Context) map[string]int {
+	lastProblem := ""
+	for {
+		counts, problem := r.countPartitions(ctx)
+		if problem == "" {
+			return counts
+		}
+		if ctx.Err() == nil && problem != lastProblem {
+			lastProblem = problem
+			r.log.Warn("can't begin yet: " + problem)
+		}
+		if !sleep(ctx, time.Second) {
+			return nil
+		}
+	}
+}
+
+func (r *run) countPartitions(ctx context.Context) (counts map[string]int, problem string) {
+	counts, err := r.cluster.partitions(ctx)
+	if err != nil {
+		return nil, err.Error()
+	}
+	var missing []string
+	for _, topic := range r.config.Topics {
+		if counts[topic] == 0 {
+			missing = append(missing, topic)
+		}
+	}
+	if len(missing) > 0 {
+		return counts, fmt.Sprintf("no topic %s at the broker", strings.Join(missing, ", "))
+	}
+	return counts, ""
+}
+
+// watchPartitions returns when a topic has more partitions than the generation
+// may know of, or ctx ended. A topic that has vanished is reported by its lanes;
+// leaving the generation for it would not bring it back.
+//
+// The counts to compare with are older than the assignment: a partition that
+// came between may cost a rebalance too many, but none is overlooked.
+func (r *run) watchPartitions(ctx context.Context, ready *readiness) {
+	before := r.partitions
+	for sleep(ctx, time.Second) {
+		counts, err := r.cluster.partitions(ctx)
+		if err != nil {
+			continue // the lanes will tell
+		}
+		changed := false
+		for _, topic := range r.config.Topics {
+			if ready.set("topic "+topic, counts[topic] > 0) && counts[topic] == 0 {
+				r.log.Warn("the topic is gone from the broker", "topic", topic)
+			}
+			changed = changed || counts[topic] > before[topic]
+		}
+		if changed {
+			r.partitions = counts
+			r.log.Info("topics have grown: joining the group anew", "partitions", counts)
+			return
+		}
+	}
+}
+
+// sleep waits and tells whether ctx still lives.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
