@@ -83,3 +83,9 @@ func (in *Intake) Rebalanced() { in.w.Metrics.rebalances.Inc() }
 // CommitFailed counts a commit or an acknowledgement that the broker didn't
 // take. That is never a reason to stop: the database is the authority.
 func (in *Intake) CommitFailed() { in.w.Metrics.commitErrors.Inc() }
+
+// Skipped counts positions that the broker no longer had and that the source was
+// told to skip. Unlike the holes that a log may have, they were lost messages.
+func (in *Intake) Skipped(n int64) {
+	in.w.Metrics.skipped.WithLabelValues(in.source).Add(float64(n))
+}

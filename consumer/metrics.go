@@ -10,6 +10,7 @@ import (
 type Metrics struct {
 	fetched       *prometheus.CounterVec
 	abandoned     *prometheus.CounterVec
+	skipped       *prometheus.CounterVec
 	lag           *prometheus.GaugeVec
 	lanePosition  *prometheus.GaugeVec
 	batchMessages prometheus.Histogram
@@ -30,6 +31,10 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 		abandoned: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "dedupd_messages_abandoned_total",
 			Help: "Messages read but left to whoever reads their lane next: the lane was let go or lost before they were committed.",
+		}, []string{"source"}),
+		skipped: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dedupd_positions_skipped_total",
+			Help: "Positions that the broker had already deleted when they were to be read, skipped by on_gap: skip.",
 		}, []string{"source"}),
 		lag: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "dedupd_lag_messages",
@@ -69,7 +74,7 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 		Name: "dedupd_inflight_bytes",
 		Help: "Bytes of messages held in memory, of the budget batch.inflight_bytes.",
 	}, func() float64 { return float64(budget.Used()) })
-	reg.MustRegister(m.fetched, m.abandoned, m.lag, m.lanePosition, m.batchMessages, m.fenced,
+	reg.MustRegister(m.fetched, m.abandoned, m.skipped, m.lag, m.lanePosition, m.batchMessages, m.fenced,
 		m.rewinds, m.rebalances, m.commitErrors, m.held, inflight)
 	return m
 }
