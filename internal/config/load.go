@@ -138,7 +138,7 @@ func unknownVariables(environment map[string]string) []Problem {
 		case !strings.HasPrefix(name, "DEDUPD_"), foreign.MatchString(name):
 		case name == envURL, name == envListen, name == envLevel:
 		default:
-			warnings = append(warnings, Problem{Message: fmt.Sprintf(
+			warnings = append(warnings, Problem{Warning: true, Message: fmt.Sprintf(
 				"the environment variable %s has no meaning; %s", name, suggest(name, []string{envURL, envListen, envLevel}))})
 		}
 	}

@@ -20,6 +20,8 @@ type Problem struct {
 	Column int    `json:"column"`
 	// Message says what is wrong and what to do.
 	Message string `json:"message"`
+	// Warning tells that the configuration can be used all the same.
+	Warning bool `json:"warning"`
 	// Excerpt is the line at fault with a caret under the column, for problems of
 	// form. It may hold a secret: it is for the terminal, never for a log.
 	Excerpt string `json:"-"`
