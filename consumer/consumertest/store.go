@@ -105,10 +105,18 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	if ok && r.brokerGen > t.BrokerGeneration && (s.Grace == 0 || time.Since(r.updated) < s.Grace) {
 		return message.Taken{}, message.ErrStale
 	}
-	if !ok || t.Incarnation != "" && r.Incarnation != t.Incarnation {
-		r = s.newRow(t, r)
+	switch {
+	case !ok:
+		r = s.newRow(t)
+	case t.Incarnation == "" || t.Incarnation == r.Incarnation:
+	case t.Ordered:
+		return message.Taken{}, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("the stream was created anew: %s, was %s", t.Incarnation, r.Incarnation)}
+	default:
+		r.Incarnation = t.Incarnation
 	}
-	r.Epoch++
+	if t.Ordered { // the members of a queue share its row
+		r.Epoch++
+	}
 	r.brokerGen, r.updated = t.BrokerGeneration, time.Now()
 	taken := message.Taken{Epoch: r.Epoch}
 	switch {
@@ -123,14 +131,11 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	return taken, nil
 }
 
-func (s *Store) newRow(t message.Take, old *row) *row {
+func (s *Store) newRow(t message.Take) *row {
 	r := &row{ordered: t.Ordered}
 	r.Next, r.BrokerPosition, r.Incarnation = t.Start, -1, t.Incarnation
 	if t.Committed >= 0 {
 		r.Next, r.BrokerPosition = t.Committed, t.Committed
-	}
-	if old != nil {
-		r.Epoch = old.Epoch
 	}
 	if r.Incarnation == "" {
 		s.incarnated++
@@ -207,7 +212,7 @@ func (s *Store) commit(batches []message.Batch) error {
 		b := &batches[i]
 		s.inspect(b)
 		r := s.rows[b.Lane]
-		if b.Ordered && (r == nil || r.Epoch != b.Epoch || r.Next != b.From) {
+		if r == nil || r.Epoch != b.Epoch || b.Ordered && r.Next != b.From {
 			fenced = append(fenced, b.Lane)
 		}
 	}
@@ -250,10 +255,8 @@ func (s *Store) inspect(b *message.Batch) {
 func (s *Store) apply(b *message.Batch) {
 	if r := s.rows[b.Lane]; r != nil {
 		r.updated = time.Now()
-		if b.Ordered {
-			r.Next = b.Next
-			r.BrokerPosition = min(max(r.BrokerPosition, b.BrokerPosition), r.Next)
-		}
+		r.Next = max(r.Next, b.Next)
+		r.BrokerPosition = min(max(r.BrokerPosition, b.BrokerPosition), r.Next)
 	}
 	for i := range b.Messages {
 		m := &b.Messages[i]

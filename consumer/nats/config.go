@@ -1,0 +1,124 @@
+package nats
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dedupd/dedupd/consumer"
+)
+
+// ModeQueue is the mode in which any number of workers share one durable, and no
+// order is kept.
+const ModeQueue = "queue"
+
+// Where a durable that doesn't exist yet begins.
+const (
+	StartEarliest = "earliest"
+	StartLatest   = "latest"
+)
+
+// defaultAckWait lets a batch be tried for a while and then go through one whole
+// transaction, before the server gives its messages to somebody else.
+const defaultAckWait = 2*consumer.TransactionTimeout + 10*time.Second
+
+// Config is a source's configuration. What is empty gets its default from New.
+type Config struct {
+	// Name is the source's name.
+	Name string
+	// Servers are URLs, which may carry user and password, or a token.
+	Servers []string
+	// Stream must exist; it is waited for.
+	Stream string
+	// Subjects filter the stream; none: all of it.
+	Subjects []string
+	// Durable is the name of the consumer, created where it is missing.
+	Durable string
+	// Mode is "queue", the default.
+	Mode string
+	// Start is "earliest", the default, or "latest": where a new durable begins.
+	Start string
+	// AckWait is after what time the server delivers a message again. The
+	// default is 60 s, or what the durable has if that is longer. A shorter one
+	// makes a slow transaction's messages come again, which is only wasteful.
+	AckWait time.Duration
+	// MaxAckPending bounds the messages that all workers together have in hand.
+	// The default is ample, or what the durable has if that is more.
+	MaxAckPending int
+	// CredsFile is a file with a user's JWT and seed, NkeySeedFile one with a
+	// seed only. Both are read again at each connect.
+	CredsFile    string
+	NkeySeedFile string
+	// TLS, if not nil, demands an encrypted connection.
+	TLS *tls.Config
+}
+
+// configError says that only another configuration, or an operator's hand at the
+// durable, helps.
+type configError struct{ text string }
+
+func (e *configError) Error() string { return e.text }
+
+func (c Config) withDefaults() Config {
+	if c.Mode == "" {
+		c.Mode = ModeQueue
+	}
+	if c.Start == "" {
+		c.Start = StartEarliest
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	var problems []error
+	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if c.Name == "" {
+		bad("name is empty")
+	}
+	if len(c.Servers) == 0 {
+		bad("servers is empty")
+	}
+	for i, s := range c.Servers {
+		if u, err := url.Parse(s); err != nil || u.Host == "" || strings.Contains(s, ",") {
+			// The text may hold a password, so it isn't repeated.
+			bad("servers[%d] is not a URL such as nats://host:4222", i)
+		}
+	}
+	if !isName(c.Stream) {
+		bad("stream: %q can't be a stream's name", c.Stream)
+	}
+	if !isName(c.Durable) {
+		bad("durable: %q can't be a durable's name", c.Durable)
+	}
+	for i, s := range c.Subjects {
+		if s == "" || strings.ContainsAny(s, " \t\r\n") || slices.Contains(strings.Split(s, "."), "") {
+			bad("subjects[%d]: %q is not a subject", i, s)
+		}
+	}
+	switch c.Mode {
+	case ModeQueue:
+	case "lanes":
+		bad("mode: lanes is not available yet; use %s", ModeQueue)
+	default:
+		bad("mode: %q is not a mode; use %s", c.Mode, ModeQueue)
+	}
+	if c.Start != StartEarliest && c.Start != StartLatest {
+		bad("start: %q is neither %s nor %s", c.Start, StartEarliest, StartLatest)
+	}
+	if c.AckWait < 0 || c.MaxAckPending < 0 {
+		bad("the ack wait and the most pending acks can't be negative")
+	}
+	if c.CredsFile != "" && c.NkeySeedFile != "" {
+		bad("creds_file and nkey_seed_file exclude each other")
+	}
+	return errors.Join(problems...)
+}
+
+// isName tells whether the server takes a name for a stream or a durable.
+func isName(s string) bool { return s != "" && !strings.ContainsAny(s, " \t\r\n.*>/\\") }
+
+func (c Config) servers() string { return strings.Join(c.Servers, ",") }

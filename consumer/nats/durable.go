@@ -1,0 +1,192 @@
+package nats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/dedupd/dedupd/consumer"
+)
+
+// durable finds the stream and its consumer, and makes the consumer as it must be.
+type durable struct {
+	config Config
+	js     jetstream.JetStream
+	log    *slog.Logger
+	// ackPendingFloor is the least MaxAckPending that doesn't throttle us.
+	ackPendingFloor int
+
+	// What was last seen of the consumer: where one that somebody deleted while
+	// we ran is to begin again.
+	known       bool
+	incarnation string
+	ackFloor    uint64
+}
+
+// binding is a consumer that is ready to be read.
+type binding struct {
+	consumer    jetstream.Consumer
+	info        *jetstream.ConsumerInfo
+	incarnation string
+	durable     *durable
+}
+
+// ackPendingFloor leaves room for several workers of this size: what throttles
+// here is invisible, for the server just stops delivering.
+func ackPendingFloor(in *consumer.Intake) int {
+	return max(100_000, 8*(2*in.Writers()+1)*in.MaxMessages())
+}
+
+// requestTimeout bounds one request to the JetStream API.
+const requestTimeout = 5 * time.Second
+
+func (d *durable) bind(ctx context.Context) (*binding, error) {
+	ctx, cancel := context.WithTimeout(ctx, 4*requestTimeout)
+	defer cancel()
+	stream, err := d.js.Stream(ctx, d.config.Stream)
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: %w", d.config.Stream, err)
+	}
+	info := stream.CachedInfo()
+	incarnation := info.Created.UTC().Format(time.RFC3339Nano)
+	if incarnation != d.incarnation {
+		if d.incarnation != "" {
+			d.log.Warn("the stream was created anew: reading it from its start", "stream", d.config.Stream)
+		}
+		d.incarnation, d.ackFloor = incarnation, 0
+	}
+	if info.Config.Retention == jetstream.WorkQueuePolicy && d.config.Start == StartLatest {
+		return nil, &configError{fmt.Sprintf("stream %s has WorkQueue retention, which can't be read from %s; set start: %s", d.config.Stream, StartLatest, StartEarliest)}
+	}
+	found, err := stream.Consumer(ctx, d.config.Durable)
+	switch {
+	case errors.Is(err, jetstream.ErrConsumerNotFound):
+		found, err = stream.CreateConsumer(ctx, d.fresh(&info.Config))
+		if err == nil {
+			d.log.Info("created the durable consumer", "durable", d.config.Durable, "start", d.config.Start)
+		}
+	case errors.Is(err, jetstream.ErrNotPullConsumer):
+		return nil, &configError{fmt.Sprintf("durable %s is a push consumer; name another durable", d.config.Durable)}
+	case err == nil:
+		found, err = d.amend(ctx, stream, found)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("durable %s: %w", d.config.Durable, err)
+	}
+	b := &binding{found, found.CachedInfo(), incarnation, d}
+	d.seen(b.info)
+	return b, nil
+}
+
+func (d *durable) seen(info *jetstream.ConsumerInfo) {
+	d.known, d.ackFloor = true, max(d.ackFloor, info.AckFloor.Stream)
+}
+
+// fresh is the configuration of a consumer that doesn't exist.
+func (d *durable) fresh(stream *jetstream.StreamConfig) jetstream.ConsumerConfig {
+	c := jetstream.ConsumerConfig{
+		Durable:        d.config.Durable,
+		Description:    "dedupd source " + d.config.Name,
+		AckPolicy:      jetstream.AckExplicitPolicy,
+		AckWait:        d.config.AckWait,
+		MaxDeliver:     -1,
+		MaxAckPending:  d.maxAckPending(),
+		FilterSubjects: d.config.Subjects,
+	}
+	if c.AckWait == 0 {
+		c.AckWait = defaultAckWait
+	}
+	if limit := stream.ConsumerLimits.MaxAckPending; limit > 0 && limit < c.MaxAckPending {
+		d.log.Warn("the stream limits the pending acks of its consumers, which may slow reading down", "limit", limit, "wanted", c.MaxAckPending)
+		c.MaxAckPending = limit
+	}
+	switch {
+	case d.known && stream.Retention != jetstream.WorkQueuePolicy:
+		// Somebody deleted it, or the stream, while we ran. All up to its ack floor is durable;
+		// from "latest" we would skip messages, from "earliest" read the whole
+		// stream again, with ids that may be older than the window.
+		d.log.Warn("the durable consumer is gone: creating it again where it stood", "durable", d.config.Durable, "sequence", d.ackFloor+1)
+		c.DeliverPolicy, c.OptStartSeq = jetstream.DeliverByStartSequencePolicy, d.ackFloor+1
+	case d.config.Start == StartLatest:
+		c.DeliverPolicy = jetstream.DeliverNewPolicy
+	default:
+		c.DeliverPolicy = jetstream.DeliverAllPolicy
+	}
+	return c
+}
+
+// amend updates a consumer that somebody else, or an older version, has made.
+func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jetstream.Consumer) (jetstream.Consumer, error) {
+	was := found.CachedInfo().Config
+	want := was
+	if was.AckPolicy != jetstream.AckExplicitPolicy {
+		return nil, &configError{fmt.Sprintf("durable %s acknowledges by policy %q, which can't be changed and is not safe here: an ack would cover messages that are not durable. Name another durable, or delete this one", d.config.Durable, was.AckPolicy)}
+	}
+	if was.PriorityPolicy != jetstream.PriorityPolicyNone || len(was.PriorityGroups) > 0 {
+		return nil, &configError{fmt.Sprintf("durable %s has priority groups; name another durable", d.config.Durable)}
+	}
+	if was.MaxDeliver > 0 {
+		d.log.Warn("the durable gave up on messages after some deliveries, which loses them silently; that is now off", "durable", d.config.Durable, "max_deliver", was.MaxDeliver)
+		want.MaxDeliver = -1
+	}
+	if len(was.BackOff) > 0 {
+		d.log.Warn("the durable had a redelivery backoff, which overrides its ack wait; that is now off", "durable", d.config.Durable)
+		want.BackOff = nil
+	}
+	if was.HeadersOnly {
+		d.log.Warn("the durable delivered headers only; that is now off", "durable", d.config.Durable)
+		want.HeadersOnly = false
+	}
+	want.MaxRequestBatch, want.MaxRequestExpires, want.MaxRequestMaxBytes = 0, 0, 0
+	want.AckWait = max(was.AckWait, defaultAckWait)
+	if d.config.AckWait > 0 {
+		want.AckWait = d.config.AckWait
+	}
+	switch {
+	case d.config.MaxAckPending > 0:
+		want.MaxAckPending = d.config.MaxAckPending
+	case was.MaxAckPending > 0:
+		want.MaxAckPending = max(was.MaxAckPending, d.maxAckPending())
+		if limit := stream.CachedInfo().Config.ConsumerLimits.MaxAckPending; limit > 0 {
+			want.MaxAckPending = min(want.MaxAckPending, limit)
+		}
+	}
+	if !sameSubjects(was, d.config.Subjects) {
+		d.log.Warn("the durable's filter is changed", "durable", d.config.Durable, "subjects", d.config.Subjects)
+		want.FilterSubject, want.FilterSubjects = "", d.config.Subjects
+	}
+	if same(was, want) {
+		return found, nil
+	}
+	return stream.UpdateConsumer(ctx, want)
+}
+
+func same(a, b jetstream.ConsumerConfig) bool {
+	return a.MaxDeliver == b.MaxDeliver && len(a.BackOff) == len(b.BackOff) && a.HeadersOnly == b.HeadersOnly &&
+		a.MaxRequestBatch == b.MaxRequestBatch && a.MaxRequestExpires == b.MaxRequestExpires && a.MaxRequestMaxBytes == b.MaxRequestMaxBytes &&
+		a.AckWait == b.AckWait && a.MaxAckPending == b.MaxAckPending &&
+		a.FilterSubject == b.FilterSubject && slices.Equal(a.FilterSubjects, b.FilterSubjects)
+}
+
+func sameSubjects(c jetstream.ConsumerConfig, want []string) bool {
+	have := slices.Clone(c.FilterSubjects)
+	if c.FilterSubject != "" {
+		have = append(have, c.FilterSubject)
+	}
+	want = slices.Clone(want)
+	slices.Sort(have)
+	slices.Sort(want)
+	return slices.Equal(have, want)
+}
+
+func (d *durable) maxAckPending() int {
+	if d.config.MaxAckPending > 0 {
+		return d.config.MaxAckPending
+	}
+	return d.ackPendingFloor
+}

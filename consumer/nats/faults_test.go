@@ -1,0 +1,213 @@
+package nats_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/consumer/consumertest"
+	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/message"
+)
+
+// What a worker had in hand when it was killed comes again after the ack wait,
+// and until then the queue isn't caught up.
+func TestRedeliveryAfterAckWait(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	stream := createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 0, 100)
+	c, err := stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{
+		Durable: "dedupd", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 3 * time.Second, MaxDeliver: -1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed, err := c.Fetch(40, jetstream.FetchMaxWait(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range killed.Messages() {
+	}
+
+	store := consumertest.NewStore()
+	source := newSource(t, s, func(c *nats.Config) { c.AckWait = 3 * time.Second })
+	begun := time.Now()
+	r := start(t, source, store, func(w *consumer.Worker) { w.UntilIdle = 200 * time.Millisecond })
+	wait(t, store, 60)
+	if d := time.Since(begun); d > 2*time.Second {
+		t.Errorf("the first 60 took %s", d)
+	}
+	wait(t, store, 100)
+	r.stop()
+}
+
+// A worker that stops gives back what it has not committed, at once.
+func TestStopGivesBack(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 0, 1000)
+	store := consumertest.NewStore()
+	release := store.Hold()
+	r := start(t, newSource(t, s), store, func(w *consumer.Worker) { w.Drain, w.MaxMessages = 100*time.Millisecond, 100 })
+	eventually(t, "a hand-over", func() bool { _, _, calls := store.Counts(); return calls > 0 })
+	r.stop()
+	release()
+	begun := time.Now()
+	r = start(t, newSource(t, s), store)
+	wait(t, store, 1000)
+	if d := time.Since(begun); d > 10*time.Second {
+		t.Errorf("the next worker got everything after %s: the ack wait is a minute", d)
+	}
+}
+
+// A database that is away for long: no storm of redeliveries, and no loss.
+func TestKeptTooLong(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 0, 500)
+	store := consumertest.NewStore()
+	store.FailBefore(1_000_000, context.DeadlineExceeded)
+	start(t, newSource(t, s, func(c *nats.Config) { c.AckWait = 2 * time.Second }), store)
+	time.Sleep(5 * time.Second)
+	c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := c.CachedInfo().Delivered.Consumer; n > 500*6 {
+		t.Errorf("500 messages were delivered %d times in 5 s, with an ack wait of 2 s", n)
+	}
+	store.Heal()
+	wait(t, store, 500)
+}
+
+func TestConsumerDeleted(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	stream := createStream(t, js, jetstream.StreamConfig{})
+	store := consumertest.NewStore()
+	r := start(t, newSource(t, s, func(c *nats.Config) { c.Start = nats.StartLatest }), store)
+	r.ready()
+	publish(t, js, 0, 1000)
+	wait(t, store, 1000)
+	eventually(t, "the ack floor to be noted", func() bool {
+		c, err := stream.Consumer(t.Context(), "dedupd")
+		return err == nil && c.CachedInfo().AckFloor.Stream == 1000
+	})
+	time.Sleep(2500 * time.Millisecond) // it is asked for every two seconds
+	if err := stream.DeleteConsumer(t.Context(), "dedupd"); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, js, 1000, 1000)
+	wait(t, store, 2000)
+	if !r.log.has("consumer is gone") {
+		t.Error("nothing was logged")
+	}
+	if handled, _, _ := store.Counts(); handled > 2100 {
+		t.Errorf("%d messages were read for 2000: not from where it stood", handled)
+	}
+}
+
+func TestStreamCreatedAnew(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	store := consumertest.NewStore()
+	r := start(t, newSource(t, s, func(c *nats.Config) { c.Start = nats.StartLatest }), store)
+	r.ready()
+	publish(t, js, 0, 100)
+	wait(t, store, 100)
+	before, _ := store.Row(message.Lane{Source: "edge", Name: "queue"})
+	if err := js.DeleteStream(t.Context(), "ORDERS"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "unreadiness", func() bool { return r.Ready() != nil })
+	createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 100, 100)
+	wait(t, store, 200)
+	after, _ := store.Row(message.Lane{Source: "edge", Name: "queue"})
+	if before.Incarnation == after.Incarnation {
+		t.Errorf("the incarnation is still %s", after.Incarnation)
+	}
+}
+
+func TestServerRestart(t *testing.T) {
+	dir := t.TempDir()
+	s := startServer(t, func(o *server.Options) { o.StoreDir = dir })
+	again := func(o *server.Options) { o.StoreDir, o.Port = dir, port(s) }
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 0, 5000)
+	store := consumertest.NewStore()
+	store.Delay(5 * time.Millisecond)
+	r := start(t, newSource(t, s, func(c *nats.Config) { c.AckWait = 3 * time.Second }), store, func(w *consumer.Worker) { w.MaxMessages = 100 })
+	wait(t, store, 1000)
+	s.Shutdown()
+	s.WaitForShutdown()
+	eventually(t, "unreadiness", func() bool { return r.Ready() != nil })
+	time.Sleep(time.Second)
+	startServer(t, again)
+	r.ready()
+	wait(t, store, 5000)
+	eventually(t, "all to be acknowledged", func() bool {
+		c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
+		return err == nil && c.CachedInfo().NumAckPending == 0 && c.CachedInfo().NumPending == 0
+	})
+}
+
+// Nobody has to start things in the right order.
+func TestEverythingMissingAtStart(t *testing.T) {
+	s := startServer(t)
+	p := port(s)
+	source := newSource(t, s)
+	s.Shutdown()
+	s.WaitForShutdown()
+	store := consumertest.NewStore()
+	r := start(t, source, store)
+	eventually(t, "a warning", func() bool { return r.log.has("trying again") })
+	if r.Ready() == nil {
+		t.Error("ready without a server")
+	}
+	s = startServer(t, func(o *server.Options) { o.Port = p })
+	eventually(t, "a warning", func() bool { return r.log.has("stream not found") })
+	if r.Ready() == nil {
+		t.Error("ready without a stream")
+	}
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 0, 10)
+	wait(t, store, 10)
+	r.ready()
+}
+
+func TestThroughput(t *testing.T) {
+	if testing.Short() {
+		t.Skip("seconds")
+	}
+	const n = 200_000
+	s := startServer(t)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 0, n)
+	store := consumertest.NewStore()
+	begun := time.Now()
+	r := start(t, newSource(t, s), store)
+	wait(t, store, n)
+	d := time.Since(begun)
+	handled, _, calls := store.Counts()
+	t.Logf("%d messages in %s: %.0f/s, %d handled in %d transactions", n, d.Round(time.Millisecond), n/d.Seconds(), handled, calls)
+	eventually(t, "all to be acknowledged", func() bool {
+		c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
+		return err == nil && c.CachedInfo().NumAckPending == 0
+	})
+	r.stop()
+	if handled != n {
+		t.Errorf("%d were handled", handled)
+	}
+}

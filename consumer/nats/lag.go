@@ -1,0 +1,80 @@
+package nats
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// lookEvery is how often the consumer's state is asked for.
+const lookEvery = 2 * time.Second
+
+// errGone ends a session whose consumer is not the one it was bound to.
+var errGone = errors.New("the durable consumer was deleted or created anew")
+
+// watch measures the lag, and notices when the consumer or the stream is gone or
+// another one of the same name.
+func (x *session) watch() {
+	for x.closing.Err() == nil {
+		select {
+		case <-x.closing.Done():
+			return
+		case <-x.look:
+		case <-time.After(lookEvery):
+		}
+		if x.conn.IsConnected() {
+			x.inspect()
+		}
+	}
+}
+
+// lookSoon has watch look at the consumer now.
+func (x *session) lookSoon() {
+	select {
+	case x.look <- struct{}{}:
+	default:
+	}
+}
+
+func (x *session) inspect() {
+	ctx, cancel := context.WithTimeout(x.closing, requestTimeout)
+	defer cancel()
+	before := x.inHand.Load()
+	info, err := x.bound.consumer.Info(ctx)
+	switch {
+	case errors.Is(err, jetstream.ErrConsumerNotFound), errors.Is(err, jetstream.ErrStreamNotFound):
+		x.end(errGone)
+	case err != nil:
+		x.log.Debug("ask for the consumer's state", "error", err)
+	case !info.Created.Equal(x.bound.info.Created):
+		x.end(errGone)
+	case info.Config.AckPolicy != jetstream.AckExplicitPolicy || info.Config.MaxDeliver > 0:
+		x.end(errors.New("somebody changed the durable consumer"))
+	default:
+		x.bound.durable.seen(info)
+		x.measure(info, before)
+		x.in.Ready(x.conn.IsConnected())
+	}
+}
+
+// measure learns from the consumer's state. Messages that were delivered to a
+// worker that is gone count as lag: they come again after their ack wait. What
+// is in our hands changes while the server answers, hence before.
+func (x *session) measure(info *jetstream.ConsumerInfo, before int64) {
+	x.pending.Store(int64(info.NumPending))
+	x.foreign.Store(max(0, int64(info.NumAckPending)-max(before, x.inHand.Load())))
+	x.report()
+}
+
+// lag is how many messages are not yet in a slot.
+func (x *session) lag() int64 { return x.pending.Load() + x.foreign.Load() + x.waiting.Load() }
+
+// report tells all slots, for each of them counts as caught up only by itself.
+func (x *session) report() {
+	n := x.lag()
+	for _, slot := range x.slots {
+		slot.SetLag(n)
+	}
+}

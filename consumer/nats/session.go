@@ -1,0 +1,164 @@
+package nats
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	natsgo "github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/message"
+)
+
+// laneName is the one lane of a queue, in the database's books.
+const laneName = "queue"
+
+// session reads one consumer of one incarnation of the stream. It outlives a
+// lost connection, so that what is in its transaction can still be acknowledged.
+type session struct {
+	source  *Source
+	in      *consumer.Intake
+	log     *slog.Logger
+	conn    *natsgo.Conn
+	bound   *binding
+	taken   message.Taken
+	ackWait time.Duration
+
+	arrived chan delivery    // fetched, not yet offered
+	slots   []*consumer.Lane // lanes of the worker, one for each writer
+	acks    *acker
+	// closing is the context that ends with the session: what is abandoned from
+	// then on is given back to the server at once.
+	closing context.Context
+	end     context.CancelCauseFunc
+	look    chan struct{} // watch shall look now
+
+	waiting atomic.Int64 // messages in arrived, or on the way to a slot
+	inHand  atomic.Int64 // messages delivered to us and not yet acknowledged
+	pending atomic.Int64 // messages the server has not delivered to anybody yet
+	foreign atomic.Int64 // messages delivered, but neither acknowledged nor with us
+}
+
+// delivery is one message of a fetch.
+type delivery struct {
+	msg      jetstream.Msg
+	meta     *jetstream.MsgMetadata
+	bytes    int64
+	received time.Time
+}
+
+// session reads until ctx ends or the consumer is no longer the one that was
+// bound; the error says why.
+func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Logger, conn *natsgo.Conn, bound *binding) error {
+	taken, err := in.Take(ctx, message.Take{
+		Lane: s.lane(), Incarnation: bound.incarnation, Committed: -1, Start: 0,
+	})
+	if err != nil {
+		return err
+	}
+	closing, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	x := &session{
+		source: s, in: in, log: log, conn: conn, bound: bound, taken: taken,
+		ackWait: bound.info.Config.AckWait,
+		arrived: make(chan delivery, in.MaxMessages()),
+		acks:    newAcker(in, log), closing: closing, end: end, look: make(chan struct{}, 1),
+	}
+	x.run()
+	return context.Cause(closing)
+}
+
+func (s *Source) lane() message.Lane { return message.Lane{Source: s.config.Name, Name: laneName} }
+
+func (x *session) run() {
+	for range max(1, x.in.Writers()) {
+		x.slots = append(x.slots, x.in.Open(consumer.LaneOptions{
+			Lane: x.source.lane(), Next: x.taken.Next, KeepFor: x.ackWait / 2,
+			Committed: x.committed, Abandoned: x.abandoned,
+		}))
+	}
+	x.in.Rebalanced()
+	x.measure(x.bound.info, 0)
+	x.in.Ready(true)
+
+	var acking, reading sync.WaitGroup
+	acking.Go(x.acks.run)
+	for _, slot := range x.slots {
+		reading.Go(func() { x.offer(slot) })
+		reading.Go(func() {
+			select {
+			case <-slot.Lost():
+				x.end(errLost)
+			case <-x.closing.Done():
+			}
+		})
+	}
+	reading.Go(x.fetch)
+	reading.Go(x.watch)
+
+	<-x.closing.Done()
+	// The lanes are closed while the last fetch comes to its end: both take a
+	// moment, and transactions in hand should have all the time there is.
+	drain, cancel := context.WithTimeout(context.WithoutCancel(x.closing), x.in.Drain())
+	defer cancel()
+	for _, slot := range x.slots {
+		reading.Go(func() { slot.Close(drain) })
+	}
+	reading.Wait()
+	x.giveBack()
+	x.acks.stop()
+	acking.Wait()
+	if x.conn.IsConnected() { // what is given back is not confirmed one by one
+		if err := x.conn.FlushTimeout(confirmTimeout); err != nil {
+			x.in.CommitFailed()
+		}
+	}
+}
+
+var errLost = errors.New("the lane's row is gone or was moved; taking it again")
+
+// committed acknowledges what is durable. It must not block.
+func (x *session) committed(_ int64, tokens []any) {
+	for _, t := range tokens {
+		x.acks.add(t.([]jetstream.Msg), false)
+		x.inHand.Add(-int64(len(t.([]jetstream.Msg))))
+	}
+}
+
+// abandoned gives back what will not be committed, but only when we stop
+// reading. A batch that was kept too long stays with the server until its ack
+// wait has passed, for whatever is wrong would be so at the next moment, too,
+// and the redeliveries a storm.
+func (x *session) abandoned(tokens []any) {
+	for _, t := range tokens {
+		x.inHand.Add(-int64(len(t.([]jetstream.Msg))))
+		if x.closing.Err() != nil {
+			x.acks.add(t.([]jetstream.Msg), true)
+		}
+	}
+}
+
+// giveBack returns what was fetched but never offered.
+func (x *session) giveBack() {
+	for {
+		select {
+		case d := <-x.arrived:
+			x.acks.add([]jetstream.Msg{d.msg}, true)
+			x.drop(d)
+		default:
+			return
+		}
+	}
+}
+
+// drop forgets a message that no slot has been given.
+func (x *session) drop(d delivery) {
+	x.in.Budget().Release(d.bytes)
+	x.waiting.Add(-1)
+	x.inHand.Add(-1)
+}

@@ -1,0 +1,92 @@
+package nats
+
+import (
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/message"
+)
+
+// offer gives one slot what has arrived, without waiting for more. The slots
+// compete: one that is full leaves the messages to its neighbours.
+func (x *session) offer(slot *consumer.Lane) {
+	for {
+		select {
+		case d := <-x.arrived:
+			batch, token := x.gather(d)
+			if len(token) == 0 {
+				continue
+			}
+			n := int64(len(token))
+			err := slot.Offer(x.closing, batch, token)
+			x.waiting.Add(-n)
+			if err != nil {
+				return
+			}
+			if batch.Lag == 0 {
+				x.report()
+			}
+		case <-x.closing.Done():
+			return
+		}
+	}
+}
+
+// gather makes a batch of a message and of those that have arrived behind it.
+func (x *session) gather(d delivery) (message.Batch, []jetstream.Msg) {
+	b := message.Batch{
+		Lane: x.source.lane(), Incarnation: x.taken.Incarnation, Epoch: x.taken.Epoch,
+		From: int64(d.meta.Sequence.Stream), BrokerPosition: -1,
+	}
+	var token []jetstream.Msg
+	for {
+		if time.Since(d.received) > x.ackWait/2 {
+			x.drop(d) // it is about to be delivered again
+		} else {
+			token = append(token, d.msg)
+			b.Messages = append(b.Messages, x.message(d))
+			b.Next = max(b.Next, int64(d.meta.Sequence.Stream)+1)
+			b.Bytes += d.bytes
+		}
+		if len(token) >= x.in.MaxMessages() || b.Bytes >= x.in.MaxBytes() {
+			break
+		}
+		select {
+		case d = <-x.arrived:
+			continue
+		default:
+		}
+		break
+	}
+	b.Lag = max(0, x.lag()-int64(len(token)))
+	return b, token
+}
+
+// message translates. NATS has no key, and its headers have no order among keys.
+// A message without payload has an empty value: there is no tombstone.
+func (x *session) message(d delivery) message.Message {
+	m := message.Message{
+		Topic:    d.msg.Subject(),
+		Value:    d.msg.Data(),
+		Time:     d.meta.Timestamp,
+		Position: message.Position{Lane: x.source.lane(), Offset: int64(d.meta.Sequence.Stream)},
+	}
+	if m.Value == nil {
+		m.Value = []byte{}
+	}
+	headers := d.msg.Headers()
+	keys := make([]string, 0, len(headers))
+	for key := range headers {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		for _, v := range headers[key] {
+			m.Headers = append(m.Headers, message.Header{Key: key, Value: []byte(v)})
+		}
+	}
+	return m
+}
