@@ -1,0 +1,117 @@
+package statement
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
+	"github.com/dedupd/dedupd/sinks/internal/columns"
+)
+
+func init() { sinks.Register("statement", New) }
+
+// Config is what stands under sink.statement.
+type Config struct {
+	// SQL is one statement that reads the relation batch.
+	SQL string `yaml:"sql"`
+	// Columns are those of batch: name: FIELD or FIELD::TYPE. Default: id, key,
+	// value, topic, lane, position and time, each from the place of that name.
+	Columns map[string]string `yaml:"columns"`
+}
+
+var defaultColumns = map[string]string{
+	"id": "id", "key": "key", "value": "value", "topic": "topic", "lane": "lane", "position": "position", "time": "time",
+}
+
+// defaultTypes are the types of the places where a column names none.
+var defaultTypes = map[message.FieldKind]string{
+	message.FieldID:       "pg_catalog.text",
+	message.FieldKey:      "pg_catalog.bytea",
+	message.FieldValue:    "pg_catalog.bytea",
+	message.FieldTopic:    "pg_catalog.text",
+	message.FieldLane:     "pg_catalog.text",
+	message.FieldPosition: "pg_catalog.int8",
+	message.FieldTime:     "pg_catalog.timestamptz",
+	message.FieldNow:      "pg_catalog.timestamptz",
+	message.FieldHeader:   "pg_catalog.text",
+	message.FieldJSON:     "pg_catalog.jsonb",
+	message.FieldConst:    "pg_catalog.text",
+}
+
+// ordinal is the column of batch that dedupd adds.
+const ordinal = "ord"
+
+// New makes the sink from its part of the configuration. The error joins all
+// that is wrong with it.
+func New(decode func(into any) error) (sinks.Sink, error) {
+	var c Config
+	if err := decode(&c); err != nil {
+		return nil, err
+	}
+	return c.Sink()
+}
+
+// Sink checks what can be checked without the database and makes the sink.
+func (c Config) Sink() (*Sink, error) {
+	s := &Sink{}
+	var errs []error
+	var err error
+	if s.sql, err = parse(c.SQL); err != nil {
+		errs = append(errs, fmt.Errorf("sql: %w", err))
+	}
+	wanted := c.Columns
+	if len(wanted) == 0 {
+		wanted = defaultColumns
+	}
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		col, typ, err := parseColumn(name, wanted[name])
+		if err != nil {
+			errs = append(errs, fmt.Errorf("columns.%s: %w", name, err))
+			continue
+		}
+		s.cols, s.types = append(s.cols, col), append(s.types, typ)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return s, nil
+}
+
+// parseColumn reads FIELD or FIELD::TYPE. The type is what follows the last
+// "::", so a constant that holds one itself needs its type behind it.
+func parseColumn(name, spec string) (columns.Column, string, error) {
+	var none columns.Column
+	const most = 63 // bytes that Postgres keeps of a name
+	switch {
+	case name == ordinal:
+		return none, "", errors.New("that is the name of the column that dedupd adds: the place of the message in the batch, from 1")
+	case name == "" || len(name) > most || strings.IndexByte(name, 0) >= 0:
+		return none, "", fmt.Errorf("%q can't be a column's name", name)
+	}
+	place, typ := spec, ""
+	if i := strings.LastIndex(spec, "::"); i >= 0 {
+		place, typ = spec[:i], strings.TrimSpace(spec[i+2:])
+		switch {
+		case typ == "":
+			return none, "", fmt.Errorf("%q lacks the type after ::", spec)
+		case strings.Contains(typ, "("):
+			return none, "", fmt.Errorf("the type %s has a length or precision, to which longer values would be cut without a word; leave it out", typ)
+		}
+	}
+	f, err := message.ParseField(place)
+	if err != nil {
+		return none, "", err
+	}
+	byDefault, ok := defaultTypes[f.Kind]
+	if !ok {
+		return none, "", fmt.Errorf("%q is a way to find an id; once found it is %q", place, "id")
+	}
+	if typ == "" {
+		typ = byDefault
+	}
+	return columns.Column{Name: name, Field: f}, typ, nil
+}

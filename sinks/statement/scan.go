@@ -1,0 +1,243 @@
+package statement
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// token is a part of an SQL text that matters here. Comments, strings and white
+// space are none.
+type token struct {
+	kind  tokenKind
+	text  string // a word in lower case, a quoted name without its quotes
+	start int    // byte offsets in the text
+	end   int
+}
+
+type tokenKind int
+
+const (
+	word      tokenKind = iota // a keyword or a name
+	quotedOne                  // a name in double quotes
+	parameter                  // $1
+	semicolon
+	other
+)
+
+// scan splits an SQL text as Postgres' own lexer does with its standard settings,
+// as far as it takes to tell names from strings and comments.
+func scan(sql string) ([]token, error) {
+	var tokens []token
+	for i := 0; i < len(sql); {
+		start := i
+		switch c := sql[i]; {
+		case c == ' ' || c >= '\t' && c <= '\r':
+			i++
+			continue
+		case strings.HasPrefix(sql[i:], "--"):
+			if i = strings.IndexAny(sql[start:], "\r\n"); i < 0 {
+				i = len(sql)
+			} else {
+				i += start
+			}
+			continue
+		case strings.HasPrefix(sql[i:], "/*"):
+			if i = blockComment(sql, i); i < 0 {
+				return nil, errors.New("a comment /* doesn't end")
+			}
+			continue
+		case c == '\'':
+			if i = quotedEnd(sql, i, '\'', false); i < 0 {
+				return nil, errors.New("a string doesn't end")
+			}
+			tokens = append(tokens, token{other, "", start, i})
+		case c == '"':
+			if i = quotedEnd(sql, i, '"', false); i < 0 {
+				return nil, errors.New("a quoted name doesn't end")
+			}
+			name := strings.ReplaceAll(sql[start+1:i-1], `""`, `"`)
+			tokens = append(tokens, token{quotedOne, name, start, i})
+		case c == '$':
+			kind := other
+			if i, kind = dollar(sql, i); i < 0 {
+				return nil, errors.New("a dollar-quoted string doesn't end")
+			}
+			tokens = append(tokens, token{kind, sql[start:i], start, i})
+		case nameStart(c):
+			for i < len(sql) && (nameStart(sql[i]) || digit(sql[i]) || sql[i] == '$') {
+				i++
+			}
+			if (c == 'e' || c == 'E') && i == start+1 && i < len(sql) && sql[i] == '\'' {
+				if i = quotedEnd(sql, i, '\'', true); i < 0 {
+					return nil, errors.New("a string doesn't end")
+				}
+				tokens = append(tokens, token{other, "", start, i})
+				continue
+			}
+			tokens = append(tokens, token{word, strings.ToLower(sql[start:i]), start, i})
+		case c == ';':
+			i++
+			tokens = append(tokens, token{semicolon, ";", start, i})
+		case digit(c):
+			// A number swallows the letters after it, so that 1e5 is no name.
+			for i < len(sql) && (nameStart(sql[i]) || digit(sql[i]) || sql[i] == '.') {
+				i++
+			}
+			tokens = append(tokens, token{other, "", start, i})
+		default:
+			i++
+			tokens = append(tokens, token{other, "", start, i})
+		}
+	}
+	return tokens, nil
+}
+
+func digit(c byte) bool { return c >= '0' && c <= '9' }
+
+func nameStart(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_' || c >= 0x80
+}
+
+// blockComment gives the end of the comment at i, which may hold others; -1: none.
+func blockComment(sql string, i int) int {
+	for depth := 0; i < len(sql); {
+		switch {
+		case strings.HasPrefix(sql[i:], "/*"):
+			depth++
+			i += 2
+		case strings.HasPrefix(sql[i:], "*/"):
+			depth--
+			i += 2
+			if depth == 0 {
+				return i
+			}
+		default:
+			i++
+		}
+	}
+	return -1
+}
+
+// quotedEnd gives the end of what stands in quotes at i; a doubled quote is a
+// part of it. -1: it doesn't end.
+func quotedEnd(sql string, i int, quote byte, backslash bool) int {
+	for i++; i < len(sql); i++ {
+		switch {
+		case backslash && sql[i] == '\\':
+			i++
+		case sql[i] != quote:
+		case i+1 < len(sql) && sql[i+1] == quote:
+			i++
+		default:
+			return i + 1
+		}
+	}
+	return -1
+}
+
+// dollar reads a parameter or a dollar-quoted string at i; -1: it doesn't end.
+func dollar(sql string, i int) (end int, kind tokenKind) {
+	end = i + 1
+	if end < len(sql) && digit(sql[end]) {
+		for end < len(sql) && digit(sql[end]) {
+			end++
+		}
+		return end, parameter
+	}
+	for end < len(sql) && (nameStart(sql[end]) || end > i+1 && digit(sql[end])) {
+		end++
+	}
+	if end == len(sql) || sql[end] != '$' {
+		return i + 1, other // a lone $: the server will say what it thinks of it
+	}
+	tag := sql[i : end+1]
+	after := strings.Index(sql[end+1:], tag)
+	if after < 0 {
+		return -1, other
+	}
+	return end + 1 + after + len(tag), other
+}
+
+var (
+	// starters begin the statements that can have a WITH in front of them.
+	starters = []string{"select", "insert", "update", "delete", "merge", "with", "values", "table"}
+	// control are the words that would take the transaction out of dedupd's hands.
+	control = []string{"begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release", "prepare", "set", "reset", "discard"}
+)
+
+// parsed is the operator's statement, taken apart where batch has to go in.
+type parsed struct {
+	recursive bool
+	// ctes are the operator's own, with the rest of the statement, where it
+	// begins with WITH.
+	ctes string
+	// rest is the statement, where it doesn't.
+	rest string
+}
+
+// parse checks what can be checked without a server. The error joins all faults.
+func parse(sql string) (parsed, error) {
+	tokens, err := scan(sql)
+	if err != nil {
+		return parsed{}, err
+	}
+	for len(tokens) > 0 && tokens[len(tokens)-1].kind == semicolon {
+		sql = sql[:tokens[len(tokens)-1].start]
+		tokens = tokens[:len(tokens)-1]
+	}
+	if len(tokens) == 0 {
+		return parsed{}, errors.New("there is no statement")
+	}
+	var errs []error
+	first := tokens[0]
+	if first.kind == other && sql[first.start] == '(' {
+		first = token{kind: word, text: "select"}
+	}
+	switch {
+	case first.kind == word && slices.Contains(control, first.text):
+		errs = append(errs, fmt.Errorf("%s is not for a sink: the transaction belongs to dedupd, which commits the claims in it", strings.ToUpper(first.text)))
+	case first.kind != word || !slices.Contains(starters, first.text):
+		errs = append(errs, fmt.Errorf("it begins with %q; it must be one SELECT, INSERT, UPDATE, DELETE or MERGE, with or without a WITH", first.text))
+	}
+	mentioned := false
+	for i, t := range tokens {
+		switch {
+		case t.kind == semicolon:
+			errs = append(errs, errors.New("there is more than one statement; several can be parts of one: WITH a AS (INSERT ... RETURNING ...) UPDATE ..."))
+			return parsed{}, errors.Join(errs...)
+		case t.kind == parameter:
+			errs = append(errs, fmt.Errorf("%s: parameters are dedupd's; a column of batch with const:TEXT gives a constant", t.text))
+		case (t.kind == word || t.kind == quotedOne) && t.text == "batch" && i > 0:
+			mentioned = true
+		}
+	}
+	if !mentioned {
+		errs = append(errs, errors.New("it doesn't mention batch, the relation that holds the messages: ... FROM batch ORDER BY ord"))
+	}
+	if len(errs) > 0 {
+		return parsed{}, errors.Join(errs...)
+	}
+	p := parsed{rest: sql}
+	if first.kind == word && first.text == "with" {
+		after := first.end
+		if len(tokens) > 1 && tokens[1].kind == word && tokens[1].text == "recursive" {
+			p.recursive, after = true, tokens[1].end
+		}
+		p.ctes, p.rest = sql[after:], ""
+	}
+	return p, nil
+}
+
+// join puts the definition of batch in front.
+func (p parsed) join(batch string) string {
+	with := "WITH "
+	if p.recursive {
+		with = "WITH RECURSIVE "
+	}
+	if p.ctes != "" {
+		return with + batch + "," + p.ctes
+	}
+	return with + batch + "\n" + p.rest
+}

@@ -1,0 +1,113 @@
+// Package statement is the sink that runs the operator's own SQL over a batch of
+// messages.
+//
+// The SQL reads a relation named batch, which has one row for each message and a
+// column ord that counts them in lane order. It is one statement, so that all of
+// a batch has its effect or none. dedupd puts the definition of batch in front
+// of it and the messages into parameters; nothing of a message ever becomes SQL.
+package statement
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
+	"github.com/dedupd/dedupd/sinks/internal/columns"
+)
+
+// Sink runs one statement. It may be used by many goroutines.
+type Sink struct {
+	sql     parsed
+	cols    []columns.Column // without their types
+	types   []string         // as the operator named them
+	current atomic.Pointer[plan]
+}
+
+// plan is the statement with its columns' types known. Immutable.
+type plan struct {
+	set *columns.Set
+	sql string
+}
+
+var (
+	_ sinks.Sink     = (*Sink)(nil)
+	_ sinks.Preparer = (*Sink)(nil)
+)
+
+// Prepare finds the types of batch's columns and has the server check the
+// statement: its names, its types, and this role's privileges. It may run while
+// others write.
+//
+// EXPLAIN does all of that and runs nothing. Running the statement over no
+// messages, in a savepoint, would fire triggers for each statement, take the
+// locks of a write, use up sequences and call functions that may have effects
+// even for an empty batch.
+func (s *Sink) Prepare(ctx context.Context, tx sinks.Tx) error {
+	_, err := s.prepare(ctx, tx)
+	return err
+}
+
+func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
+	types, err := columns.Resolve(ctx, tx, s.types)
+	if err != nil {
+		return nil, fmt.Errorf("sink.statement.columns: %w", err)
+	}
+	cols := make([]columns.Column, len(s.cols))
+	for i := range cols {
+		cols[i] = s.cols[i]
+		cols[i].Type = types[i]
+	}
+	p := &plan{}
+	if p.set, err = columns.NewSet(cols); err != nil {
+		return nil, fmt.Errorf("sink.statement.columns: %w", err)
+	}
+	p.sql = s.sql.join(batch(p.set))
+	args, err := p.set.Encode(nil)
+	if err == nil {
+		_, err = tx.Exec(ctx, "EXPLAIN "+p.sql, args...)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the server refuses sink.statement.sql: %w", err)
+	}
+	s.current.Store(p)
+	return p, nil
+}
+
+// batch is the common table expression that holds the messages.
+func batch(set *columns.Set) string {
+	var names, exprs strings.Builder
+	for i, c := range set.Columns() {
+		names.WriteString(pgx.Identifier{c.Name}.Sanitize() + ", ")
+		exprs.WriteString(set.Expr(i) + ", ")
+	}
+	return "batch(" + names.String() + ordinal + ") AS (SELECT " + exprs.String() + "u.ord FROM " + set.From() + ")"
+}
+
+// Write runs the statement over msgs. Its errors are those of sinks.Sink:
+// PermanentAt for a message that can't be put into the columns' types, else what
+// Postgres says.
+func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+	if len(msgs) == 0 {
+		return nil
+	}
+	p := s.current.Load()
+	if p == nil {
+		var err error
+		if p, err = s.prepare(ctx, tx); err != nil {
+			return err
+		}
+	}
+	args, err := p.set.Encode(msgs)
+	if err == nil {
+		_, err = tx.Exec(ctx, p.sql, args...)
+	}
+	if err != nil {
+		return fmt.Errorf("run sink.statement.sql: %w", err)
+	}
+	return nil
+}
