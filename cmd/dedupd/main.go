@@ -10,6 +10,7 @@ import (
 	// The kinds of sinks this binary has. For one of your own, copy this file into
 	// a module of yours, import the package that calls sinks.Register here, and
 	// build: it is then a kind that the configuration knows.
+	_ "github.com/dedupd/dedupd/sinks/statement"
 	_ "github.com/dedupd/dedupd/sinks/table"
 )
 

@@ -17,6 +17,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/dedupd/dedupd/sinks"
+	_ "github.com/dedupd/dedupd/sinks/statement"
 	_ "github.com/dedupd/dedupd/sinks/table"
 )
 

@@ -60,7 +60,8 @@ func (v *validator) tags(path string, s reflect.Value) {
 			continue
 		}
 		at, value := join(path, name), s.Field(i)
-		if f.Tag.Get("required") != "" && value.IsZero() && f.Type != reflect.TypeFor[Sink]() {
+		empty := value.IsZero() || value.Kind() == reflect.Slice && value.Len() == 0
+		if f.Tag.Get("required") != "" && empty && f.Type != reflect.TypeFor[Sink]() {
 			v.add(at, "is required")
 		}
 		if enum, ok := f.Tag.Lookup("enum"); ok {

@@ -1,0 +1,96 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/config"
+)
+
+func (c *command) migrate() *cobra.Command {
+	var role string
+	up := &cobra.Command{
+		Use:   "up",
+		Short: "Creates or upgrades the schema, and creates the scope",
+		Long: `Creates or upgrades the schema, and creates the scope, with the rights of the
+schema's owner. Several may run at a time: one works, the others wait.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.withStore(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
+				applied, err := s.Migrate(ctx)
+				if err != nil {
+					return err
+				}
+				return c.showApplied(applied)
+			})
+		},
+	}
+	status := &cobra.Command{
+		Use:   "status",
+		Short: "Shows the schema's versions: those applied and those to come",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.withStore(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
+				all, err := s.MigrationStatus(ctx)
+				if err != nil {
+					return err
+				}
+				return c.showMigrations(all)
+			})
+		},
+	}
+	sql := &cobra.Command{
+		Use:   "sql",
+		Short: "Prints the SQL that creates schema and scope, for a DBA to run",
+		Long: `Prints the SQL that creates schema and scope in an empty database, for a DBA to
+run. Nothing is connected to. --grants adds what the worker's role needs.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, _, err := c.loadAndWarn()
+			if err != nil {
+				return err
+			}
+			s, err := dedup.NewStore(dedup.StoreConfig{Schema: cfg.Database.Schema, Scope: cfg.Scope})
+			if err != nil {
+				return exitError{exitUsage, err}
+			}
+			_, err = io.WriteString(c.stdout, s.MigrationSQL(role))
+			return err
+		},
+	}
+	sql.Flags().StringVar(&role, "grants", "", "add the grants for the worker's `ROLE`")
+	return group("migrate", "Creates, upgrades and shows the database schema",
+		c.withFile(c.withOutput(up)), c.withFile(c.withOutput(status)), c.withFile(sql))
+}
+
+func (c *command) showApplied(applied []dedup.Migration) error {
+	if c.output == outputJSON {
+		return writeJSON(c.stdout, append([]dedup.Migration{}, applied...))
+	}
+	for _, m := range applied {
+		fmt.Fprintf(c.stdout, "applied version %d: %s\n", m.Version, m.Name)
+	}
+	if len(applied) == 0 {
+		fmt.Fprintln(c.stdout, "the schema is up to date")
+	}
+	return nil
+}
+
+func (c *command) showMigrations(all []dedup.Migration) error {
+	if c.output == outputJSON {
+		return writeJSON(c.stdout, all)
+	}
+	t := table{columns: []column{right("VERSION"), left("NAME"), left("APPLIED")}}
+	for _, m := range all {
+		at := "pending"
+		if m.AppliedAt != nil {
+			at = timestamp(m.AppliedAt)
+		}
+		t.add(m.Version, m.Name, at)
+	}
+	return t.write(c.stdout)
+}
