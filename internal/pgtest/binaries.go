@@ -53,6 +53,13 @@ func findBinaries(o Options) (*binaries, error) {
 		return nil, err
 	}
 	defer lock.Close()
+	// Nobody else is at work here, so what lies half made was given up.
+	for _, pattern := range []string{"fetch-*", "initdb-*"} {
+		given, _ := filepath.Glob(filepath.Join(folder, pattern))
+		for _, path := range given {
+			_ = os.RemoveAll(path)
+		}
+	}
 	if _, err := os.Stat(b.program("postgres")); err != nil {
 		if err := b.fetch(version, o.Progress); err != nil {
 			return nil, fmt.Errorf("fetch Postgres %s: %w", version, err)
@@ -71,7 +78,7 @@ func findBinaries(o Options) (*binaries, error) {
 // fetch downloads the binaries. The library can only fetch and start in one
 // call, and its way of starting leaves servers behind: so it is given a data
 // folder on which no server can start, and what counts is what it has unpacked.
-func (b *binaries) fetch(version string, progress func(done, total int64)) error {
+func (b *binaries) fetch(version string, progress func(done, total int64) error) error {
 	work, err := os.MkdirTemp(b.folder, "fetch-")
 	if err != nil {
 		return err
@@ -116,14 +123,13 @@ func (b *binaries) fetch(version string, progress func(done, total int64)) error
 // meter counts the bytes of the answers that pass through a transport.
 type meter struct {
 	http.RoundTripper
-	progress func(done, total int64)
+	progress func(done, total int64) error
 }
 
 func (m meter) RoundTrip(r *http.Request) (*http.Response, error) {
 	answer, err := m.RoundTripper.RoundTrip(r)
 	// The archive, not its checksum.
 	if err == nil && answer.StatusCode == http.StatusOK && (answer.ContentLength < 0 || answer.ContentLength > 1<<20) {
-		m.progress(0, answer.ContentLength)
 		answer.Body = &meteredBody{answer.Body, m.progress, 0, answer.ContentLength}
 	}
 	return answer, err
@@ -131,14 +137,16 @@ func (m meter) RoundTrip(r *http.Request) (*http.Response, error) {
 
 type meteredBody struct {
 	io.ReadCloser
-	progress    func(done, total int64)
+	progress    func(done, total int64) error
 	done, total int64
 }
 
 func (b *meteredBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.done += int64(n)
-	b.progress(b.done, b.total)
+	if stop := b.progress(b.done, b.total); stop != nil {
+		return n, stop
+	}
 	return n, err
 }
 

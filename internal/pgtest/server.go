@@ -27,10 +27,11 @@ type Options struct {
 	// Settings are further parameters of postgresql.conf; they win.
 	Settings map[string]string
 	// Progress is told of the download of the binaries, if there is one: bytes
-	// so far, and in all (-1 while unknown). It is called from the goroutine
-	// that calls StartServer. While a download with Progress is under way, the
-	// process's other users of http.DefaultTransport are counted too.
-	Progress func(done, total int64)
+	// so far, and in all (-1 if unknown). An error that it returns ends the
+	// download, and StartServer with it. It is called from StartServer's
+	// goroutine. Only for programs that do nothing else meanwhile: the process's
+	// other users of http.DefaultTransport would be counted too.
+	Progress func(done, total int64) error
 }
 
 // Server is a Postgres of our own on 127.0.0.1: a direct child of this process,
