@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -57,8 +58,20 @@ func (c *command) report(err error) int {
 		fmt.Fprintf(c.stderr, "dedupd: the configuration has %s\n", count(len(problems), "problem"))
 		return exitUsage
 	}
-	fmt.Fprintln(c.stderr, "dedupd: "+strings.TrimRight(err.Error(), "\n"))
+	fmt.Fprintln(c.stderr, "dedupd: "+flat(err))
 	return exitCode(err)
+}
+
+// flat is an error in one line: pgx gives each address tried a line, and the
+// same address often two.
+func flat(err error) string {
+	var lines []string
+	for line := range strings.Lines(err.Error()) {
+		if line = strings.TrimSpace(line); !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, " ")
 }
 
 // exitCode tells what kind of failure an error is.

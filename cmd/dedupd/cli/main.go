@@ -85,7 +85,7 @@ func (c *command) withFile(cmd *cobra.Command) *cobra.Command {
 
 // withOutput gives a command the choice of its output's form.
 func (c *command) withOutput(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringVarP(&c.output, "output", "o", outputTable, "the form of the output: table or json")
+	cmd.Flags().StringVarP(&c.output, "output", "o", outputTable, "the form of the output, `table|json`")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{outputTable, outputJSON}, cobra.ShellCompDirectiveNoFileComp))
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

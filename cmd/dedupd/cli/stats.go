@@ -137,7 +137,7 @@ func (c *command) writeStats(s Stats) error {
 		if g.Claims < 0 {
 			claims = "-"
 		}
-		generations.add(g.Generation, g.State, g.OpenedAt.UTC().Format(time.RFC3339), claims, bytes(g.Bytes))
+		generations.add(g.Generation, g.State, g.OpenedAt.UTC().Format(time.RFC3339), claims, size(g.Bytes))
 	}
 	return generations.write(c.stdout)
 }
@@ -152,17 +152,17 @@ func known(n *int64) string {
 
 func percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
 
-// bytes is a size for people, in powers of 1024.
-func bytes(n int64) string {
-	size, unit := float64(n), "B"
+// size is a number of bytes for people, in powers of 1024.
+func size(n int64) string {
+	value, unit := float64(n), "B"
 	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {
-		if size < 1024 {
+		if value < 1024 {
 			break
 		}
-		size, unit = size/1024, u
+		value, unit = value/1024, u
 	}
 	if unit == "B" {
 		return fmt.Sprintf("%d B", n)
 	}
-	return fmt.Sprintf("%.1f %s", size, unit)
+	return fmt.Sprintf("%.1f %s", value, unit)
 }
