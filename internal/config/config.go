@@ -53,7 +53,7 @@ type Kafka struct {
 	Topics StringList `yaml:"topics" required:"true"`
 	// The consumer group. Default: the scope.
 	Group string `yaml:"group"`
-	// Where a lane without a position begins; group: at the offset the group has committed.
+	// Where a lane without a position begins if the group has committed none either; group: nowhere, the lane is held until it has.
 	Start string `yaml:"start" enum:"earliest,latest,group"`
 	// Whether messages of transactions that are open or were aborted are read.
 	Isolation string `yaml:"isolation" enum:"read_committed,read_uncommitted"`

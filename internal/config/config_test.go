@@ -220,6 +220,17 @@ func TestNoTextOfASecret(t *testing.T) {
 	}
 }
 
+func TestRedactURL(t *testing.T) {
+	for in, want := range map[string]string{
+		"nats://h:4222": "nats://h:4222", "nats://u:p@h:4222": "nats://[redacted]@h:4222", "nats://token@h": "nats://[redacted]@h",
+		"nats://u:p@ss@h": "nats://[redacted]@h", "u:p@h": "[redacted]@h", "nats://u:%zz@h": "nats://[redacted]@h",
+	} {
+		if got := redactURL(in); got != want {
+			t.Errorf("%s is shown as %s", in, got)
+		}
+	}
+}
+
 func TestPrintTellsOrigins(t *testing.T) {
 	c := parse(t, small+"database: {schema: '${S}'}", "S=s", "DEDUPD_LOG_LEVEL=warn")
 	var out strings.Builder

@@ -107,9 +107,12 @@ func (v *validator) tls(at string, t *TLS) {
 		}
 		v.add(at+"."+missing, "is required beside %s: a certificate and its key go together", present)
 	}
-	v.readable(at+".ca_file", t.CAFile)
-	v.readable(at+".cert_file", t.CertFile)
-	v.readable(at+".key_file", t.KeyFile)
+	if _, err := t.Client(); err != nil {
+		for _, p := range split(err, Problem{}) {
+			key, text, _ := strings.Cut(p.Message, ": ")
+			v.add(at+"."+key, "%s", text)
+		}
+	}
 }
 
 // readable finds a missing file now rather than at the first connect.

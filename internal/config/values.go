@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"net/url"
 	"regexp"
 	"strconv"
 	"strings"
@@ -175,13 +174,17 @@ func (a *Addresses) decodeNode(d *decoder, n *node, path string) {
 	}
 }
 
-// redactURL hides the password of a URL, if it has one.
+// redactURL hides who logs in by a URL: the name may be a token.
 func redactURL(s string) string {
-	if u, err := url.Parse(s); err == nil && u.User != nil {
-		return u.Redacted()
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		scheme, rest = "", s
+	} else {
+		scheme += "://"
 	}
-	if i := strings.LastIndexByte(s, '@'); i >= 0 { // not a URL we understand: show the host only
-		return redacted + s[i:]
+	// Up to the last @: a password may hold one, where it should be %40.
+	if i := strings.LastIndexByte(rest, '@'); i >= 0 {
+		return scheme + redacted + rest[i:]
 	}
 	return s
 }

@@ -1,0 +1,53 @@
+package config
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// Client is the configuration of a client's connections; nil: not encrypted. The
+// authorities are those of now; the client's certificate is read again at each
+// handshake, since it is renewed under a running program.
+func (t *TLS) Client() (*tls.Config, error) {
+	if !t.Enabled {
+		return nil, nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
+	var errs []error
+	if t.CAFile != "" {
+		pool, err := authorities(t.CAFile)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("ca_file: %w", err))
+		}
+		c.RootCAs = pool
+	}
+	if t.CertFile != "" && t.KeyFile != "" {
+		load := func() (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+			return &pair, err
+		}
+		if _, err := load(); err != nil {
+			errs = append(errs, fmt.Errorf("cert_file: %w", err))
+		}
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return c, nil
+}
+
+func authorities(file string) (*x509.CertPool, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s holds no certificate in PEM form", file)
+	}
+	return pool, nil
+}
