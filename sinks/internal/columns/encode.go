@@ -152,7 +152,10 @@ func (e *encoder) text(col *Column) (text string, ok bool, err error) {
 		return m.Time.UTC().Format(time.RFC3339Nano), true, nil
 	case message.FieldHeader:
 		v, _ := m.Header(col.Field.Name)
-		return view(v), v != nil, nil
+		if v == nil {
+			return "", false, nil
+		}
+		return view(v), true, checkJSON(col.Type, v)
 	case message.FieldKey:
 		if m.Key == nil {
 			return "", false, nil
@@ -237,7 +240,7 @@ func (e *encoder) document() error {
 	return e.why
 }
 
-// checkJSON looks at a key that goes into a JSON column.
+// checkJSON looks at a key or a header that goes into a JSON column.
 func checkJSON(t Type, b []byte) error {
 	if !t.json() {
 		return nil
