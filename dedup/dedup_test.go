@@ -1,0 +1,528 @@
+package dedup_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
+)
+
+func TestMain(m *testing.M) {
+	pgtest.Main(m, func() error { return goleak.Find() })
+}
+
+// rows is a sink that is as plain as can be. Its table has no unique index on
+// the id: one would hide the very doubles that the tests look for.
+type rows struct {
+	fail func(m *message.Message) error // asked before a row is written
+}
+
+const createRows = `CREATE TABLE IF NOT EXISTS public.rows (n bigint GENERATED ALWAYS AS IDENTITY, id text, lane text, position bigint, value text CHECK (value <> 'check'))`
+
+func (s *rows) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+	var ids, lanes, values []string
+	var positions []int64
+	for i := range msgs {
+		if s.fail != nil {
+			if err := s.fail(&msgs[i]); err != nil {
+				return err
+			}
+		}
+		ids, values = append(ids, msgs[i].ID), append(values, string(msgs[i].Value))
+		lanes, positions = append(lanes, msgs[i].Position.Lane.String()), append(positions, msgs[i].Position.Offset)
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO public.rows (id, lane, position, value) SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[])`,
+		ids, lanes, positions, values)
+	return err
+}
+
+// fixture is a migrated database with one processor.
+type fixture struct {
+	*dedup.Processor
+	t    *testing.T
+	db   *pgtest.DB
+	pool *pgxpool.Pool
+	sink *rows
+	reg  *prometheus.Registry
+}
+
+func newFixture(t *testing.T) *fixture {
+	db := pgtest.NewFrom(t, "dedup", func(ctx context.Context, url string) error {
+		pool, err := pgxpool.New(ctx, url)
+		if err != nil {
+			return err
+		}
+		defer pool.Close()
+		if _, err := pool.Exec(ctx, createRows); err != nil {
+			return err
+		}
+		store, err := dedup.NewStore(dedup.StoreConfig{Pool: pool, Scope: "test"})
+		if err != nil {
+			return err
+		}
+		_, err = store.Migrate(ctx)
+		return err
+	})
+	return attach(t, db)
+}
+
+// attach is one more worker on the same database.
+func attach(t *testing.T, db *pgtest.DB) *fixture {
+	t.Helper()
+	f := &fixture{t: t, db: db, pool: db.Pool(t), sink: &rows{}, reg: prometheus.NewRegistry()}
+	store, err := dedup.NewStore(dedup.StoreConfig{Pool: f.pool, Scope: "test", Owner: t.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	identity, err := message.NewIdentity([]string{"header:id"}, 64<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fingerprint, err := dedup.NewFingerprint([]string{"value"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Processor = &dedup.Processor{
+		Store: store, Sink: f.sink, Identity: identity, Fingerprint: fingerprint,
+		Missing: dedup.MissingDeadLetter, OnDuplicate: dedup.DuplicateDrop, OnConflict: dedup.ConflictDeadLetter,
+		MaxDeadShare: 0.5, DeadWindow: 1000, Metrics: dedup.NewMetrics(f.reg),
+	}
+	if err := f.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// lane is an ordered lane that was taken.
+type lane struct {
+	message.Lane
+	message.Taken
+	at      int64
+	ordered bool
+}
+
+func (f *fixture) take(source, name string) *lane {
+	f.t.Helper()
+	l := message.Lane{Source: source, Name: name}
+	taken, err := f.Store.Take(f.t.Context(), message.Take{Lane: l, Ordered: true, Committed: -1})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return &lane{l, taken, taken.Next, true}
+}
+
+func (f *fixture) takeQueue(source string) *lane {
+	f.t.Helper()
+	l := message.Lane{Source: source, Name: "queue"}
+	taken, err := f.Store.Take(f.t.Context(), message.Take{Lane: l, Incarnation: "stream-1", Committed: -1})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return &lane{l, taken, 0, false}
+}
+
+// batch makes the lane's next messages: one for each id, with the value "v", or
+// what stands behind "=" in the id. An empty id makes a message without one.
+func (l *lane) batch(ids ...string) message.Batch {
+	b := l.batchAt(l.at, ids...)
+	l.at = b.Next
+	return b
+}
+
+func (l *lane) batchAt(at int64, ids ...string) message.Batch {
+	b := message.Batch{Lane: l.Lane, Ordered: l.ordered, Incarnation: l.Incarnation, Epoch: l.Epoch, From: at, Next: at + int64(len(ids)), Lag: 0, BrokerPosition: -1}
+	for i, id := range ids {
+		id, value, ok := strings.Cut(id, "=")
+		if !ok {
+			value = "v"
+		}
+		m := message.Message{Topic: "t", Value: []byte(value), Time: time.Now(), Position: message.Position{Lane: l.Lane, Offset: at + int64(i)}}
+		if id != "" {
+			m.Headers = []message.Header{{Key: "id", Value: []byte(id)}}
+		}
+		b.Messages = append(b.Messages, m)
+	}
+	return b
+}
+
+func (f *fixture) handle(batches ...message.Batch) {
+	f.t.Helper()
+	if err := f.Handle(f.t.Context(), batches); err != nil {
+		f.t.Fatalf("handle: %v", err)
+	}
+}
+
+// landed is the sink's ids in the order they were written.
+func (f *fixture) landed() []string {
+	f.t.Helper()
+	var ids []string
+	if err := f.pool.QueryRow(f.t.Context(), `SELECT coalesce(array_agg(id ORDER BY n), '{}') FROM public.rows`).Scan(&ids); err != nil {
+		f.t.Fatal(err)
+	}
+	return ids
+}
+
+func (f *fixture) wantLanded(ids ...string) {
+	f.t.Helper()
+	if got := f.landed(); !slices.Equal(got, ids) {
+		f.t.Errorf("the sink holds %q, want %q", got, ids)
+	}
+}
+
+// books are "applied/redelivered/resent/cross_source/conflicts/dead@next".
+func (f *fixture) wantBooks(l *lane, want string) {
+	f.t.Helper()
+	all, err := f.Store.Books(f.t.Context())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, b := range all {
+		if b.Source == l.Source && b.Lane == l.Name {
+			got := fmt.Sprintf("%d/%d/%d/%d/%d/%d@%d", b.Applied, b.Redelivered, b.Resent, b.CrossSource, b.Conflicts, b.Dead, b.NextPosition)
+			if got != want {
+				f.t.Errorf("books of %s: %s, want %s", l.Lane, got, want)
+			}
+			if sum := b.Applied + b.Duplicates + b.Conflicts + b.Dead; sum != b.Fetched {
+				f.t.Errorf("books of %s don't balance: fetched %d, outcomes %d", l.Lane, b.Fetched, sum)
+			}
+			return
+		}
+	}
+	f.t.Errorf("no books of %s", l.Lane)
+}
+
+func (f *fixture) wantDead(want ...string) {
+	f.t.Helper()
+	letters, err := f.Store.DeadLetters(f.t.Context(), 0, 1000)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var got []string
+	for _, d := range letters {
+		got = append(got, fmt.Sprintf("%s@%d", d.Class, d.Position))
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		f.t.Errorf("dead letters %q, want %q", got, want)
+	}
+}
+
+func TestEachIDOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	other := f.take("kafka", "orders/1")
+	elsewhere := f.take("nats", "lane-0")
+
+	f.handle(l.batch("a", "b", "a", "c"), other.batch("b", "d"))
+	f.wantLanded("a", "b", "c", "d")
+	f.wantBooks(l, "3/0/1/0/0/0@4")
+	f.wantBooks(other, "1/0/1/0/0/0@2")
+
+	f.handle(elsewhere.batch("a", "e"), l.batch("e", "c"))
+	// Lanes are worked through in their order, so kafka's copy of e came first.
+	f.wantLanded("a", "b", "c", "d", "e")
+	f.wantBooks(l, "4/0/2/0/0/0@6")
+	f.wantBooks(elsewhere, "0/0/0/2/0/0@2")
+	f.wantDead()
+}
+
+func TestRedeliveryIsToldFromResend(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a", "b"))
+	// An operator moved the lane back: the same places come again.
+	if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET next_position = 0`); err != nil {
+		t.Fatal(err)
+	}
+	l.at = 0
+	f.handle(l.batch("a", "b", "a"))
+	f.wantLanded("a", "b")
+	f.wantBooks(l, "2/2/1/0/0/0@3")
+}
+
+func TestConflicts(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []string{dedup.ConflictDeadLetter, dedup.ConflictDrop} {
+		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.OnConflict = policy
+			l := f.take("kafka", "orders/0")
+			f.handle(l.batch("a=1", "a=2", "a=1"))
+			f.handle(l.batch("a=3", "a=1"))
+			f.wantLanded("a")
+			f.wantBooks(l, "1/0/2/0/2/0@5")
+			if policy == dedup.ConflictDrop {
+				f.wantDead()
+				return
+			}
+			f.wantDead("conflict@1", "conflict@3")
+			d, err := f.Store.DeadLetters(t.Context(), 0, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p := d[0].OriginalPosition; p == nil || *p != 0 || *d[0].OriginalLane != "orders/0" {
+				t.Errorf("the conflict does not tell the original's place: %+v", d[0])
+			}
+		})
+	}
+	t.Run("stop", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		f.OnConflict = dedup.ConflictStop
+		l := f.take("kafka", "orders/0")
+		f.handle(l.batch("a=1"))
+		wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("b", "a=2")}), "another payload")
+		f.wantLanded("a")
+		f.wantBooks(l, "1/0/0/0/0/0@1")
+	})
+	t.Run("without fingerprints", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		f.Fingerprint, _ = dedup.NewFingerprint([]string{"none"})
+		l := f.take("kafka", "orders/0")
+		f.handle(l.batch("a=1", "a=2"))
+		f.handle(l.batch("a=3"))
+		f.wantBooks(l, "1/0/2/0/0/0@3")
+	})
+}
+
+func wantHold(t *testing.T, err error, text string) {
+	t.Helper()
+	var hold *message.HoldError
+	if !errors.As(err, &hold) {
+		t.Fatalf("got %v, want a lane to be held", err)
+	}
+	if !strings.Contains(err.Error(), text) {
+		t.Errorf("%q does not say %q", err, text)
+	}
+}
+
+func TestMissingIDs(t *testing.T) {
+	t.Parallel()
+	t.Run("dead_letter", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		l := f.take("kafka", "orders/0")
+		f.handle(l.batch("a", "", "b", ""))
+		f.wantLanded("a", "b")
+		f.wantBooks(l, "2/0/0/0/0/2@4")
+		f.wantDead("no_id@1", "no_id@3")
+		// The same place again is a redelivery, not one more dead letter.
+		if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET next_position = 0`); err != nil {
+			t.Fatal(err)
+		}
+		l.at = 0
+		f.handle(l.batch("a", ""))
+		f.wantBooks(l, "2/2/0/0/0/2@2")
+		f.wantDead("no_id@1", "no_id@3")
+	})
+	t.Run("position", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		f.Missing = dedup.MissingPosition
+		l := f.take("kafka", "orders/0")
+		f.handle(l.batch("a", "", ""))
+		f.wantBooks(l, "3/0/0/0/0/0@3")
+		if got := f.landed(); len(got) != 3 || got[1] == got[2] {
+			t.Errorf("the sink holds %q, want three different ids", got)
+		}
+	})
+	t.Run("stop", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		f.Missing = dedup.MissingStop
+		l := f.take("kafka", "orders/0")
+		wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("a", "")}), "id.missing is stop")
+		f.wantLanded()
+	})
+	t.Run("unusable", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		f.Missing = dedup.MissingPosition // there is an id: its place is no substitute
+		f.Identity, _ = message.NewIdentity([]string{"header:id"}, 8)
+		l := f.take("kafka", "orders/0")
+		f.handle(l.batch("12345678", "123456789"))
+		f.wantLanded("12345678")
+		f.wantDead("bad_id@1")
+	})
+}
+
+func TestHostileIDs(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.sink.fail = func(m *message.Message) error { m.ID = fmt.Sprintf("%x", m.ID); return nil } // text can't hold them
+	l := f.take("kafka", "orders/0")
+	ids := []string{"\x00", "\x00\x00", "\xff", "\xff\xfe", "é", "e\u0301", strings.Repeat("x", 64<<10), "ab", "AB", "\U0001F600"}
+	f.handle(l.batch(ids...))
+	f.handle(l.batch(ids...))
+	f.wantBooks(l, fmt.Sprintf("%d/0/%d/0/0/0@%d", len(ids), len(ids), 2*len(ids)))
+}
+
+func TestDuplicatesToDeadLetters(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.OnDuplicate = dedup.DuplicateDeadLetter
+	q := f.takeQueue("nats")
+	f.handle(q.batch("a", "b", "a"))
+	f.wantDead("duplicate@2")
+	// The queue delivers everything once more: a redelivery is the broker's doing,
+	// and what was buried stays buried once.
+	f.handle(q.batchAt(0, "a", "b", "a"))
+	f.wantDead("duplicate@2")
+	f.wantBooks(q, "2/2/2/0/0/0@3")
+}
+
+func TestPoisonIsFoundAlone(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]func(m *message.Message) error{
+		"by the database": nil, // the CHECK of the table
+		"by the sink": func(m *message.Message) error {
+			if string(m.Value) == "check" {
+				return sinks.Permanent(errors.New("no good"))
+			}
+			return nil
+		},
+		"by a panic": func(m *message.Message) error {
+			if string(m.Value) == "check" {
+				panic("no good")
+			}
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.sink.fail = fail
+			l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+			var ids []string
+			for i := range 100 {
+				id := fmt.Sprint("m", i)
+				if i == 37 || i == 38 || i == 99 {
+					id += "=check"
+				}
+				ids = append(ids, id)
+			}
+			f.handle(l.batch(ids...), other.batch("m37=check", "x", "y=check"))
+			f.wantBooks(l, "97/0/0/0/0/3@100")
+			f.wantBooks(other, "1/0/1/0/0/1@3")
+			f.wantDead("poison@37", "poison@38", "poison@99", "poison@2")
+			landed := f.landed()
+			if len(landed) != 98 || !slices.IsSortedFunc(landed[:97], func(a, b string) int { return num(a) - num(b) }) {
+				t.Errorf("the neighbours of poison are missing or out of order: %q", landed)
+			}
+		})
+	}
+}
+
+func num(id string) (n int) {
+	_, _ = fmt.Sscanf(id, "m%d", &n)
+	return n
+}
+
+func TestPermanentAtNeedsNoSearch(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var writes atomic.Int32
+	f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+		writes.Add(1)
+		for i := range msgs {
+			if string(msgs[i].Value) == "bad" {
+				return sinks.PermanentAt(i, errors.New("bad value"))
+			}
+		}
+		return f.sink.Write(ctx, tx, msgs)
+	})
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a", "b=bad", "c", "d=bad", "e"))
+	f.wantLanded("a", "c", "e")
+	f.wantDead("poison@1", "poison@3")
+	if n := writes.Load(); n != 3 {
+		t.Errorf("%d writes for two messages that the sink pointed at, want 3", n)
+	}
+}
+
+type sinkFunc func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error
+
+func (f sinkFunc) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+	return f(ctx, tx, msgs)
+}
+
+func TestSystemicPoisonHoldsTheLane(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.MaxDeadShare, f.DeadWindow = 0.1, 100
+	if err := f.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("", "", "", "", "", "", "", "", "", ""))
+	b := l.batch("a", "", "b")
+	wantHold(t, f.Handle(t.Context(), []message.Batch{b}), "max_share")
+	f.wantBooks(l, "0/0/0/0/0/10@10")
+	// Once enough good ones have passed, single ones are single again.
+	var good []string
+	for i := range 100 {
+		good = append(good, fmt.Sprint("g", i))
+	}
+	l.at = 10
+	f.handle(l.batch(good...))
+	f.handle(l.batch("a", "", "b"))
+	f.wantBooks(l, "102/0/0/0/0/11@113")
+}
+
+func TestSinksThatBreakTheirPromise(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		write func(ctx context.Context, tx sinks.Tx) error
+		want  string
+	}{
+		"commits": {func(ctx context.Context, tx sinks.Tx) error {
+			_, err := tx.Exec(ctx, "commit")
+			return err
+		}, "ended the transaction"},
+		"hides an error": {func(ctx context.Context, tx sinks.Tx) error {
+			_, _ = tx.Exec(ctx, "SELECT 1/0")
+			return nil
+		}, "hid an error"},
+		"leaves rows open": {func(ctx context.Context, tx sinks.Tx) error {
+			_, err := tx.Query(ctx, "SELECT generate_series(1, 1000000)")
+			return err
+		}, "left a query open"},
+		"fails for its own reasons": {func(context.Context, sinks.Tx) error { return errors.New("out of ink") }, "out of ink"},
+		"has no table": {func(ctx context.Context, tx sinks.Tx) error {
+			_, err := tx.Exec(ctx, "INSERT INTO public.nowhere VALUES (1)")
+			return err
+		}, "nowhere"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, _ []message.Message) error { return c.write(ctx, tx) })
+			l := f.take("kafka", "orders/0")
+			wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("a")}), c.want)
+			f.Sink, l.at = f.sink, 0
+			if name == "commits" {
+				return // that sink has left the promise; it is told, not undone
+			}
+			f.handle(l.batch("a"))
+			f.wantLanded("a")
+		})
+	}
+}

@@ -1,0 +1,383 @@
+package dedup_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/message"
+)
+
+func wantFenced(t *testing.T, err error, lanes ...*lane) {
+	t.Helper()
+	var fenced *message.FencedError
+	if !errors.As(err, &fenced) {
+		t.Fatalf("got %v, want a fence", err)
+	}
+	if len(fenced.Lanes) != len(lanes) {
+		t.Fatalf("fenced %v, want %d lanes", fenced.Lanes, len(lanes))
+	}
+	for i, l := range lanes {
+		if fenced.Lanes[i] != l.Lane {
+			t.Errorf("fenced %v, want %v", fenced.Lanes[i], l.Lane)
+		}
+	}
+}
+
+func TestAnOldOwnerWritesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	zombie, neighbour := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	f.handle(zombie.batch("a"))
+
+	owner := f.take("kafka", "orders/0")
+	if owner.Next != 1 || owner.Epoch <= zombie.Epoch {
+		t.Fatalf("the next owner starts at %d under epoch %d after %d", owner.Next, owner.Epoch, zombie.Epoch)
+	}
+	err := f.Handle(t.Context(), []message.Batch{zombie.batch("b", "x"), neighbour.batch("c")})
+	wantFenced(t, err, zombie)
+	f.wantLanded("a")
+	f.handle(owner.batch("b"))
+	f.wantLanded("a", "b")
+	f.wantBooks(owner, "2/0/0/0/0/0@2")
+}
+
+func TestABatchOutOfStepWritesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a", "b"))
+	wantFenced(t, f.Handle(t.Context(), []message.Batch{l.batchAt(5, "c")}), l)
+	f.wantLanded("a", "b")
+	// The database went back, as after a failover that lost commits.
+	if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET next_position = 0`); err != nil {
+		t.Fatal(err)
+	}
+	wantFenced(t, f.Handle(t.Context(), []message.Batch{l.batch("c")}), l)
+	f.wantLanded("a", "b")
+}
+
+func TestStartRule(t *testing.T) {
+	t.Parallel()
+	l := message.Lane{Source: "kafka", Name: "orders/0"}
+	take := message.Take{Lane: l, Ordered: true, BrokerGeneration: 3, Start: 7, Committed: -1, HonourReset: true}
+	for name, c := range map[string]struct {
+		row    string // what the lane's row is set to
+		change func(*message.Take)
+		want   message.Taken
+		err    error
+	}{
+		"no row":              {"", nil, message.Taken{Next: 7, BrokerPosition: -1}, nil},
+		"row":                 {"next_position = 20", nil, message.Taken{Next: 20, BrokerPosition: -1}, nil},
+		"broker's copy lags":  {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 15 }, message.Taken{Next: 20, BrokerPosition: 10}, nil},
+		"broker is ahead":     {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 25 }, message.Taken{Next: 20, BrokerPosition: 10, Rewound: true}, nil},
+		"group was reset":     {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 5 }, message.Taken{Next: 5, BrokerPosition: 5, Reset: true}, nil},
+		"reset is ignored":    {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed, t.HonourReset = 5, false }, message.Taken{Next: 20, BrokerPosition: 10}, nil},
+		"never confirmed":     {"next_position = 20", func(t *message.Take) { t.Committed = 5 }, message.Taken{Next: 20, BrokerPosition: -1}, nil},
+		"late claimer":        {"broker_generation = 4", nil, message.Taken{}, message.ErrStale},
+		"generations restart": {"broker_generation = 4, updated_at = now() - interval '1 minute'", nil, message.Taken{Next: 7, BrokerPosition: -1}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			if c.row != "" {
+				if _, err := f.Store.Take(t.Context(), take); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET `+c.row); err != nil {
+					t.Fatal(err)
+				}
+			}
+			asked := take
+			if c.change != nil {
+				c.change(&asked)
+			}
+			got, err := f.Store.Take(t.Context(), asked)
+			if !errors.Is(err, c.err) {
+				t.Fatalf("got %v, want %v", err, c.err)
+			}
+			got.Epoch, got.Incarnation = 0, ""
+			if got != c.want {
+				t.Errorf("got %+v, want %+v", got, c.want)
+			}
+			if c.want.Reset {
+				again, err := f.Store.Take(t.Context(), asked)
+				if err != nil || again.Reset || again.Next != c.want.Next {
+					t.Errorf("the same reset was seen twice: %+v, %v", again, err)
+				}
+			}
+		})
+	}
+}
+
+func TestAStreamCreatedAnewHoldsItsLane(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	take := message.Take{Lane: message.Lane{Source: "nats", Name: "lane-0"}, Ordered: true, Incarnation: "2026-01-01", Committed: -1}
+	if _, err := f.Store.Take(t.Context(), take); err != nil {
+		t.Fatal(err)
+	}
+	take.Incarnation = "2026-02-02"
+	_, err := f.Store.Take(t.Context(), take)
+	wantHold(t, err, "created anew")
+}
+
+func TestQueueBatchesShareOneRow(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	q := f.takeQueue("nats")
+	f.handle(q.batchAt(5, "a", "b"), q.batchAt(1, "c", "b"))
+	f.wantBooks(q, "3/0/1/0/0/0@7")
+	f.handle(q.batchAt(3, "d"))
+	f.wantBooks(q, "4/0/1/0/0/0@7")
+}
+
+// cutter dials connections that are lost in the moment of COMMIT.
+type cutter struct {
+	armed  atomic.Int32 // 1: before it reaches the server, 2: after
+	landed atomic.Int32
+	lost   atomic.Int32
+}
+
+type cutConn struct {
+	net.Conn
+	c    *cutter
+	dead atomic.Bool
+}
+
+var errCut = errors.New("cut by the test")
+
+func (c *cutConn) Write(b []byte) (int, error) {
+	if c.dead.Load() {
+		return 0, errCut
+	}
+	// The last round trip: lanes move, then COMMIT. (Preparing the statements
+	// names them one at a time.)
+	if !bytes.Contains(b, []byte("dedupd_advance")) || !bytes.Contains(b, []byte("dedupd_commit")) {
+		return c.Conn.Write(b)
+	}
+	switch c.c.armed.Swap(0) {
+	case 1:
+		c.c.lost.Add(1)
+		c.dead.Store(true)
+		_ = c.Conn.Close()
+		return len(b), nil // as a kernel would: taken, then lost
+	case 2:
+		n, err := c.Conn.Write(b)
+		// Wait for the answer, which shows that it is done, and lose it.
+		_ = c.Conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_, _ = c.Conn.Read(make([]byte, 1))
+		c.c.landed.Add(1)
+		c.dead.Store(true)
+		_ = c.Conn.Close()
+		return n, err
+	}
+	return c.Conn.Write(b)
+}
+
+// TestLostAnswerToCommit cuts the connection before and after COMMIT reached the
+// server. Whichever it was, every message lands once and is counted once.
+func TestLostAnswerToCommit(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	cut := &cutter{}
+	config, err := pgxpool.ParseConfig(f.db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = 2
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &cutConn{Conn: conn, c: cut}, nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	store, err := dedup.NewStore(dedup.StoreConfig{Pool: pool, Scope: "test", Owner: "cut"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Processor.Store = store
+	l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	const rounds = 60
+	var want []string
+	for i := range rounds {
+		a, b := fmt.Sprint("a", i), fmt.Sprint("b", i)
+		want = append(want, a, b)
+		cut.armed.Store(int32(rand.N(3)))
+		f.handle(l.batch(a, a), other.batch(b, a))
+	}
+	if cut.landed.Load() < rounds/10 || cut.lost.Load() < rounds/10 {
+		t.Fatalf("%d commits landed and %d did not: too few of a kind to prove anything", cut.landed.Load(), cut.lost.Load())
+	}
+	f.wantLanded(want...)
+	f.wantBooks(l, fmt.Sprintf("%d/0/%d/0/0/0@%d", rounds, rounds, 2*rounds))
+	f.wantBooks(other, fmt.Sprintf("%d/0/%d/0/0/0@%d", rounds, rounds, 2*rounds))
+	if got := f.metric("dedupd_messages_total"); got != 4*rounds {
+		t.Errorf("the metrics count %v messages, want %d", got, 4*rounds)
+	}
+}
+
+// metric is the sum over all labels.
+func (f *fixture) metric(name string) (sum float64) {
+	f.t.Helper()
+	families, err := f.reg.Gather()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == name {
+			for _, m := range family.Metric {
+				sum += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return sum
+}
+
+// TestWorkersRaceForTheSameIDs lets several workers claim ids in common at the
+// same time, each on lanes of its own: each id must land once, no deadlock must
+// surface, and all books balance.
+func TestWorkersRaceForTheSameIDs(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const workers, rounds, perBatch, ids = 6, 40, 40, 400
+	var all sync.WaitGroup
+	for w := range workers {
+		worker := attach(t, f.db)
+		l := worker.take("kafka", fmt.Sprint("orders/", w))
+		all.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(w)))
+			for range rounds {
+				names := make([]string, perBatch)
+				for i := range names {
+					names[i] = fmt.Sprint("id", random.IntN(ids))
+				}
+				if err := worker.Handle(t.Context(), []message.Batch{l.batch(names...)}); err != nil {
+					t.Errorf("worker %d: %v", w, err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	var rows, distinct, fetched int64
+	if err := f.pool.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT id), (SELECT sum(fetched) FROM dedupd.books) FROM public.rows`).Scan(&rows, &distinct, &fetched); err != nil {
+		t.Fatal(err)
+	}
+	if rows != distinct || rows != ids || fetched != workers*rounds*perBatch {
+		t.Errorf("%d rows of %d ids (want %d), %d messages in the books (want %d)", rows, distinct, ids, fetched, workers*rounds*perBatch)
+	}
+}
+
+// TestATwinWaitsForTheFirst holds a claim open: the twin must neither land nor
+// be called a duplicate before the first one's transaction has ended.
+func TestATwinWaitsForTheFirst(t *testing.T) {
+	t.Parallel()
+	for _, commit := range []bool{true, false} {
+		t.Run(fmt.Sprint("commit ", commit), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			l := f.take("kafka", "orders/0")
+			tx, err := f.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			if won, err := f.Store.Claim(t.Context(), tx, []string{"a", "b", "a"}); err != nil || !won[0] || !won[1] || won[2] {
+				t.Fatalf("claim: %v, %v", won, err)
+			}
+			done := make(chan error, 1)
+			go func() { done <- f.Handle(t.Context(), []message.Batch{l.batch("a")}) }()
+			select {
+			case err := <-done:
+				t.Fatalf("the twin did not wait: %v", err)
+			case <-time.After(200 * time.Millisecond):
+			}
+			if commit {
+				err = tx.Commit(t.Context())
+			} else {
+				err = tx.Rollback(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			if commit {
+				f.wantLanded()
+				f.wantBooks(l, "0/0/1/0/0/0@1")
+			} else {
+				f.wantLanded("a")
+			}
+		})
+	}
+}
+
+// TestARotationIsNoticed changes the catalog between two transactions, as a
+// rotation will: the next one must not use what it was built for.
+func TestARotationIsNoticed(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a"))
+	if _, err := f.pool.Exec(t.Context(), `
+		BEGIN;
+		CREATE TABLE dedupd.claims_test_2 (PRIMARY KEY (key)) INHERITS (dedupd.claims_root);
+		DELETE FROM dedupd.generations;
+		INSERT INTO dedupd.generations (scope, generation, table_name, state) VALUES ('test', 2, 'claims_test_2', 'open');
+		UPDATE dedupd.scopes SET catalog_epoch = catalog_epoch + 1;
+		COMMIT;`); err != nil {
+		t.Fatal(err)
+	}
+	f.handle(l.batch("b"))
+	var generation int
+	if err := f.pool.QueryRow(t.Context(), `SELECT generation FROM dedupd.claims WHERE key = $1::uuid`, dedup.KeyOf("b").String()).Scan(&generation); err != nil {
+		t.Fatal(err)
+	}
+	if generation != 2 {
+		t.Errorf("the claim went to generation %d, want 2", generation)
+	}
+}
+
+// TestClaimsHoldTheRotationLock shows that a rotator's exclusive lock waits for
+// a claim transaction that is open.
+func TestClaimsHoldTheRotationLock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := f.Store.Claim(t.Context(), tx, []string{"a"}); err != nil {
+		t.Fatal(err)
+	}
+	var free bool
+	try := `SELECT pg_try_advisory_lock(1684366453, id) FROM dedupd.scopes`
+	if err := f.pool.QueryRow(t.Context(), try).Scan(&free); err != nil || free {
+		t.Fatalf("the exclusive lock was free during a claim: %v, %v", free, err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.pool.QueryRow(t.Context(), try).Scan(&free); err != nil || !free {
+		t.Fatalf("the exclusive lock was not free after the claim: %v, %v", free, err)
+	}
+}
