@@ -44,6 +44,7 @@ type fetcher struct {
 	since    time.Time // when offered fell behind position
 	end      int64     // of what may be read; -1: not known
 	want     int       // bytes to ask for
+	growth   float64   // bytes in memory per byte asked for, as last seen; at least 1
 	stuck    int       // fetches in a row that brought something, but no progress
 
 	failing time.Time // since when fetches fail; zero: they don't
@@ -65,6 +66,7 @@ func (l *lane) read(s stand) error {
 		offered:  s.Next,
 		end:      -1,
 		want:     min(idleFetchBytes, l.config.FetchBytes),
+		growth:   1,
 	}
 	f.open = l.in.Open(consumer.LaneOptions{
 		Lane:      l.id,
@@ -137,7 +139,7 @@ func (f *fetcher) step(ctx context.Context) error {
 		}
 	}
 	budget := f.in.Budget()
-	asked := int64(f.want)
+	asked := int64(float64(f.want) * f.growth)
 	if budget.Acquire(ctx, asked) != nil {
 		return nil
 	}
@@ -153,6 +155,7 @@ func (f *fetcher) step(ctx context.Context) error {
 	}
 	held := footprint(got.messages)
 	budget.Adjust(held - asked)
+	f.growth = max(float64(held)/float64(f.want), 0.9*f.growth, 1)
 
 	f.end = part.HighWatermark
 	if f.config.Isolation == ReadCommitted {
@@ -188,7 +191,9 @@ func (f *fetcher) plan(ctx context.Context, stuck bool) {
 		}
 		return
 	case f.position < f.end:
-		f.want = usual
+		// Compressed data may be many times as large in memory.
+		fits := int(float64(f.in.MaxBytes()) / f.growth)
+		f.want = min(max(fits, idleFetchBytes), usual)
 	default:
 		f.want = min(idleFetchBytes, usual)
 	}
