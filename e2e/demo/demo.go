@@ -41,7 +41,7 @@ const (
 // run is the demo from beginning to end. It leaves nothing behind, whatever
 // happens: what was started is stopped in reverse order.
 func run(ctx context.Context, o options, s *screen) (err error) {
-	folder, err := os.MkdirTemp("", "dedupd-demo-")
+	folder, release, err := newFolder()
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func run(ctx context.Context, o options, s *screen) (err error) {
 			err = errors.Join(err, undo[i]())
 		}
 	}()
-	undo = append(undo, func() error { return os.RemoveAll(folder) })
+	undo = append(undo, release)
 
 	d := &demo{options: o, screen: s, note: "starting"}
 	if d.binary == "" {
@@ -77,9 +77,10 @@ func run(ctx context.Context, o options, s *screen) (err error) {
 	}
 	undo = append(undo, d.worker.stop)
 
-	s.say("Postgres %s   %s", d.postgres.version, d.postgres.url)
-	s.say("NATS %s     %s, streams %s and %s", d.broker.version(), d.broker.url, shopStream, edgeStream)
-	s.say("dedupd          run -c %s, metrics on http://%s/metrics", d.worker.config, d.worker.metrics)
+	s.say("Postgres %-8s %s", d.postgres.version, d.postgres.url)
+	s.say("NATS %-12s %s, streams %s and %s", d.broker.version(), d.broker.url, shopStream, edgeStream)
+	s.say("dedupd run        -c %s", d.worker.config)
+	s.say("metrics           http://%s/metrics", d.worker.metrics)
 	s.say("")
 
 	if err := d.play(ctx); err != nil {

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -61,6 +62,7 @@ func main() {
 func parse(args []string) (options, error) {
 	var o options
 	f := flag.NewFlagSet("demo", flag.ContinueOnError)
+	f.SetOutput(io.Discard) // the error says it all
 	f.StringVar(&o.binary, "dedupd", "", "the dedupd `binary`; default: it is built first")
 	f.IntVar(&o.messages, "messages", 100_000, "messages to send, resends included")
 	f.Float64Var(&o.resend, "resend", 0.2, "share of the messages that are resends")
@@ -71,6 +73,11 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.postgres, "postgres", "", "`version` of Postgres, such as 17.10")
 	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "give up when the messages haven't landed after this time")
 	if err := f.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			f.SetOutput(os.Stdout)
+			fmt.Println("Usage of the demo:")
+			f.PrintDefaults()
+		}
 		return o, err
 	}
 	switch {
