@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/dedupd/dedupd/message"
@@ -85,6 +86,9 @@ func (l *Lane) gather(b message.Batch, token any) {
 	l.w.activity = time.Now()
 	l.lag = b.Lag
 	if l.pending == nil {
+		// What is offered next is appended, which must not write into memory
+		// behind the source's slice.
+		b.Messages = slices.Clip(b.Messages)
 		l.pending = &parcel{batch: b, tokens: []any{token}, offered: l.w.activity}
 		l.enqueue()
 		return
@@ -100,9 +104,9 @@ func (l *Lane) gather(b message.Batch, token any) {
 // not known. A lane counts as caught up only at 0.
 func (l *Lane) SetLag(n int64) {
 	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
 	l.lag = n
-	l.w.mu.Unlock()
-	if n >= 0 {
+	if n >= 0 && !l.closed { // else the metric of a closed lane would come back
 		l.w.Metrics.lag.WithLabelValues(l.options.Lane.Source, l.options.Lane.Name).Set(float64(n))
 	}
 }
@@ -113,8 +117,8 @@ func (l *Lane) Lost() <-chan struct{} { return l.lost }
 
 // Close lets the lane go. What was offered but not begun is abandoned; what is
 // in its transaction is waited for until ctx ends, then cut off. When Close
-// returns, no callback of the lane runs or will run. A lane may be closed more
-// than once, also when it was lost.
+// returns, no callback of the lane runs or will run, but for one that an Offer
+// still makes. A lane may be closed more than once, also when it was lost.
 func (l *Lane) Close(ctx context.Context) {
 	w := l.w
 	w.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -49,7 +50,7 @@ type Worker struct {
 	intakes  []*Intake
 	idle     int // writers that wait
 	stopped  bool
-	activity time.Time         // of the last offer or commit
+	activity time.Time         // of the last offer or commit, or when a lane was last seen behind
 	busy     map[int]time.Time // by writer: since when it is in its transaction
 }
 
@@ -83,16 +84,19 @@ func (w *Worker) Run(ctx context.Context) error {
 			// Whatever ends first ends all: half a worker would look healthy
 			// while the other half's lag grows.
 			err := s.Run(soft, w.intakes[i])
-			if err != nil {
+			switch {
+			case err != nil && soft.Err() != nil: // too late to be the cause
+				w.Logger.Warn("source failed while it stopped", "source", s.Name(), "error", err)
+			case err != nil:
 				err = fmt.Errorf("source %s: %w", s.Name(), err)
-			} else if soft.Err() == nil {
+			case soft.Err() == nil:
 				err = fmt.Errorf("source %s ended by itself", s.Name())
 			}
 			stop(err)
 		})
 	}
 	if w.UntilIdle > 0 {
-		go w.watchIdle(soft, stop)
+		sources.Go(func() { w.watchIdle(soft, stop) })
 	}
 
 	<-soft.Done()
@@ -136,17 +140,20 @@ func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 func (w *Worker) isIdle(now time.Time) (bool, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	idle := now.Sub(w.activity) >= w.UntilIdle
+	caughtUp := true
 	for _, in := range w.intakes {
-		idle = idle && in.ready
+		caughtUp = caughtUp && in.ready
 	}
 	for l := range w.lanes {
 		if l.held != nil && l.attempts >= 3 && now.Sub(l.heldSince) >= w.UntilIdle {
 			return false, l.held
 		}
-		idle = idle && l.flight == nil && l.pending == nil && l.lag == 0
+		caughtUp = caughtUp && l.flight == nil && l.pending == nil && l.lag == 0
 	}
-	return idle, nil
+	if !caughtUp {
+		w.activity = now
+	}
+	return now.Sub(w.activity) >= w.UntilIdle, nil
 }
 
 // write is one writer: it takes a group, has it made durable, and tells the
@@ -258,19 +265,23 @@ func (w *Worker) failed(group []*Lane, err error) {
 	isFenced := errors.As(err, &fenced)
 	var hold *message.HoldError
 	isHold := errors.As(err, &hold)
+	concerns := func(l *Lane) bool {
+		if isFenced {
+			return slices.Contains(fenced.Lanes, l.options.Lane)
+		}
+		return !isHold || hold.Lane == message.Lane{} || hold.Lane == l.options.Lane
+	}
+	if !slices.ContainsFunc(group, concerns) {
+		// It names none of them: to try all of them again at once would spin.
+		isFenced, isHold = false, false
+	}
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, l := range group {
-		mine := !isFenced && (!isHold || hold.Lane == message.Lane{} || hold.Lane == l.options.Lane)
-		if isFenced {
-			for _, lane := range fenced.Lanes {
-				mine = mine || lane == l.options.Lane
-			}
-		}
 		l.alone = true
 		switch {
-		case !mine: // a neighbour's fault: at once again
+		case !concerns(l): // a neighbour's fault: at once again
 			l.retry(0)
 		case isFenced:
 			w.Metrics.fenced.Inc()

@@ -1,0 +1,105 @@
+package consumer_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/consumer/consumertest"
+	"github.com/dedupd/dedupd/message"
+)
+
+// Two workers over one broker, while everything goes wrong that may: each id has
+// one effect, none is missing, and each worker's books balance.
+func TestChaos(t *testing.T) {
+	const partitions, total = 6, 20_000
+	broker, store := consumertest.NewBroker(partitions), consumertest.NewStore()
+	for i := range total {
+		id := fmt.Sprintf("m%06d", i)
+		m := message.Message{Topic: "t", Value: []byte(id), Headers: []message.Header{{Key: consumertest.IDHeader, Value: []byte(id)}}}
+		broker.Produce(i%partitions, m)
+		if i%10 == 0 {
+			broker.Produce(i%partitions, m) // sent twice
+		}
+	}
+	handled := [2]*counting{{store: store}, {store: store}}
+	var ends []func()
+	var registries []*prometheus.Registry
+	for i := range 2 {
+		budget, registry := consumer.NewBudget(1<<20), prometheus.NewRegistry()
+		w := &consumer.Worker{
+			Handler: handled[i], Lanes: store, Sources: []consumer.Source{broker.Source("chaos")},
+			Writers: 3, MaxMessages: 50, MaxBytes: 1 << 18, Budget: budget, Drain: time.Second,
+			Logger: quiet(), Metrics: consumer.NewMetrics(registry, budget),
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- w.Run(ctx) }()
+		ends = append(ends, func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			if n := budget.Used(); n != 0 {
+				t.Errorf("the budget holds %d bytes", n)
+			}
+		})
+		registries = append(registries, registry)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for len(store.Effects()) < total && ctx.Err() == nil {
+		switch lanes := store.Lanes(); rand.N(6) {
+		case 0:
+			store.FailBefore(2, errTransient)
+		case 1:
+			store.FailAfter(2, errTransient)
+		case 2:
+			broker.Rebalance()
+		case 3:
+			if len(lanes) > 0 {
+				store.Steal(lanes[rand.N(len(lanes))])
+			}
+		case 4:
+			store.FailBefore(1, &message.HoldError{Err: errTransient})
+		case 5:
+			store.Delay(rand.N(3 * time.Millisecond))
+		}
+		time.Sleep(rand.N(10 * time.Millisecond))
+	}
+	for i, end := range ends {
+		end()
+		fetched, abandoned := sum(t, registries[i], "dedupd_messages_fetched_total"), sum(t, registries[i], "dedupd_messages_abandoned_total")
+		if fetched != float64(handled[i].told.Load())+abandoned {
+			t.Errorf("worker %d: fetched %v, handled %d, abandoned %v", i, fetched, handled[i].told.Load(), abandoned)
+		}
+	}
+	if n := len(store.Effects()); n != total {
+		t.Errorf("%d effects of %d", n, total)
+	}
+	for _, v := range store.Violations() {
+		t.Error("contract broken: ", v)
+	}
+}
+
+// counting counts the messages of the hand-overs that were answered by nil.
+type counting struct {
+	store *consumertest.Store
+	told  atomic.Int64
+}
+
+func (c *counting) Handle(ctx context.Context, group []message.Batch) error {
+	err := c.store.Handle(ctx, group)
+	if err == nil {
+		for _, b := range group {
+			c.told.Add(int64(len(b.Messages)))
+		}
+	}
+	return err
+}

@@ -1,0 +1,370 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/message"
+)
+
+func writers(n int) func(*consumer.Worker) {
+	return func(w *consumer.Worker) { w.Writers = n }
+}
+
+func bubble(t *testing.T, name string, f func(*testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+}
+
+func TestGroupCommit(t *testing.T) {
+	bubble(t, "what comes during a transaction is the next group", func(t *testing.T) {
+		r := newRig(t, 1)
+		release := r.store.Hold()
+		r.lanes[0].mustOffer(1)
+		synctest.Wait()
+		for range 5 {
+			r.lanes[0].mustOffer(1)
+		}
+		synctest.Wait()
+		release()
+		synctest.Wait()
+		if got, want := r.sizes(), []int{1, 5}; !reflect.DeepEqual(got, want) {
+			t.Errorf("groups of %v, want %v", got, want)
+		}
+		if got, _ := r.lanes[0].outcome(); !reflect.DeepEqual(got, []int{0, 1, 2, 3, 4, 5}) {
+			t.Errorf("committed %v", got)
+		}
+		r.stop()
+	})
+	bubble(t, "lanes share a transaction", func(t *testing.T) {
+		r := newRig(t, 5, writers(1))
+		release := r.store.Hold()
+		r.lanes[0].mustOffer(1)
+		synctest.Wait()
+		for _, l := range r.lanes {
+			l.mustOffer(10)
+		}
+		release()
+		synctest.Wait()
+		if got, want := r.sizes(), []int{1, 50}; !reflect.DeepEqual(got, want) {
+			t.Errorf("groups of %v, want %v", got, want)
+		}
+		r.stop()
+	})
+	bubble(t, "a group has its bounds", func(t *testing.T) {
+		r := newRig(t, 4, writers(1), func(w *consumer.Worker) { w.MaxMessages, w.MaxBytes = 100, 500 })
+		release := r.store.Hold()
+		r.lanes[0].mustOffer(1)
+		synctest.Wait()
+		for _, l := range r.lanes {
+			l.mustOffer(20) // 200 bytes
+		}
+		r.lanes[0].mustOffer(20)
+		blocked := make(chan error)
+		go func() { blocked <- r.lanes[0].offer(20) }() // 600 bytes in the lane
+		synctest.Wait()
+		select {
+		case err := <-blocked:
+			t.Errorf("Offer beyond the bounds returned %v", err)
+		default:
+		}
+		release()
+		if err := <-blocked; err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		for _, n := range r.sizes() {
+			if n*10 > 500 {
+				t.Errorf("a group of %d bytes", n*10)
+			}
+		}
+		r.stop()
+	})
+	bubble(t, "the source's slice is not written to", func(t *testing.T) {
+		r := newRig(t, 1)
+		release := r.store.Hold()
+		l := r.lanes[0]
+		l.mustOffer(1)
+		synctest.Wait()
+		row, _ := r.store.Row(l.name)
+		whole := make([]message.Message, 3)
+		for i := range whole {
+			whole[i] = message.Message{Topic: "mine", Position: message.Position{Lane: l.name, Offset: int64(1 + i)}}
+		}
+		batch := func(from, to int64, m []message.Message) message.Batch {
+			return message.Batch{Lane: l.name, Ordered: true, Incarnation: row.Incarnation, Epoch: l.epoch, From: from, Next: to, Messages: m}
+		}
+		_ = l.Offer(t.Context(), batch(1, 2, whole[:1]), 1)
+		other := whole[2]
+		other.Topic = "other"
+		_ = l.Offer(t.Context(), batch(2, 4, []message.Message{other}), 2)
+		if whole[1].Topic != "mine" {
+			t.Error("a neighbour was overwritten")
+		}
+		release()
+		r.setHandle(func(context.Context, []message.Batch) error { return nil })
+		r.end()
+		<-r.done
+	})
+}
+
+func TestOneInFlightPerLane(t *testing.T) {
+	bubble(t, "", func(t *testing.T) {
+		r := newRig(t, 3, writers(8))
+		r.store.Delay(10 * time.Millisecond)
+		for range 50 {
+			for _, l := range r.lanes {
+				l.mustOffer(3)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(time.Second)
+		if n := len(r.store.Effects()); n != 450 {
+			t.Errorf("%d effects", n)
+		}
+		r.stop() // the store has noticed two at a time
+	})
+}
+
+func TestErrors(t *testing.T) {
+	failing := func(r *rig, name string, err error) {
+		r.setHandle(func(ctx context.Context, group []message.Batch) error {
+			for _, b := range group {
+				if b.Lane.Name == name {
+					return err
+				}
+			}
+			return r.store.Handle(ctx, group)
+		})
+	}
+	count := func(r *rig, name string) (n int) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, g := range r.groups {
+			if slices.ContainsFunc(g, func(b message.Batch) bool { return b.Lane.Name == name }) {
+				n++
+			}
+		}
+		return n
+	}
+	// together lets all lanes be in one failing group.
+	together := func(r *rig) {
+		release := r.store.Hold()
+		r.lanes[2].mustOffer(1)
+		synctest.Wait()
+		r.lanes[0].mustOffer(5)
+		r.lanes[1].mustOffer(5)
+		release()
+	}
+	bubble(t, "a transient error: one lane backs off, alone", func(t *testing.T) {
+		r := newRig(t, 3, writers(1))
+		failing(r, "0", errTransient)
+		together(r)
+		time.Sleep(time.Second)
+		if n := len(r.store.Effects()); n != 6 {
+			t.Errorf("%d effects while lane 0 fails, want those of lanes 1 and 2", n)
+		}
+		time.Sleep(time.Minute)
+		if n := count(r, "0"); n < 12 || n > 60 {
+			t.Errorf("%d tries in a minute", n)
+		}
+		if r.Ready() != nil {
+			t.Error("a transient error makes unready")
+		}
+		r.setHandle(nil)
+		time.Sleep(6 * time.Second)
+		if n := len(r.store.Effects()); n != 11 {
+			t.Errorf("%d effects", n)
+		}
+		r.stop()
+	})
+	bubble(t, "a hold", func(t *testing.T) {
+		r := newRig(t, 3, writers(1))
+		mend := &message.HoldError{Lane: r.lanes[0].name, Err: errors.New("no such table")}
+		failing(r, "0", mend)
+		together(r)
+		time.Sleep(10 * time.Minute)
+		if n := len(r.store.Effects()); n != 6 {
+			t.Errorf("%d effects while lane 0 is held", n)
+		}
+		if n := count(r, "0"); n < 10 || n > 80 {
+			t.Errorf("%d tries in ten minutes", n)
+		}
+		if err := r.Ready(); !errors.Is(err, mend) {
+			t.Errorf("Ready: %v", err)
+		}
+		if n := r.metric("dedupd_lanes_held"); n != 1 {
+			t.Errorf("%v lanes held", n)
+		}
+		r.setHandle(nil)
+		time.Sleep(31 * time.Second)
+		if n := len(r.store.Effects()); n != 11 || r.Ready() != nil {
+			t.Errorf("%d effects, Ready: %v", n, r.Ready())
+		}
+		r.stop()
+	})
+	bubble(t, "fenced", func(t *testing.T) {
+		r := newRig(t, 3, writers(1))
+		r.store.Steal(r.lanes[0].name)
+		together(r)
+		synctest.Wait()
+		select {
+		case <-r.lanes[0].Lost():
+		default:
+			t.Error("the lane isn't lost")
+		}
+		if _, abandoned := r.lanes[0].outcome(); !reflect.DeepEqual(abandoned, []int{0}) {
+			t.Errorf("abandoned %v", abandoned)
+		}
+		if err := r.lanes[0].offer(1); !errors.Is(err, consumer.ErrClosed) {
+			t.Errorf("Offer to a lost lane: %v", err)
+		}
+		if n := len(r.store.Effects()); n != 6 {
+			t.Errorf("%d effects", n)
+		}
+		if n := r.metric("dedupd_fenced_total"); n != 1 {
+			t.Errorf("fenced_total %v", n)
+		}
+		r.lanes[0].Close(t.Context())
+		r.stop()
+	})
+	bubble(t, "an error that names no lane of the group does not spin", func(t *testing.T) {
+		r := newRig(t, 1)
+		for _, err := range []error{&message.FencedError{}, &message.HoldError{Lane: message.Lane{Name: "stranger"}, Err: errTransient}} {
+			before := len(r.sizes())
+			failing(r, "0", err)
+			r.lanes[0].mustOffer(1)
+			time.Sleep(10 * time.Second)
+			if n := len(r.sizes()) - before; n > 30 {
+				t.Errorf("%T: %d tries in 10 s", err, n)
+			}
+			r.setHandle(nil)
+			time.Sleep(6 * time.Second)
+		}
+		r.stop()
+	})
+	bubble(t, "a transaction has its deadline", func(t *testing.T) {
+		r := newRig(t, 1)
+		release := r.store.Hold()
+		r.lanes[0].mustOffer(1)
+		time.Sleep(consumer.TransactionTimeout + time.Second)
+		if n := len(r.sizes()); n != 2 {
+			t.Errorf("%d tries after a deadline and a second", n)
+		}
+		if err := r.Alive(); err != nil {
+			t.Error(err)
+		}
+		release()
+		r.stop()
+	})
+}
+
+func TestKeepFor(t *testing.T) {
+	bubble(t, "", func(t *testing.T) {
+		r := newRig(t, 1, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })
+		r.store.FailBefore(1_000_000, errTransient)
+		r.lanes[0].mustOffer(1)
+		synctest.Wait()
+		time.Sleep(20 * time.Second)
+		if _, abandoned := r.lanes[0].outcome(); len(abandoned) != 0 {
+			t.Errorf("abandoned %v after 20 s", abandoned)
+		}
+		time.Sleep(11 * time.Second)
+		if _, abandoned := r.lanes[0].outcome(); !reflect.DeepEqual(abandoned, []int{0}) {
+			t.Errorf("abandoned %v after 31 s", abandoned)
+		}
+		r.store.Heal()
+		l := r.lanes[0]
+		l.next = 0 // delivered again
+		l.mustOffer(1)
+		synctest.Wait()
+		if committed, _ := l.outcome(); !reflect.DeepEqual(committed, []int{0}) {
+			t.Errorf("committed %v", committed)
+		}
+		r.stop()
+	})
+}
+
+func TestUntilIdle(t *testing.T) {
+	idle := func(w *consumer.Worker) { w.UntilIdle = 5 * time.Second }
+	bubble(t, "every lane for that long", func(t *testing.T) {
+		r := newRig(t, 2, idle)
+		r.lanes[0].mustOffer(1)
+		r.lanes[0].SetLag(0)
+		time.Sleep(time.Minute) // lane 1 doesn't know yet
+		r.lanes[1].SetLag(7)
+		time.Sleep(time.Minute)
+		r.lanes[1].SetLag(0)
+		begun := time.Now()
+		if err := <-r.done; err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(begun); d < 4900*time.Millisecond || d > 6*time.Second {
+			t.Errorf("ended %s after the last lane had caught up", d)
+		}
+		r.checkEnd()
+	})
+	bubble(t, "a held lane is an error", func(t *testing.T) {
+		r := newRig(t, 1, idle)
+		hold := &message.HoldError{Err: errors.New("no such table")}
+		r.store.FailBefore(1000, hold)
+		r.lanes[0].mustOffer(1)
+		if err := <-r.done; !errors.Is(err, hold) {
+			t.Errorf("Run: %v", err)
+		}
+		r.checkEnd()
+	})
+}
+
+func TestWedgedWriter(t *testing.T) {
+	bubble(t, "", func(t *testing.T) {
+		r := newRig(t, 1)
+		free := make(chan struct{})
+		r.setHandle(func(context.Context, []message.Batch) error { <-free; return nil })
+		r.lanes[0].mustOffer(1)
+		time.Sleep(consumer.TransactionTimeout + time.Second)
+		if err := r.Alive(); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(consumer.TransactionTimeout)
+		if err := r.Alive(); err == nil || !strings.Contains(err.Error(), "hangs") {
+			t.Errorf("Alive: %v", err)
+		}
+		close(free)
+		synctest.Wait()
+		if err := r.Alive(); err != nil {
+			t.Error(err)
+		}
+		r.stop()
+	})
+}
+
+func TestSourcesEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"with an error": {errTransient, "source bad: the connection was lost"},
+		"by itself":     {nil, "source bad ended by itself"},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			r := newRig(t, 1, func(w *consumer.Worker) {
+				w.Sources = append(w.Sources, &script{"bad", func(context.Context, *consumer.Intake) error {
+					time.Sleep(time.Minute)
+					return c.err
+				}})
+			})
+			r.lanes[0].mustOffer(1)
+			if err := <-r.done; err == nil || err.Error() != c.want {
+				t.Errorf("Run: %v, want %s", err, c.want)
+			}
+			r.checkEnd()
+		})
+	}
+}
