@@ -2,19 +2,11 @@ package cli
 
 import (
 	"context"
-	"fmt"
-	"time"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/internal/config"
 )
-
-// connectTimeout is how long a command waits for the database, unless the URL
-// says otherwise: somebody sits in front of it.
-const connectTimeout = 10 * time.Second
 
 // withStore gives a command's work the store of the configured database and
 // scope. It does not look whether the schema is there.
@@ -23,36 +15,12 @@ func (c *command) withStore(ctx context.Context, work func(ctx context.Context, 
 	if err != nil {
 		return err
 	}
-	dsn, err := cfg.Database.Connection()
+	const connections = 2 // one works, one asks whether another process is done
+	pool, store, err := app.OpenDatabase(ctx, cfg, connections, logger)
 	if err != nil {
-		return exitError{exitUsage, fmt.Errorf("database.url_file: %w", err)}
-	}
-	pc, err := pgxpool.ParseConfig(dsn)
-	if err != nil {
-		return exitError{exitUsage, fmt.Errorf("database.url: %w", err)}
-	}
-	pc.MaxConns = 2
-	if pc.ConnConfig.ConnectTimeout == 0 {
-		pc.ConnConfig.ConnectTimeout = connectTimeout
-	}
-	if pc.ConnConfig.RuntimeParams["application_name"] == "" {
-		pc.ConnConfig.RuntimeParams["application_name"] = "dedupd " + cfg.Scope
-	}
-	pooler := cfg.Database.Pooler != "none"
-	if pooler {
-		pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	}
-	pool, err := pgxpool.NewWithConfig(ctx, pc)
-	if err != nil {
-		return fmt.Errorf("connect to the database: %w", err)
+		return exitError{exitUsage, err} // it hasn't connected yet
 	}
 	defer pool.Close()
-	store, err := dedup.NewStore(dedup.StoreConfig{
-		Pool: pool, Schema: cfg.Database.Schema, Scope: cfg.Scope, TransactionPooler: pooler, Logger: logger,
-	})
-	if err != nil {
-		return exitError{exitUsage, err}
-	}
 	return work(ctx, store, cfg)
 }
 

@@ -1,52 +1,22 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
-	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// release is set by the linker for releases; other builds say what they are
-// made of.
-var release string
-
-// Build says what this binary was built from.
-type Build struct {
-	Version  string   `json:"version"`
-	Revision string   `json:"revision"` // of the checkout; empty: not known
-	Modified bool     `json:"modified"` // the checkout had changes
-	Time     string   `json:"time"`     // of the revision
-	Go       string   `json:"go"`
+// build says what this binary is.
+type build struct {
+	app.VersionInfo
 	Platform string   `json:"platform"`
-	Sinks    []string `json:"sinks"` // the kinds this binary has
-}
-
-// ReadBuild is this binary's.
-func ReadBuild() Build {
-	b := Build{Version: release, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Sinks: sinks.Default.Kinds()}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return b
-	}
-	if b.Version == "" {
-		b.Version = info.Main.Version
-	}
-	for _, s := range info.Settings {
-		switch s.Key {
-		case "vcs.revision":
-			b.Revision = s.Value
-		case "vcs.modified":
-			b.Modified = s.Value == "true"
-		case "vcs.time":
-			b.Time = s.Value
-		}
-	}
-	return b
+	Sinks    []string `json:"sinks"` // the kinds it has
 }
 
 func (c *command) version() *cobra.Command {
@@ -55,21 +25,13 @@ func (c *command) version() *cobra.Command {
 		Short: "Shows what this binary was built from",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			b := ReadBuild()
+			b := build{app.Version(), runtime.GOOS + "/" + runtime.GOARCH, sinks.Default.Kinds()}
 			if c.output == outputJSON {
 				return writeJSON(c.stdout, b)
 			}
-			revision := b.Revision
-			if b.Modified {
-				revision += " with changes"
-			}
-			fmt.Fprintf(c.stdout, "dedupd %s\n", b.Version)
-			for _, row := range [][2]string{{"revision", revision}, {"time", b.Time}, {"go", b.Go}, {"platform", b.Platform}, {"sinks", strings.Join(b.Sinks, ", ")}} {
-				if row[1] != "" {
-					fmt.Fprintf(c.stdout, "%-9s %s\n", row[0], row[1])
-				}
-			}
-			return nil
+			_, err := fmt.Fprintf(c.stdout, "dedupd %s\nrevision  %s\ngo        %s\nplatform  %s\nsinks     %s\n",
+				b.Version, cmp.Or(b.Revision, "unknown"), b.Go, b.Platform, strings.Join(b.Sinks, ", "))
+			return err
 		},
 	})
 }
