@@ -63,6 +63,7 @@ func TestDatabaseIsDropped(t *testing.T) {
 }
 
 func TestNewFromPreparesOnce(t *testing.T) {
+	connect(t) // skips the whole test under -short, not just its parts
 	var prepared atomic.Int32
 	prepare := func(ctx context.Context, url string) error {
 		prepared.Add(1)
