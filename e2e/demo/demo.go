@@ -19,12 +19,13 @@ type demo struct {
 	worker   *worker
 	began    time.Time
 
-	mu    sync.Mutex
-	books books
-	note  string // what is going on just now
-	kills []kill
-	pid   int
-	held  int
+	mu     sync.Mutex
+	books  books
+	note   string // what is going on just now
+	kills  []kill
+	pid    int // of the worker; 0 while there is none
+	starts int // of workers
+	held   int // messages that the broker waits for
 }
 
 // kill is one SIGKILL of the worker.
@@ -238,6 +239,9 @@ func (d *demo) startWorker(untilIdle time.Duration) error {
 func (d *demo) notes(pid int, note string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if pid != 0 {
+		d.starts++
+	}
 	d.pid, d.note = pid, note
 }
 
@@ -283,7 +287,7 @@ func (d *demo) snapshot() snapshot {
 		books:   d.books.sum(),
 		kills:   len(d.kills),
 		ofKills: d.options.kills,
-		starts:  d.worker.starts,
+		starts:  d.starts,
 		pid:     d.pid,
 		note:    d.note,
 		held:    d.held,

@@ -43,7 +43,7 @@ http:
   listen: "%[3]s"
 `
 
-// worker is the real binary, and how often it was started.
+// worker is the real binary and its process, the current one or the last.
 type worker struct {
 	binary  string
 	config  string // file
@@ -51,7 +51,6 @@ type worker struct {
 	metrics string // address of its HTTP server
 
 	process *process
-	starts  int
 }
 
 func newWorker(binary, folder, nats, postgres string) (*worker, error) {
@@ -87,7 +86,6 @@ func (w *worker) start(untilIdle time.Duration) error {
 	if w.process, err = startProcess(log, w.binary, args...); err != nil {
 		return fmt.Errorf("start the worker: %w", err)
 	}
-	w.starts++
 	return nil
 }
 
