@@ -12,7 +12,8 @@ import (
 type Intake struct {
 	w      *Worker
 	source string
-	ready  bool // guarded by w.mu
+	// Guarded by w.mu.
+	ready, wasReady bool
 }
 
 // Take takes a lane of this source and tells of a rewind or a reset.
@@ -56,6 +57,7 @@ func (in *Intake) Open(o LaneOptions) *Lane {
 func (in *Intake) Ready(ok bool) {
 	in.w.mu.Lock()
 	in.ready = ok
+	in.wasReady = in.wasReady || ok
 	in.w.mu.Unlock()
 }
 

@@ -84,6 +84,9 @@ func (l *Lane) fits(b *message.Batch) bool {
 
 func (l *Lane) gather(b message.Batch, token any) {
 	l.w.activity = time.Now()
+	if l.w.began.IsZero() {
+		l.w.began = l.w.activity
+	}
 	l.lag = b.Lag
 	if l.pending == nil {
 		// What is offered next is appended, which must not write into memory

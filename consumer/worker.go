@@ -52,6 +52,10 @@ type Worker struct {
 	stopped  bool
 	activity time.Time         // of the last offer or commit, or when a lane was last seen behind
 	busy     map[int]time.Time // by writer: since when it is in its transaction
+	done     int64             // messages made durable
+	began    time.Time         // of the first offer
+	ended    time.Time         // of the last commit
+	started  time.Time
 }
 
 // Run reads all sources until ctx ends, drains, and returns nil. With UntilIdle
@@ -68,7 +72,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.work.L = &w.mu
 	w.lanes = make(map[*Lane]struct{})
 	w.busy = make(map[int]time.Time)
-	w.activity = time.Now()
+	w.started = time.Now()
+	w.activity = w.started
 	for _, s := range w.Sources {
 		w.intakes = append(w.intakes, &Intake{w: w, source: s.Name()})
 	}
@@ -120,6 +125,18 @@ func (w *Worker) Run(ctx context.Context) error {
 
 var errIdle = errors.New("caught up")
 
+// startTimeout is how long a run until idle waits for a source that has never
+// been ready. One without end waits for ever.
+const startTimeout = time.Minute
+
+// NotReadyError says that a run until idle gave up since a source has never
+// reached what it is to read.
+type NotReadyError struct{ Source string }
+
+func (e *NotReadyError) Error() string {
+	return fmt.Sprintf("source %s could not be reached, or does not have what is to be read, for %s: the log says why", e.Source, startTimeout)
+}
+
 func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(max(min(w.UntilIdle/10, 100*time.Millisecond), time.Millisecond))
 	defer tick.Stop()
@@ -142,6 +159,9 @@ func (w *Worker) isIdle(now time.Time) (bool, error) {
 	defer w.mu.Unlock()
 	caughtUp := true
 	for _, in := range w.intakes {
+		if !in.ready && !in.wasReady && now.Sub(w.started) > max(startTimeout, w.UntilIdle) {
+			return false, &NotReadyError{in.source}
+		}
 		caughtUp = caughtUp && in.ready
 	}
 	for l := range w.lanes {
@@ -247,7 +267,9 @@ func (w *Worker) committed(group []*Lane) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.activity = time.Now()
+	w.ended = w.activity
 	for _, l := range group {
+		w.done += int64(len(l.flight.batch.Messages))
 		if l.lastError != "" {
 			w.Logger.Info("lane goes on", "source", l.options.Lane.Source, "lane", l.options.Lane.Name, "attempts", l.attempts+1)
 		}
@@ -298,6 +320,17 @@ func (w *Worker) failed(group []*Lane, err error) {
 			l.retry(backoff(l.attempts, retryBackoff))
 		}
 	}
+}
+
+// Done is how many messages this run has made durable, and the time from the
+// first one offered to the last commit.
+func (w *Worker) Done() (messages int64, d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.done == 0 {
+		return 0, 0
+	}
+	return w.done, w.ended.Sub(w.began)
 }
 
 // Alive tells whether every writer makes headway. A sink that ignores its

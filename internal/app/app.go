@@ -1,0 +1,218 @@
+// Package app puts the parts together: configuration in, Run out. It is the one
+// place that knows both halves, brokers and Postgres. Signals and exit codes are
+// the command line's affair.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/retention"
+	"github.com/dedupd/dedupd/sinks"
+)
+
+// App is a worker's whole process. The fields are set before Run.
+type App struct {
+	Config *config.Config
+	// Sinks are the kinds of sinks this binary has.
+	Sinks  *sinks.Registry
+	Logger *slog.Logger
+	// UntilIdle, if not zero, ends Run once every lane has been caught up for
+	// that long.
+	UntilIdle time.Duration
+	// Listening, if not nil, is told the HTTP server's address, such as when
+	// the configuration asked for port 0.
+	Listening func(address string)
+}
+
+// Summary is what a run has done.
+type Summary struct {
+	Messages int64
+	// Duration is from the first message read to the last commit.
+	Duration time.Duration
+}
+
+// ServerError says that a server, or what is to be found in it, isn't as it must
+// be.
+type ServerError struct{ Err error }
+
+func (e *ServerError) Error() string { return e.Err.Error() }
+func (e *ServerError) Unwrap() error { return e.Err }
+
+// Run connects, consumes until ctx ends (or, with UntilIdle, until everything is
+// caught up), drains and takes everything down again, last come first. A planned
+// end is no error.
+func (a *App) Run(ctx context.Context) (Summary, error) {
+	cfg, log := a.Config, a.Logger
+
+	sink, err := cfg.Sink.New(a.Sinks)
+	if err != nil {
+		return Summary{}, err
+	}
+	budget := consumer.NewBudget(int64(cfg.Batch.InflightBytes))
+	reg := newRegistry()
+	worker := &consumer.Worker{
+		Writers:     cfg.Database.MaxConnections - 1,
+		MaxMessages: cfg.Batch.MaxMessages,
+		MaxBytes:    int64(cfg.Batch.MaxBytes),
+		Budget:      budget,
+		Drain:       time.Duration(cfg.Shutdown.Drain),
+		UntilIdle:   a.UntilIdle,
+		Logger:      log,
+		Metrics:     consumer.NewMetrics(reg, budget),
+	}
+	if worker.Sources, err = newSources(cfg); err != nil {
+		return Summary{}, err
+	}
+
+	pool, store, err := OpenDatabase(ctx, cfg, cfg.Database.MaxConnections, log)
+	if err != nil {
+		return Summary{}, err
+	}
+	defer closePool(pool, log)
+	registerPool(reg, pool)
+
+	probe := &probes{
+		alive: worker.Alive,
+		ready: func(ctx context.Context) error { return errors.Join(worker.Ready(), store.Ping(ctx)) },
+	}
+	http, err := listen(cfg.HTTP.Listen, cfg.HTTP.Pprof, reg, probe)
+	if err != nil {
+		return Summary{}, err
+	}
+	defer http.close()
+	if a.Listening != nil {
+		a.Listening(http.listener.Addr().String())
+	}
+
+	if err := openSchema(ctx, cfg, store, log); err != nil {
+		return Summary{}, err
+	}
+	processor, err := newProcessor(cfg, store, sink, reg)
+	if err != nil {
+		return Summary{}, err
+	}
+	if err := processor.Start(ctx); err != nil {
+		return Summary{}, &ServerError{err}
+	}
+	worker.Handler, worker.Lanes = processor, store
+
+	housekeeping, stop := context.WithCancel(ctx)
+	loop := &retention.Loop{
+		Store: housekeeper{store}, Schedule: time.Duration(cfg.Retention.Schedule), DeadLetterAge: time.Duration(cfg.DeadLetters.Retention),
+		Logger: log, Metrics: retention.NewMetrics(reg),
+	}
+	kept := make(chan struct{})
+	go func() {
+		defer close(kept)
+		loop.Run(housekeeping)
+	}()
+	defer func() {
+		stop()
+		<-kept
+	}()
+
+	probe.started.Store(true)
+	defer context.AfterFunc(ctx, func() { probe.draining.Store(true) })()
+	log.Info("consuming", "scope", cfg.Scope, "sources", len(cfg.Sources), "sink", cfg.Sink.Kind, "http", http.listener.Addr().String())
+	err = worker.Run(ctx)
+	messages, duration := worker.Done()
+	log.Info("stopped", "messages", messages)
+	return Summary{messages, duration}, err
+}
+
+// openSchema upgrades the database's schema, or refuses one that isn't this
+// program's.
+func openSchema(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger) error {
+	if cfg.Database.Migrate {
+		applied, err := store.Migrate(ctx)
+		if err != nil {
+			return err
+		}
+		for _, m := range applied {
+			log.Info("schema upgraded", "version", m.Version, "name", m.Name)
+		}
+	}
+	return store.Load(ctx)
+}
+
+func newProcessor(cfg *config.Config, store *dedup.Store, sink sinks.Sink, reg prometheus.Registerer) (*dedup.Processor, error) {
+	identity, err := message.NewIdentity(cfg.ID.From, int(cfg.ID.MaxBytes))
+	if err != nil {
+		return nil, fmt.Errorf("id.from: %w", err)
+	}
+	fingerprint, err := dedup.NewFingerprint(cfg.Dedup.Fingerprint)
+	if err != nil {
+		return nil, err
+	}
+	return &dedup.Processor{
+		Store: store, Sink: sink, Identity: identity, Fingerprint: fingerprint,
+		Missing: cfg.ID.Missing, OnDuplicate: cfg.Dedup.OnDuplicate, OnConflict: cfg.Dedup.OnConflict,
+		MaxDeadShare: cfg.DeadLetters.MaxShare, DeadWindow: cfg.DeadLetters.Window,
+		Metrics: dedup.NewMetrics(reg),
+	}, nil
+}
+
+// housekeeper is the store as retention wants it.
+type housekeeper struct{ *dedup.Store }
+
+func (h housekeeper) Stats(ctx context.Context) (s retention.Stats, err error) {
+	generations, err := h.Generations(ctx)
+	if err != nil {
+		return s, err
+	}
+	for i, g := range generations {
+		if i == 0 {
+			s.OldestClaim = time.Since(g.OpenedAt)
+		}
+		s.Generations++
+		s.Claims += max(0, g.Claims)
+		s.ClaimsBytes += g.Bytes
+	}
+	s.DeadLetters, err = h.CountDeadLetters(ctx)
+	return s, err
+}
+
+func newRegistry() *prometheus.Registry {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registerBuildInfo(reg)
+	return reg
+}
+
+func registerPool(reg prometheus.Registerer, pool *pgxpool.Pool) {
+	reg.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dedupd_database_connections", Help: "Open connections to the database."},
+			func() float64 { return float64(pool.Stat().TotalConns()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dedupd_database_connections_busy", Help: "Connections to the database in use."},
+			func() float64 { return float64(pool.Stat().AcquiredConns()) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "dedupd_database_connection_wait_seconds_total", Help: "Time spent waiting for a free connection to the database."},
+			func() float64 { return pool.Stat().EmptyAcquireWaitTime().Seconds() }),
+	)
+}
+
+// closePool gives connections that are still in use a moment, and no more: a
+// wedged sink must not keep the process from its end.
+func closePool(pool *pgxpool.Pool, log *slog.Logger) {
+	done := make(chan struct{})
+	go func() {
+		pool.Close()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(5 * time.Second):
+		log.Warn("a connection to the database is still in use: leaving it behind")
+	}
+}

@@ -1,0 +1,132 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/config"
+)
+
+// connectTimeout bounds one connection's making, unless the URL says otherwise.
+const connectTimeout = 5 * time.Second
+
+// OpenDatabase makes the pool and the store of a configuration. It does not
+// connect. The caller closes the pool.
+func OpenDatabase(ctx context.Context, cfg *config.Config, maxConnections int, logger *slog.Logger) (*pgxpool.Pool, *dedup.Store, error) {
+	pc, err := poolConfig(cfg, logger)
+	if err != nil {
+		return nil, nil, err
+	}
+	pc.MaxConns = int32(maxConnections)
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return nil, nil, fmt.Errorf("database: %w", err)
+	}
+	store, err := dedup.NewStore(dedup.StoreConfig{
+		Pool: pool, Schema: cfg.Database.Schema, Scope: cfg.Scope, Owner: owner(), Logger: logger,
+		TransactionPooler: cfg.Database.Pooler != "none",
+	})
+	if err != nil {
+		pool.Close()
+		return nil, nil, err
+	}
+	return pool, store, nil
+}
+
+// owner names this process in the lanes it takes.
+func owner() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s/%d", host, os.Getpid())
+}
+
+func poolConfig(cfg *config.Config, logger *slog.Logger) (*pgxpool.Config, error) {
+	address, err := cfg.Database.Connection()
+	if err != nil {
+		return nil, fmt.Errorf("database.url_file: %w", err)
+	}
+	pc, err := parseAddress(address, logger)
+	if err != nil {
+		return nil, fmt.Errorf("database.url: %w", err)
+	}
+	c := pc.ConnConfig
+	if c.ConnectTimeout == 0 {
+		c.ConnectTimeout = connectTimeout
+	}
+	if c.RuntimeParams["application_name"] == "" {
+		c.RuntimeParams["application_name"] = "dedupd " + cfg.Scope
+	}
+	if c.ValidateConnect == nil {
+		// Replicas may show another order of commits, and can't be written.
+		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	}
+	if cfg.Database.Pooler != "none" {
+		// Each transaction may meet another connection: no prepared statements.
+		c.DefaultQueryExecMode = pgx.QueryExecModeExec
+	}
+	if cfg.Database.URLFile != "" {
+		pc.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+			address, err := cfg.Database.Connection()
+			if err != nil {
+				return err
+			}
+			now, err := pgx.ParseConfig(address)
+			if err != nil {
+				return fmt.Errorf("database.url_file: %w", err)
+			}
+			c.User, c.Password = now.User, now.Password
+			return nil
+		}
+	}
+	return pc, nil
+}
+
+// parseAddress reads a connection string, and demands a verified certificate
+// where the string says nothing about TLS and the server is another machine:
+// "prefer", the usual default, talks to anybody.
+func parseAddress(address string, logger *slog.Logger) (*pgxpool.Config, error) {
+	pc, err := pgxpool.ParseConfig(address)
+	if err != nil || isLocal(pc.ConnConfig) {
+		return pc, err
+	}
+	if strings.Contains(address, "sslmode=") || os.Getenv("PGSSLMODE") != "" {
+		if t := pc.ConnConfig.TLSConfig; t == nil || (t.InsecureSkipVerify && t.VerifyPeerCertificate == nil) {
+			logger.Warn("the database's identity is not verified; use sslmode=verify-full", "host", pc.ConnConfig.Host)
+		}
+		return pc, nil
+	}
+	if strings.Contains(address, "://") {
+		separator := "?"
+		if strings.Contains(address, "?") {
+			separator = "&"
+		}
+		return pgxpool.ParseConfig(address + separator + "sslmode=verify-full")
+	}
+	return pgxpool.ParseConfig(address + " sslmode=verify-full")
+}
+
+// isLocal tells whether every server is reached by a socket or the loopback.
+func isLocal(c *pgx.ConnConfig) bool {
+	local := func(host string) bool {
+		ip := net.ParseIP(host)
+		return strings.HasPrefix(host, "/") || host == "localhost" || ip != nil && ip.IsLoopback()
+	}
+	for _, f := range c.Fallbacks {
+		if !local(f.Host) {
+			return false
+		}
+	}
+	return local(c.Host)
+}
