@@ -1,0 +1,181 @@
+package dedup_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/message"
+)
+
+func newStore(t *testing.T, pool *pgxpool.Pool, schema, scope string) *dedup.Store {
+	t.Helper()
+	s, err := dedup.NewStore(dedup.StoreConfig{Pool: pool, Schema: schema, Scope: scope, Owner: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestManyPodsMigrateAtOnce(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	worked := 0
+	for i := range 8 {
+		store := newStore(t, db.Pool(t), "dedupd", fmt.Sprint("scope-", i%2))
+		all.Go(func() {
+			applied, err := store.Migrate(t.Context())
+			if err == nil {
+				err = store.Load(t.Context())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			if len(applied) > 0 {
+				mu.Lock()
+				worked++
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	if worked != 1 {
+		t.Errorf("%d of 8 applied the migrations, want 1", worked)
+	}
+}
+
+func TestSchemasOfOtherVersionsAreRefused(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	store := newStore(t, pool, "dedupd", "test")
+	var wrong *dedup.SchemaError
+	if err := store.Load(t.Context()); !errors.As(err, &wrong) || wrong.Have != 0 || !strings.Contains(err.Error(), "dedupd migrate up") {
+		t.Errorf("no schema: %v", err)
+	}
+	if _, err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := newStore(t, pool, "dedupd", "other").Load(t.Context()); !errors.As(err, &wrong) || !strings.Contains(err.Error(), `no scope "other"`) {
+		t.Errorf("no scope: %v", err)
+	}
+	if _, err := pool.Exec(t.Context(), `INSERT INTO dedupd.migrations (version, name) VALUES (99, 'later')`); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Load(t.Context()); !errors.As(err, &wrong) || wrong.Have != 99 || !strings.Contains(err.Error(), "newer") {
+		t.Errorf("newer schema: %v", err)
+	}
+	if _, err := store.Migrate(t.Context()); !errors.As(err, &wrong) {
+		t.Errorf("migrate on a newer schema: %v", err)
+	}
+	status, err := store.MigrationStatus(t.Context())
+	if err != nil || status[len(status)-1].Version != 99 || status[0].AppliedAt == nil {
+		t.Errorf("status %+v, %v", status, err)
+	}
+}
+
+// TestLeastPrivilege runs what a DBA would: the printed SQL, with grants, in a
+// schema with an awkward name; then the worker's role does its whole work, and
+// is kept from what it has no business with.
+func TestLeastPrivilege(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	pool := db.Pool(t)
+	const schema = `De"dup`
+	role := strings.ReplaceAll(db.Name, "pgtest", "worker")
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`CREATE ROLE ` + role + ` LOGIN`)
+	t.Cleanup(func() {
+		_, _ = pool.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role)
+	})
+	exec(newStore(t, pool, schema, "a-b").MigrationSQL(role))
+	exec(createRows + `; GRANT INSERT ON public.rows TO ` + role)
+
+	config, err := pgxpool.ParseConfig(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
+		_, err := c.Exec(ctx, `SET ROLE `+role)
+		return err
+	}
+	limited, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(limited.Close)
+	store := newStore(t, limited, schema, "a-b")
+	// A start with database.migrate: true and nothing to do needs no rights.
+	if applied, err := store.Migrate(t.Context()); err != nil || len(applied) != 0 {
+		t.Fatalf("migrate without rights: %v, %v", applied, err)
+	}
+	f := newFixture(t)
+	f.Store, f.pool = store, pool
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a", "", "a", "b=1", "b=2"))
+	f.wantBooks(l, "2/0/1/0/1/1@5")
+	f.wantDead("no_id@1", "conflict@4")
+	if _, led, err := store.ExpireDeadLetters(t.Context(), 0); err != nil || !led {
+		t.Errorf("expire: %v, %v", led, err)
+	}
+	for _, sql := range []string{
+		`DELETE FROM "De""dup".lanes`, `DROP TABLE "De""dup"."claims_a-b_1"`, `DELETE FROM "De""dup"."claims_a-b_1"`,
+		`UPDATE "De""dup".scopes SET catalog_epoch = 0`, `CREATE TABLE "De""dup".x (y int)`,
+	} {
+		var pg *pgconn.PgError
+		if _, err := limited.Exec(t.Context(), sql); !errors.As(err, &pg) || pg.Code != "42501" {
+			t.Errorf("%s: %v, want insufficient_privilege", sql, err)
+		}
+	}
+	// A later start must not need the owner either.
+	var held *message.HoldError
+	exec(`REVOKE INSERT ON public.rows FROM ` + role)
+	if err := f.Handle(t.Context(), []message.Batch{l.batch("c")}); !errors.As(err, &held) || !strings.Contains(err.Error(), "permission denied") {
+		t.Errorf("a missing grant: %v", err)
+	}
+}
+
+func TestScopesShareADatabase(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a"))
+	store := newStore(t, f.pool, "dedupd", "other")
+	if _, err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.Store = store
+	f.handle(f.take("kafka", "orders/0").batch("a"))
+	f.wantLanded("a", "a") // each scope applies it once
+	var claims int
+	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM dedupd.claims WHERE key = $1::uuid AND lane = 'orders/0'`, dedup.KeyOf("a").String()).Scan(&claims); err != nil || claims != 2 {
+		t.Errorf("the view claims shows %d, %v", claims, err)
+	}
+}
+
+func TestNamesThatNoTableCouldBear(t *testing.T) {
+	t.Parallel()
+	for _, scope := range []string{"", "A", "a b", "-a", strings.Repeat("a", 41), `a"b`, "ä"} {
+		if _, err := dedup.NewStore(dedup.StoreConfig{Scope: scope}); err == nil {
+			t.Errorf("scope %q was taken", scope)
+		}
+	}
+	if _, err := dedup.NewStore(dedup.StoreConfig{Scope: "a", Schema: strings.Repeat("s", 64)}); err == nil {
+		t.Error("a schema's name of 64 bytes was taken")
+	}
+}
