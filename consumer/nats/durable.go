@@ -157,7 +157,7 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 		}
 	}
 	if !sameSubjects(was, d.config.Subjects) {
-		d.log.Warn("the durable's filter is changed", "durable", d.config.Durable, "subjects", d.config.Subjects)
+		d.log.Warn("the durable's filter is changed; what the new one adds is read from where the durable stands, not from the stream's start", "durable", d.config.Durable, "subjects", d.config.Subjects)
 		want.FilterSubject, want.FilterSubjects = "", d.config.Subjects
 	}
 	if same(was, want) {

@@ -140,7 +140,8 @@ func TestStreamCreatedAnew(t *testing.T) {
 func TestServerRestart(t *testing.T) {
 	dir := t.TempDir()
 	s := startServer(t, func(o *server.Options) { o.StoreDir = dir })
-	again := func(o *server.Options) { o.StoreDir, o.Port = dir, port(s) }
+	p := port(s)
+	again := func(o *server.Options) { o.StoreDir, o.Port = dir, p }
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
 	publish(t, js, 0, 5000)

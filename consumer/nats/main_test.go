@@ -207,4 +207,4 @@ func (l *logged) has(s string) bool {
 	return strings.Contains(l.text.String(), s)
 }
 
-var _ io.Writer = (*logged)(nil)
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
