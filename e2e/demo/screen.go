@@ -126,15 +126,15 @@ func (s *screen) leave() {
 // download returns what to call as bytes of something arrive.
 func (s *screen) download(what string) func(done, total int64) {
 	var last time.Time
-	var began time.Time
+	complete := false
 	return func(done, total int64) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		first, complete := began.IsZero(), done == total
-		if first {
-			began = time.Now()
+		if complete {
+			return
 		}
-		if !first && !complete && time.Since(last) < s.every {
+		complete = done == total
+		if !complete && time.Since(last) < s.every {
 			return
 		}
 		last = time.Now()
@@ -143,16 +143,16 @@ func (s *screen) download(what string) func(done, total int64) {
 			of = fmt.Sprintf(" of %.1f", float64(total)/(1<<20))
 		}
 		text := fmt.Sprintf("downloading %s, this once: %.1f%s MiB", what, float64(done)/(1<<20), of)
-		switch width := s.width(); {
-		case width == 0:
-			fmt.Fprintln(s.out, text)
-		default:
-			if complete {
-				text += "; unpacking …"
-			}
-			s.open = true
-			fmt.Fprintf(s.out, "\r%s\x1b[K", cut(text, width-1))
+		if complete {
+			text += "; unpacking …"
 		}
+		width := s.width()
+		if width == 0 {
+			fmt.Fprintln(s.out, text)
+			return
+		}
+		s.open = true
+		fmt.Fprintf(s.out, "\r%s\x1b[K", cut(text, width-1))
 	}
 }
 

@@ -57,11 +57,11 @@ func startPostgres(ctx context.Context, version string, s *screen) (*postgres, e
 	select {
 	case r = <-done:
 	case <-ctx.Done():
-		// A start takes a moment, and ends a download at its next bytes. What is
-		// longer is left to the kernel, which ends our children with us.
+		// A start takes a moment, unpacking some seconds, and a download ends at
+		// its next bytes. A second Ctrl-C doesn't wait for any of it.
 		select {
 		case r = <-done:
-		case <-time.After(3 * time.Second):
+		case <-time.After(10 * time.Second):
 			return nil, ctx.Err()
 		}
 	}

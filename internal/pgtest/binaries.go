@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
 )
@@ -101,6 +102,7 @@ func (b *binaries) fetch(version string, progress func(done, total int64) error)
 	if strings.Count(full, ".") == 1 {
 		full += ".0"
 	}
+	defer removeLogs(time.Now())
 	started := embeddedpostgres.NewDatabase(embeddedpostgres.DefaultConfig().
 		Version(embeddedpostgres.PostgresVersion(full)).
 		Port(0).
@@ -118,6 +120,16 @@ func (b *binaries) fetch(version string, progress func(done, total int64) error)
 		return fmt.Errorf("it doesn't run on this machine: %w: %s", err, out)
 	}
 	return os.Rename(unpacked, filepath.Join(b.folder, "pg"))
+}
+
+// removeLogs removes the log that the library leaves in the temporary folder.
+func removeLogs(since time.Time) {
+	logs, _ := filepath.Glob(filepath.Join(os.TempDir(), "embedded_postgres_log*"))
+	for _, path := range logs {
+		if info, err := os.Stat(path); err == nil && !info.ModTime().Before(since.Truncate(time.Second)) {
+			_ = os.Remove(path) // if it isn't ours, it stays
+		}
+	}
 }
 
 // meter counts the bytes of the answers that pass through a transport.
@@ -176,12 +188,18 @@ func (b *binaries) initialise(version string) error {
 		// each connection cost milliseconds.
 		args = append(args, "-c", "scram_iterations=1")
 	}
-	cmd := exec.Command(b.program("initdb"), args...)
-	cmd.Dir = "/"
-	cmd.Env = environment()
-	cmd.SysProcAttr = a.attributes()
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w: %s", err, out)
+	log, err := os.Create(filepath.Join(work, "log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	p, err := startProcess(b.program("initdb"), args, log, a)
+	if err != nil {
+		return err
+	}
+	if <-p.done; p.err != nil {
+		text, _ := os.ReadFile(log.Name())
+		return fmt.Errorf("%w: %s", p.err, text)
 	}
 	if err := os.WriteFile(filepath.Join(b.folder, "password"), []byte(password), 0o600); err != nil {
 		return err
