@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/internal/config"
 )
 
@@ -80,6 +81,7 @@ func exitCode(err error) int {
 		exit     exitError
 		usage    usageError
 		problems config.Problems
+		server   *app.ServerError
 		schema   *dedup.SchemaError
 		connect  *pgconn.ConnectError
 		postgres *pgconn.PgError
@@ -90,7 +92,7 @@ func exitCode(err error) int {
 		return exit.code
 	case errors.As(err, &usage), errors.As(err, &problems):
 		return exitUsage
-	case errors.As(err, &schema), errors.As(err, &connect):
+	case errors.As(err, &server), errors.As(err, &schema), errors.As(err, &connect):
 		return exitServer
 	case errors.As(err, &postgres):
 		return postgresExit(postgres.Code)

@@ -1,23 +1,13 @@
 package cli
 
 import (
-	"cmp"
 	"fmt"
-	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/dedupd/dedupd/internal/app"
-	"github.com/dedupd/dedupd/sinks"
 )
-
-// build says what this binary is.
-type build struct {
-	app.VersionInfo
-	Platform string   `json:"platform"`
-	Sinks    []string `json:"sinks"` // the kinds it has
-}
 
 func (c *command) version() *cobra.Command {
 	return c.withOutput(&cobra.Command{
@@ -25,13 +15,21 @@ func (c *command) version() *cobra.Command {
 		Short: "Shows what this binary was built from",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			b := build{app.Version(), runtime.GOOS + "/" + runtime.GOARCH, sinks.Default.Kinds()}
+			b := app.ReadBuild()
 			if c.output == outputJSON {
 				return writeJSON(c.stdout, b)
 			}
-			_, err := fmt.Fprintf(c.stdout, "dedupd %s\nrevision  %s\ngo        %s\nplatform  %s\nsinks     %s\n",
-				b.Version, cmp.Or(b.Revision, "unknown"), b.Go, b.Platform, strings.Join(b.Sinks, ", "))
-			return err
+			revision := b.Revision
+			if b.Modified {
+				revision += " with changes"
+			}
+			fmt.Fprintf(c.stdout, "dedupd %s\n", b.Version)
+			for _, row := range [][2]string{{"revision", revision}, {"time", b.Time}, {"go", b.Go}, {"platform", b.Platform}, {"sinks", strings.Join(b.Sinks, ", ")}} {
+				if row[1] != "" {
+					fmt.Fprintf(c.stdout, "%-9s %s\n", row[0], row[1])
+				}
+			}
+			return nil
 		},
 	})
 }
