@@ -48,7 +48,8 @@ type DB struct {
 // such as one for leaked goroutines; its error fails the tests.
 //
 // A package can do without Main: the server then ends with the process, and its
-// folder is removed by the next one that starts.
+// folder is removed by the next one that starts. On a server given by URL the
+// originals of NewFrom are left then.
 func Main(m *testing.M, checks ...func() error) {
 	code := m.Run()
 	Shutdown()
@@ -67,6 +68,13 @@ func Shutdown() {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.admin != nil {
+		if shared.server == nil { // the server stays, so nothing of ours may
+			for _, tmpl := range shared.templates {
+				if err := drop(shared.admin, tmpl.name); err != nil {
+					fmt.Fprintln(os.Stderr, "pgtest:", err)
+				}
+			}
+		}
 		shared.admin.Close()
 		shared.admin = nil
 	}
@@ -203,13 +211,20 @@ func create(t testing.TB, from string) *DB {
 		t.Fatalf("pgtest: %v", err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		if _, err := admin.Exec(ctx, "DROP DATABASE IF EXISTS "+db.Name+" WITH (FORCE)"); err != nil {
-			t.Errorf("pgtest: drop database: %v", err)
+		if err := drop(admin, db.Name); err != nil {
+			t.Errorf("pgtest: %v", err)
 		}
 	})
 	return db
+}
+
+func drop(admin *pgxpool.Pool, name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if _, err := admin.Exec(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
+		return fmt.Errorf("drop database %s: %w", name, err)
+	}
+	return nil
 }
 
 func createDatabase(ctx context.Context, admin *pgxpool.Pool, name, from string) error {
