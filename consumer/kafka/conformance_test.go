@@ -1,8 +1,6 @@
 package kafka
 
 import (
-	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,22 +8,10 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
-	broker "github.com/dedupd/dedupd/e2e/kafka"
 )
 
-// names make topics and groups that no other test of this run, nor of an earlier
-// one at the same broker, has used.
-var names atomic.Int64
-
-func newName(prefix string) string {
-	return fmt.Sprintf("%s-%d-%d", prefix, time.Now().UnixNano(), names.Add(1))
-}
-
 func TestConformance(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs a Kafka broker")
-	}
-	b := broker.Run(t)
+	b := realBroker(t)
 	const partitions = 4
 	consumertest.Run(t, consumertest.Config{
 		Patience: time.Minute,

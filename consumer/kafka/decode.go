@@ -70,7 +70,10 @@ func (d *decoder) decode(p *fetch.ResponsePartition, position int64) (records, e
 		var err error
 		switch b := item.(type) {
 		case *protocol.ControlBatch:
-			// Not a message, yet it takes a position.
+			// Not a message, yet it takes a position. The transaction it ends may
+			// have begun below what was asked for: it must be opened before it is
+			// closed, or else it would take the producer's next one with it.
+			aborts.upTo(b.BaseOffset)
 			if rec, err := b.ReadControlRecord(); err == nil && rec.Type == abortMarker {
 				aborts.end(b.ProducerID)
 			}

@@ -35,7 +35,7 @@ const (
 // except Addr and CreateTopic.
 type Broker struct {
 	addr string
-	dir  string // empty: not ours, given by AddrEnv
+	dir  string // empty: not ours to start or stop
 	java string
 	libs string
 	proc *process
@@ -67,6 +67,10 @@ func Start(dir string) (*Broker, error) {
 		}
 	}
 }
+
+// At is a broker that runs already, such as a fake one: its topics and groups can
+// be managed, but it can't be stopped or started.
+func At(addr string) *Broker { return &Broker{addr: addr} }
 
 // Addr is the broker's host:port.
 func (b *Broker) Addr() string { return b.addr }
@@ -101,7 +105,7 @@ func (b *Broker) Restart() error {
 	return nil
 }
 
-var errNotOurs = errors.New("the broker given by " + AddrEnv + " is not ours to start or stop: unset it to run this test")
+var errNotOurs = errors.New("the broker is not ours to start or stop: unset " + AddrEnv + " to run this test")
 
 func (b *Broker) end(sig syscall.Signal) error {
 	if b.dir == "" {

@@ -30,7 +30,7 @@ func Run(tb testing.TB) *Broker {
 
 func startShared() (*Broker, error) {
 	if addr := os.Getenv(AddrEnv); addr != "" {
-		return &Broker{addr: addr}, nil
+		return At(addr), nil
 	}
 	dir, err := os.MkdirTemp("", "dedupd-kafka-")
 	if err != nil {

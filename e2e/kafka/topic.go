@@ -9,6 +9,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
 )
 
 // CreateTopic creates a topic with a replication factor of 1, and waits until
@@ -138,7 +139,8 @@ func (b *Broker) SetCommitted(ctx context.Context, group, topic string, partitio
 // with tries again while the broker says that it will soon be able to: a young
 // one has no group coordinator before it was asked for it.
 func (b *Broker) with(ctx context.Context, do func(*kgo.Client) error) error {
-	client, err := kgo.NewClient(kgo.SeedBrokers(b.addr))
+	// Later versions name topics by an id that we would have to look up first.
+	client, err := kgo.NewClient(kgo.SeedBrokers(b.addr), kgo.MaxVersions(kversion.V3_8_0()))
 	if err != nil {
 		return err
 	}

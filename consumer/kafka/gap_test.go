@@ -1,0 +1,192 @@
+package kafka
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/dedupd/dedupd/consumer"
+	broker "github.com/dedupd/dedupd/e2e/kafka"
+)
+
+// Data that the broker deleted before it was read stops the lane, loudly, until
+// somebody decides.
+func TestGapStopsTheLane(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 2, nil)
+		c := r.client()
+		r.fill(c, 0, 10)
+		r.fill(c, 1, 10)
+		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 3))
+		r.check(b.DeleteRecords(r.ctx, r.topic, 0, 6))
+		w := r.start(nil)
+		r.untilNext(1, 10) // the other lane goes on
+		r.until("the log tells of the gap", func() bool { return r.log.count("data is lost") > 0 })
+		if w.worker.Ready() == nil {
+			t.Error("ready with a lane that can't be read")
+		}
+		if n := r.next(0); n != 3 {
+			t.Errorf("the lane moved to %d", n)
+		}
+		time.Sleep(holdPause + time.Second)
+		if n := r.log.count("data is lost"); n != 1 {
+			t.Errorf("told %d times of the same gap", n)
+		}
+	})
+}
+
+func TestGapIsSkippedOnDemand(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		r.fill(r.client(), 0, 10)
+		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 3))
+		r.check(b.DeleteRecords(r.ctx, r.topic, 0, 6))
+		w := r.start(func(c *Config) { c.OnGap = SkipGap })
+		r.untilNext(0, 10)
+		w.untilReady()
+		if got := fmt.Sprint(r.offsets()); got != "[6 7 8 9]" {
+			t.Errorf("got %s", got)
+		}
+		if n := r.log.count("skipped=3"); n != 1 {
+			t.Errorf("told %d times", n)
+		}
+		if n, err := testutil.GatherAndCount(w.registry, "dedupd_positions_skipped_total"); err != nil || n != 1 {
+			t.Errorf("%d series count the skipped positions, %v", n, err)
+		}
+	})
+}
+
+// A gap with nothing behind it moves the lane all the same.
+func TestGapUpToTheEnd(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		c := r.client()
+		r.fill(c, 0, 10)
+		r.check(b.DeleteRecords(r.ctx, r.topic, 0, 10))
+		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 3))
+		r.start(func(c *Config) { c.OnGap = SkipGap })
+		r.untilNext(0, 10)
+		r.fill(c, 0, 1)
+		r.untilNext(0, 11)
+	})
+}
+
+// Retention overtakes a lane that is being read: its fetches fall out of range.
+func TestGapWhileRunning(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		for _, onGap := range []string{StopOnGap, SkipGap} {
+			t.Run(onGap, func(t *testing.T) {
+				r := newRig(t, b, 1, nil)
+				c := r.client()
+				release := r.store.Hold()
+				r.fill(c, 0, 1)
+				w := r.start(func(c *Config) { c.OnGap = onGap; c.FetchBytes = 2000 },
+					func(w *consumer.Worker) { w.MaxMessages = 10 })
+				w.untilReady()
+				r.fill(c, 0, 500)
+				r.fill(c, 0, 500)
+				r.fill(c, 0, 500)
+				r.check(b.DeleteRecords(r.ctx, r.topic, 0, 1400))
+				release()
+				if onGap == SkipGap {
+					r.untilNext(0, 1501)
+					w.untilReady()
+					return
+				}
+				r.until("the log tells of the gap", func() bool { return r.log.count("data is lost") > 0 })
+				if w.worker.Ready() == nil {
+					t.Error("ready with a lane that can't be read")
+				}
+			})
+		}
+	})
+}
+
+// A topic that was created anew ends below the lane's position: reading it from
+// there would skip, from its beginning repeat.
+func TestPositionBeyondTheEnd(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		c := r.client()
+		r.fill(c, 0, 5)
+		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 8))
+		w := r.start(nil)
+		r.until("the log tells", func() bool { return r.log.count("the topic was created anew") > 0 })
+		if w.worker.Ready() == nil {
+			t.Error("ready with a lane that can't be read")
+		}
+		if len(r.store.Effects()) != 0 {
+			t.Error("something was read")
+		}
+		r.fill(c, 0, 5)
+		r.untilNext(0, 10)
+		w.untilReady()
+		if got := fmt.Sprint(r.offsets()); got != "[8 9]" {
+			t.Errorf("got %s", got)
+		}
+	})
+}
+
+// Compaction leaves holes, and batches whose last records are gone: the position
+// passes over all of them.
+func TestCompactedTopic(t *testing.T) {
+	r := newRig(t, realBroker(t), 1, map[string]string{
+		"cleanup.policy": "compact", "segment.ms": "200", "segment.bytes": "1048576",
+		"min.cleanable.dirty.ratio": "0.001", "min.compaction.lag.ms": "0", "delete.retention.ms": "0",
+		"max.compaction.lag.ms": "200",
+	})
+	c := r.client()
+	const rounds, keys = 20, 50
+	for range rounds {
+		var records []*kgo.Record
+		for k := range keys {
+			records = append(records, &kgo.Record{Key: fmt.Appendf(nil, "key %d", k), Value: []byte(strings.Repeat("v", 100))})
+		}
+		r.check(c.ProduceSync(r.ctx, records...).FirstErr())
+	}
+	// New segments let the old ones be cleaned.
+	deadline := time.Now().Add(20 * time.Second)
+	n := int64(rounds * keys)
+	for {
+		time.Sleep(500 * time.Millisecond)
+		r.check(c.ProduceSync(r.ctx, &kgo.Record{Key: []byte("key 0"), Value: []byte("tick")}).FirstErr())
+		n++
+		r.group = newName("group")
+		r.newStore()
+		w := r.start(func(c *Config) { c.FetchBytes = 1000 })
+		r.untilNext(0, n)
+		w.stop()
+		if got := len(r.store.Effects()); got < int(n)/2 {
+			t.Logf("%d of %d positions are left", got, n)
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the broker did not compact")
+		}
+	}
+	seen := map[string]bool{}
+	for _, e := range r.store.Effects() {
+		seen[string(e.Message.Key)] = true
+	}
+	if len(seen) != keys {
+		t.Errorf("%d of %d keys were read", len(seen), keys)
+	}
+	// From every position, also within what is gone.
+	for start := int64(0); start < n; start += 37 {
+		r.group = newName("group")
+		r.newStore()
+		r.check(r.broker.SetCommitted(r.ctx, r.group, r.topic, 0, start))
+		w := r.start(func(c *Config) { c.FetchBytes = 1000 })
+		r.untilNext(0, n)
+		w.stop()
+		for _, offset := range r.offsets() {
+			if offset < start {
+				t.Errorf("started at %d, got %d", start, offset)
+			}
+		}
+	}
+}
