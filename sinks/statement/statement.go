@@ -67,9 +67,9 @@ func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
 		return nil, fmt.Errorf("sink.statement.columns: %w", err)
 	}
 	p.sql = s.sql.join(batch(p.set))
-	args, err := p.set.Encode(nil)
+	values, err := p.set.Encode(nil)
 	if err == nil {
-		_, err = tx.Exec(ctx, "EXPLAIN "+p.sql, args...)
+		_, err = tx.Exec(ctx, "EXPLAIN "+p.sql, values.Args()...)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the server refuses sink.statement.sql: %w", err)
@@ -102,9 +102,9 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) e
 			return err
 		}
 	}
-	args, err := p.set.Encode(msgs)
+	values, err := p.set.Encode(msgs)
 	if err == nil {
-		_, err = tx.Exec(ctx, p.sql, args...)
+		_, err = tx.Exec(ctx, p.sql, values.Args()...)
 	}
 	if err != nil {
 		return fmt.Errorf("run sink.statement.sql: %w", err)

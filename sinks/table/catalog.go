@@ -19,6 +19,7 @@ type target struct {
 	mayUse     bool   // USAGE on the schema
 	attributes []attribute
 	unique     []uniqueIndex
+	shape      string // names and types of all columns: see shapeSQL
 }
 
 // attribute is a column of the target.
@@ -104,6 +105,14 @@ SELECT (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnam
    AND i.indpred IS NULL AND i.indexprs IS NULL
  ORDER BY i.indexrelid`
 
+// shapeSQL gives a text that changes when a column's type does.
+const shapeSQL = `
+SELECT coalesce(pg_catalog.string_agg(a.attname || ' ' || a.atttypid, ',' ORDER BY a.attnum), '')
+  FROM pg_catalog.pg_namespace n
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE n.nspname = $1 AND c.relname = $2`
+
 // namesSQL lists the tables that a wrong name may have meant.
 const namesSQL = `
 SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text
@@ -136,6 +145,7 @@ func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
 		})
 		return err
 	})
+	b.Queue(shapeSQL, s.schema, s.table).QueryRow(func(row pgx.Row) error { return row.Scan(&t.shape) })
 	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return nil, fmt.Errorf("read the catalog: %w", err)
 	}

@@ -12,16 +12,18 @@ import (
 type plan struct {
 	set *columns.Set
 	sql string
-	// copy tells that COPY does exactly what sql does.
-	copy  bool
-	names []string
+	// names are the columns', and copies tells that COPY into them does exactly
+	// what sql does.
+	names  []string
+	copies bool
+	shape  string
 }
 
 // plan makes the statement. All of it is one INSERT ... SELECT over arrays, so
 // the number of messages doesn't change its text.
 func (s *Sink) plan(t *target) (*plan, error) {
 	cols := slices.Clone(s.cols)
-	p := &plan{names: make([]string, len(cols))}
+	p := &plan{names: make([]string, len(cols)), shape: t.shape}
 	for i := range cols {
 		cols[i].Type = t.attribute(cols[i].Name).typ
 		p.names[i] = cols[i].Name
@@ -30,6 +32,9 @@ func (s *Sink) plan(t *target) (*plan, error) {
 	if p.set, err = columns.NewSet(cols); err != nil {
 		return nil, err
 	}
+
+	// COPY knows no conflicts, no rules and no row security.
+	p.copies = len(s.key) == 0 && t.plain && (t.kind == "r" || t.kind == "p") && p.set.CanCopy()
 
 	names, exprs := make([]string, len(cols)), make([]string, len(cols))
 	for i := range cols {

@@ -41,14 +41,16 @@ func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
 	}
 	// EXPLAIN lets the server check all that is left, types and privileges
 	// included, and runs nothing: no trigger fires.
-	args, err := p.set.Encode(nil)
+	values, err := p.set.Encode(nil)
 	if err == nil {
-		_, err = tx.Exec(ctx, "EXPLAIN "+p.sql, args...)
+		_, err = tx.Exec(ctx, "EXPLAIN "+p.sql, values.Args()...)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("table %s: the server refuses the statement of this sink: %w", s, err)
 	}
-	s.current.Store(p)
+	if old := s.current.Swap(p); old != nil && old.shape != p.shape {
+		s.changed.Store(true)
+	}
 	return p, nil
 }
 

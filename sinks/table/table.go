@@ -27,6 +27,7 @@ type Sink struct {
 	key           []string
 	cols          []columns.Column // without their types
 	current       atomic.Pointer[plan]
+	changed       atomic.Bool // the target has changed once: see distrust
 }
 
 var (
@@ -54,11 +55,11 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) e
 			return err
 		}
 	}
-	args, err := p.set.Encode(msgs)
-	if err != nil {
-		return fmt.Errorf("write to %s: %w", s, err)
+	values, err := p.set.Encode(msgs)
+	if err == nil {
+		err = s.send(ctx, tx, p, values, len(msgs))
 	}
-	if _, err := tx.Exec(ctx, p.sql, args...); err != nil {
+	if err != nil {
 		return fmt.Errorf("write to %s: %w", s, err)
 	}
 	return nil

@@ -25,6 +25,7 @@ const (
 	oidInt4        = 23
 	oidText        = 25
 	oidJSON        = 114
+	oidBpchar      = 1042
 	oidVarchar     = 1043
 	oidTimestamptz = 1184
 	oidNumeric     = 1700

@@ -16,7 +16,7 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// Encode gives the parameters for From and Expr. They point into the messages,
+// Encode gives the values of all columns for msgs. They point into the messages,
 // so they live no longer than those.
 //
 // A message whose value can't go into a column is named by sinks.PermanentAt; the
@@ -26,7 +26,7 @@ import (
 // All elements have types that pgx knows by their Go type alone: with a
 // connection pooler in between, the server may not get to say what it expects,
 // and bytes taken for a bytea would be cast to hexadecimal text.
-func (s *Set) Encode(msgs []message.Message) ([]any, error) {
+func (s *Set) Encode(msgs []message.Message) (*Values, error) {
 	e := newEncoder(s, len(msgs))
 	var faults []error
 	for i := range msgs {
@@ -38,7 +38,7 @@ func (s *Set) Encode(msgs []message.Message) ([]any, error) {
 	if len(faults) > 0 {
 		return nil, sinks.JoinPermanent(faults...)
 	}
-	return e.args(len(msgs)), nil
+	return &Values{set: s, slots: e.slots, n: len(msgs)}, nil
 }
 
 // slot holds one column's array; which one, its wire says.
@@ -78,30 +78,6 @@ func newEncoder(s *Set, n int) *encoder {
 	return e
 }
 
-func (e *encoder) args(n int) []any {
-	args := make([]any, 0, len(e.slots)+1)
-	for i, w := range e.set.wires {
-		switch c := &e.slots[i]; w {
-		case wireText:
-			args = append(args, c.text)
-		case wireBytea:
-			args = append(args, c.bytes)
-		case wireUUID:
-			args = append(args, c.uuid)
-		case wireInt8:
-			args = append(args, c.int8)
-		case wireTime:
-			args = append(args, c.time)
-		case wireConst:
-			args = append(args, e.set.cols[i].Field.Name)
-		}
-	}
-	if e.set.rows > 0 {
-		args = append(args, int64(n))
-	}
-	return args
-}
-
 // message fills row i of every column from e.m. Elements are NULL until set.
 func (e *encoder) message(i int) error {
 	for c := range e.set.cols {
@@ -118,8 +94,11 @@ func (e *encoder) message(i int) error {
 			if e.m.Time.IsZero() {
 				continue
 			}
+			if err := checkTime(e.m.Time); err != nil {
+				return fmt.Errorf("column %q: %w", col.Name, err)
+			}
 			if e.set.wires[c] == wireTime {
-				e.slots[c].time[i] = pgtype.Timestamptz{Time: e.m.Time, Valid: true}
+				e.slots[c].time[i] = pgtype.Timestamptz{Time: e.m.Time.UTC(), Valid: true}
 				continue
 			}
 		}
@@ -215,6 +194,16 @@ func checkText(s string) error {
 	}
 	if !utf8.ValidString(s) {
 		return errUTF8
+	}
+	return nil
+}
+
+// checkTime refuses what no timestamptz holds: a producer may have set anything,
+// and microseconds that don't fit into 64 bits would come out as another time.
+func checkTime(t time.Time) error {
+	const first, last = -210866803200, 9224318016000 // 4714-11-24 BC, 294277-01-01
+	if u := t.Unix(); u < first || u >= last {
+		return fmt.Errorf("the message's time, %d seconds from 1970, is beyond what Postgres can hold", u)
 	}
 	return nil
 }

@@ -1,0 +1,100 @@
+package columns
+
+import "github.com/jackc/pgx/v5"
+
+// Values are the messages of one Write as columns.
+type Values struct {
+	set   *Set
+	slots []slot
+	n     int // rows
+}
+
+// Args are the parameters for From and Expr.
+func (v *Values) Args() []any {
+	args := make([]any, 0, len(v.slots)+1)
+	for i, w := range v.set.wires {
+		switch c := &v.slots[i]; w {
+		case wireText:
+			args = append(args, c.text)
+		case wireBytea:
+			args = append(args, c.bytes)
+		case wireUUID:
+			args = append(args, c.uuid)
+		case wireInt8:
+			args = append(args, c.int8)
+		case wireTime:
+			args = append(args, c.time)
+		case wireConst:
+			args = append(args, v.set.cols[i].Field.Name)
+		}
+	}
+	if v.set.rows > 0 {
+		args = append(args, int64(v.n))
+	}
+	return args
+}
+
+// CanCopy tells whether COPY writes just what the casts of Expr would: the types
+// are those whose binary form is the value as it stands here, so nothing is
+// converted on this side. Any domain over such a type is checked by COPY, too,
+// and so is a length.
+func (s *Set) CanCopy() bool {
+	for i, c := range s.cols {
+		switch s.wires[i] {
+		case wireBytea, wireUUID, wireTime:
+		case wireInt8:
+			if c.Type.OID != oidInt8 {
+				return false
+			}
+		case wireText, wireConst:
+			switch c.Type.OID {
+			case oidText, oidVarchar, oidBpchar, oidJSON, oidJSONB:
+			default:
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// Source gives the values row by row, for COPY. Only where CanCopy.
+func (v *Values) Source() pgx.CopyFromSource {
+	return &source{v: v, next: -1, row: make([]any, len(v.slots))}
+}
+
+type source struct {
+	v    *Values
+	next int
+	row  []any // used for each row again
+}
+
+func (s *source) Next() bool { s.next++; return s.next < s.v.n }
+func (s *source) Err() error { return nil }
+
+func (s *source) Values() ([]any, error) {
+	i := s.next
+	for c, w := range s.v.set.wires {
+		s.row[c] = nil
+		switch slot := &s.v.slots[c]; w {
+		case wireText:
+			if t := &slot.text[i]; t.Valid {
+				s.row[c] = t.String
+			}
+		case wireBytea:
+			if b := slot.bytes[i]; b != nil {
+				s.row[c] = b
+			}
+		case wireUUID:
+			s.row[c] = slot.uuid[i]
+		case wireInt8:
+			s.row[c] = slot.int8[i]
+		case wireTime:
+			s.row[c] = slot.time[i]
+		case wireConst:
+			s.row[c] = s.v.set.cols[c].Field.Name
+		}
+	}
+	return s.row, nil
+}

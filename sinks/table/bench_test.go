@@ -1,0 +1,94 @@
+package table
+
+import (
+	"crypto/rand"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/message"
+)
+
+// BenchmarkWrite writes batches of three columns (uuid, jsonb of 220 bytes,
+// timestamptz) into an empty table; the transaction is rolled back outside the
+// clock. "prepared" is the part of it that runs in this process.
+func BenchmarkWrite(b *testing.B) {
+	pool := pgtest.New(b).Pool(b)
+	exec(b, pool, `CREATE TABLE heap (id uuid, payload jsonb, at timestamptz); CREATE TABLE keyed (id uuid PRIMARY KEY, payload jsonb, at timestamptz);
+		CREATE TABLE plain (id text, payload bytea, at timestamptz)`)
+	for _, c := range []struct {
+		name   string
+		config Config
+	}{
+		{"insert", Config{Name: "public.heap"}},
+		{"insert with constraint", Config{Name: "public.keyed"}},
+		{"insert with key", Config{Name: "public.keyed", Key: []string{"id"}}},
+		{"upsert", Config{Name: "public.keyed", Mode: "upsert", Key: []string{"id"}}},
+		{"insert text and bytea", Config{Name: "public.plain"}},
+	} {
+		c.config.Columns = map[string]string{"id": "id", "payload": "value", "at": "time"}
+		for _, n := range []int{1, 100, 4000} {
+			b.Run(fmt.Sprintf("%s/%d", c.name, n), func(b *testing.B) {
+				s, msgs := build(b, c.config), benchMessages(n)
+				if err := prepare(b, pool, s); err != nil {
+					b.Fatal(err)
+				}
+				b.ReportAllocs()
+				for b.Loop() {
+					b.StopTimer()
+					tx, err := pool.Begin(b.Context())
+					if err != nil {
+						b.Fatal(err)
+					}
+					b.StartTimer()
+					if err := s.Write(b.Context(), tx, msgs); err != nil {
+						b.Fatal(err)
+					}
+					b.StopTimer()
+					_ = tx.Rollback(b.Context())
+					b.StartTimer()
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n)/1000, "µs/row")
+			})
+		}
+	}
+}
+
+// BenchmarkEncode is the part of a Write that runs in this process, without the
+// driver's.
+func BenchmarkEncode(b *testing.B) {
+	pool := pgtest.New(b).Pool(b)
+	exec(b, pool, `CREATE TABLE heap (id uuid, payload jsonb, at timestamptz, customer text)`)
+	for name, columns := range map[string]map[string]string{
+		"three columns": {"id": "id", "payload": "value", "at": "time"},
+		"with a path":   {"id": "id", "payload": "value", "at": "time", "customer": "json:customer"},
+	} {
+		b.Run(name, func(b *testing.B) {
+			s, msgs := build(b, Config{Name: "public.heap", Columns: columns}), benchMessages(4000)
+			var p *plan
+			if err := inTx(b, pool, func(tx pgx.Tx) (err error) { p, err = s.prepare(b.Context(), tx); return err }); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := p.set.Encode(msgs); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(msgs)), "ns/row")
+		})
+	}
+}
+
+func benchMessages(n int) []message.Message {
+	msgs := make([]message.Message, n)
+	for i := range msgs {
+		var u [16]byte
+		_, _ = rand.Read(u[:])
+		id := fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+		msgs[i] = msg(id, fmt.Sprintf(`{"order":{"id":"%s","items":[{"sku":"A-%d","qty":2,"price":12.50},{"sku":"B","qty":1,"price":3}]},"customer":"c-%d","note":"leave at the door","ok":true}`, id, i, i))
+	}
+	return msgs
+}

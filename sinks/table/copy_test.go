@@ -1,0 +1,146 @@
+package table
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
+)
+
+// COPY is a faster way to the same rows: whatever the batch's size, the table
+// holds the same, and the same is refused.
+func TestCopyWritesWhatInsertWrites(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE DOMAIN short AS varchar(12) CHECK (VALUE <> 'id-5000');
+		CREATE TABLE t (n int GENERATED ALWAYS AS IDENTITY, id short, u uuid, k bytea, v jsonb, j json, x text, p bigint, at timestamptz(0), c char(4), h varchar(3), d text DEFAULT 'd') PARTITION BY RANGE (p);
+		CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (300); CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (300) TO (10000)`)
+	s := build(t, Config{Name: "public.t", Columns: map[string]string{"id": "id", "u": "json:u", "k": "key", "v": "value", "j": "json:j",
+		"x": "json:x", "p": "position", "at": "time", "c": "const:ab", "h": "header:h"}})
+	if err := prepare(t, pool, s); err != nil {
+		t.Fatal(err)
+	}
+	if !s.current.Load().copies {
+		t.Fatal("this table is not copied to")
+	}
+	msgs := make([]message.Message, 600)
+	for i := range msgs {
+		m := msg(fmt.Sprint("id-", i), fmt.Sprintf(`{"u":"00000000-0000-0000-0000-%012d","j":{"a" : %d},"x":"é🎈\n%d"}`, i, i, i))
+		m.Position.Offset = int64(i)
+		m.Headers = []message.Header{{Key: "h", Value: []byte(fmt.Sprint(i))}}
+		switch i % 5 {
+		case 1:
+			m.Value, m.Key = nil, nil
+		case 2:
+			m.Value, m.Headers = []byte(`{}`), nil
+		case 3:
+			m.Key = []byte{}
+		case 4:
+			m.Time = m.Time.AddDate(-2500, 0, 0).Local()
+		}
+		msgs[i] = m
+	}
+	all := `SELECT (t.*)::text FROM t ORDER BY n`
+	if err := write(t, pool, s, msgs...); err != nil {
+		t.Fatal(err)
+	}
+	copied := rows(t, pool, all)
+	exec(t, pool, `TRUNCATE t RESTART IDENTITY`)
+	for from := 0; from < len(msgs); from += copyFrom - 1 {
+		if err := write(t, pool, s, msgs[from:min(from+copyFrom-1, len(msgs))]...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if d := cmp.Diff(rows(t, pool, all), copied); d != "" || len(copied) != len(msgs) {
+		t.Errorf("%d rows (-insert +copy):\n%s", len(copied), d)
+	}
+
+	for name, spoil := range map[string]func(*message.Message){
+		"22001": func(m *message.Message) { m.ID = strings.Repeat("x", 13) },
+		"23514": func(m *message.Message) { m.ID = "id-5000" },
+		"22P02": func(m *message.Message) { m.Value = []byte(`{"u":null,"q":"\ud800"}`) },
+	} {
+		for _, n := range []int{3, copyFrom + 50} {
+			bad := append([]message.Message(nil), msgs[:n]...)
+			spoil(&bad[n/2])
+			var pg *pgconn.PgError
+			if err := write(t, pool, s, bad...); !errors.As(err, &pg) || pg.Code != name {
+				t.Errorf("%d messages: the error is %v, want SQLSTATE %s", n, err, name)
+			}
+		}
+	}
+}
+
+func TestNoCopyWhereItWouldDiffer(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE plain (id text PRIMARY KEY, n numeric, at timestamptz);
+		CREATE TABLE ruled (id text); CREATE RULE r AS ON INSERT TO ruled DO INSTEAD INSERT INTO plain VALUES (NEW.id || '!');
+		CREATE TABLE guarded (id text); ALTER TABLE guarded ENABLE ROW LEVEL SECURITY;
+		CREATE VIEW seen AS SELECT * FROM plain`)
+	id := map[string]string{"id": "id"}
+	for name, c := range map[string]struct {
+		config Config
+		copies bool
+	}{
+		"plain":  {Config{Name: "public.plain", Columns: id}, true},
+		"key":    {Config{Name: "public.plain", Key: []string{"id"}, Columns: id}, false},
+		"now":    {Config{Name: "public.plain", Columns: map[string]string{"id": "id", "at": "now"}}, false},
+		"cast":   {Config{Name: "public.plain", Columns: map[string]string{"id": "id", "n": "position"}}, false},
+		"rules":  {Config{Name: "public.ruled", Columns: id}, false},
+		"policy": {Config{Name: "public.guarded", Columns: id}, false},
+		"view":   {Config{Name: "public.seen", Columns: id}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := build(t, c.config)
+			if err := prepare(t, pool, s); err != nil {
+				t.Fatal(err)
+			}
+			if got := s.current.Load().copies; got != c.copies {
+				t.Errorf("copies is %v, want %v", got, c.copies)
+			}
+		})
+	}
+	s := build(t, Config{Name: "public.ruled", Columns: id})
+	msgs := make([]message.Message, copyFrom)
+	for i := range msgs {
+		msgs[i] = msg(fmt.Sprint(i), "")
+	}
+	if err := write(t, pool, s, msgs...); err != nil {
+		t.Fatal(err)
+	}
+	wantRows(t, pool, `SELECT count(*)::text FROM plain WHERE id LIKE '%!'`, fmt.Sprint(copyFrom))
+}
+
+// A column whose type changes under a running worker: bytes made for the old type
+// may pass for a value of the new one.
+func TestCopyFollowsAChangedTable(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE t (v uuid)`)
+	s := build(t, Config{Name: "public.t", Columns: map[string]string{"v": "id"}})
+	msgs := make([]message.Message, copyFrom)
+	for i := range msgs {
+		msgs[i] = msg("61616161-6161-6161-6161-616161616161", "") // its bytes are letters
+	}
+	if err := write(t, pool, s, msgs...); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, pool, `ALTER TABLE t ALTER v TYPE text; TRUNCATE t`)
+	if err := write(t, pool, s, msgs...); err == nil {
+		t.Errorf("UUIDs went into a text as %q", rows(t, pool, `SELECT v FROM t LIMIT 1`))
+	} else if _, permanent := sinks.AsPermanent(err); permanent {
+		t.Errorf("a changed table is called the messages' fault: %v", err)
+	}
+	if err := write(t, pool, s, msgs...); err != nil {
+		t.Fatal(err)
+	}
+	wantRows(t, pool, `SELECT DISTINCT v FROM t`, msgs[0].ID)
+}

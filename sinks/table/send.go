@@ -1,0 +1,66 @@
+package table
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dedupd/dedupd/sinks"
+	"github.com/dedupd/dedupd/sinks/internal/columns"
+)
+
+// copyFrom is the number of messages from which COPY is used where it can be. It
+// takes a third less processor time a row for text and bytea, an eighth less for
+// jsonb, whose parsing is the most of it; and two more round trips.
+const copyFrom = 256
+
+func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, values *columns.Values, n int) error {
+	if !p.copies || n < copyFrom || s.changed.Load() {
+		_, err := tx.Exec(ctx, p.sql, values.Args()...)
+		return err
+	}
+	_, err := tx.CopyFrom(ctx, pgx.Identifier{s.schema, s.table}, p.names, values.Source())
+	if err == nil {
+		return s.checkCopied(ctx, tx, p)
+	}
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) && ctx.Err() == nil {
+		// The driver itself couldn't put a value into the type it takes the
+		// column for. (Or the connection is gone; then a look at the catalog
+		// before the next try is no loss.)
+		s.distrust(p)
+	}
+	return err
+}
+
+var errChanged = errors.New("the table's columns have changed meanwhile; nothing was written, and the next try will see them as they are")
+
+// checkCopied makes sure that the rows were copied into the types they were made
+// for. An INSERT has casts, so the server notices when a column has got another
+// type since Prepare; COPY takes any bytes for a value of the type it finds.
+// Having copied, this transaction holds a lock that keeps the columns as they
+// are, so afterwards is the time to look. (Where the bytes make no sense for the
+// new type, COPY itself fails as if a message were bad. The batch is then
+// divided until it is too small for COPY, and INSERT says what is the matter.)
+func (s *Sink) checkCopied(ctx context.Context, tx sinks.Tx, p *plan) error {
+	var shape string
+	if err := tx.QueryRow(ctx, shapeSQL, s.schema, s.table).Scan(&shape); err != nil {
+		return err
+	}
+	if shape != p.shape {
+		s.distrust(p)
+		return errChanged
+	}
+	return nil
+}
+
+// distrust has the catalog read again before the next try, and ends the use of
+// COPY for as long as this process runs: each connection of the driver remembers
+// the types it once found for a COPY and would encode for those, and checkCopied
+// can't see that.
+func (s *Sink) distrust(p *plan) {
+	s.changed.Store(true)
+	s.current.CompareAndSwap(p, nil)
+}
