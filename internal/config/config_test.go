@@ -2,19 +2,15 @@ package config
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/goccy/go-yaml"
 
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
@@ -146,91 +142,6 @@ func TestUnknownVariablesWarn(t *testing.T) {
 	}
 }
 
-func TestSecretFiles(t *testing.T) {
-	dir := t.TempDir()
-	dsn, password := filepath.Join(dir, "dsn"), filepath.Join(dir, "password")
-	write := func(file, text string) {
-		t.Helper()
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write(dsn, "postgres://h/one\n")
-	write(password, " pass \r\n")
-	c := parse(t, fmt.Sprintf(`
-scope: orders
-sources: [{kafka: {brokers: "b:1", topics: orders, sasl: {mechanism: plain, username: u, password_file: %q}}}]
-database: {url_file: %q}
-sink: {probe: {name: x}}
-`, password, dsn))
-	if got := c.Database.URL.Reveal(); got != "postgres://h/one" {
-		t.Errorf("url %q", got)
-	}
-	if got, err := c.Sources[0].Kafka.SASL.CurrentPassword(); got != " pass " || err != nil {
-		t.Errorf("password %q, %v", got, err)
-	}
-	write(dsn, "postgres://h/two")
-	if got, err := c.Database.Connection(); got != "postgres://h/two" || err != nil {
-		t.Errorf("after a change: %q, %v", got, err)
-	}
-	var out strings.Builder
-	if err := c.Print(&out); err != nil || strings.Contains(out.String(), "pass ") || strings.Contains(out.String(), "//h/") {
-		t.Errorf("print shows a secret: %v\n%s", err, out.String())
-	}
-}
-
-// TestNoTextOfASecret tries every way in which a value usually becomes text.
-func TestNoTextOfASecret(t *testing.T) {
-	type holder struct {
-		S Secret
-		P *Secret
-	}
-	s := Secret("hunter2")
-	h := holder{s, &s}
-	var log bytes.Buffer
-	logger := slog.New(slog.NewTextHandler(&log, nil))
-	logger.Info("x", "secret", s, "holder", h, "pointer", &s)
-	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "secret", s, "holder", h)
-	asJSON, err := json.Marshal(h)
-	if err != nil {
-		t.Fatal(err)
-	}
-	asYAML, err := yaml.Marshal(h)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := parse(t, small, "DEDUPD_DATABASE_URL=postgres://u:hunter2@h/db")
-	var printed strings.Builder
-	if err := c.Print(&printed); err != nil {
-		t.Fatal(err)
-	}
-	texts := []string{s.String(), s.GoString(), log.String(), string(asJSON), string(asYAML), printed.String(), fmt.Sprint(c.Database), fmt.Errorf("x: %w, %v", errors.New("y"), s).Error()}
-	for _, verb := range []string{"%s", "%v", "%+v", "%#v", "%q", "%x", "%X", "%d", "%10s", "%t"} {
-		texts = append(texts, fmt.Sprintf(verb, s), fmt.Sprintf(verb, h), fmt.Sprintf(verb, []Secret{s}))
-	}
-	for _, text := range texts {
-		if strings.Contains(text, "hunter2") || strings.Contains(strings.ToLower(text), fmt.Sprintf("%x", "hunter2")) {
-			t.Errorf("shown: %s", text)
-		}
-	}
-	// Wrong ones are not shown either.
-	_, _, err = Parse("f.yaml", []byte(small), Options{Environ: []string{"DEDUPD_DATABASE_URL=postgres://u:hunter2@h:port/db"}})
-	if err == nil || strings.Contains(err.Error(), "hunter2") {
-		t.Errorf("the error of a bad URL: %v", err)
-	}
-}
-
-func TestRedactURL(t *testing.T) {
-	for in, want := range map[string]string{
-		"nats://h:4222": "nats://h:4222", "nats://u:p@h:4222": "nats://[redacted]@h:4222", "nats://token@h": "nats://[redacted]@h",
-		"nats://u:p@ss@h": "nats://[redacted]@h", "u:p@h": "[redacted]@h", "nats://u:%zz@h": "nats://[redacted]@h",
-	} {
-		if got := redactURL(in); got != want {
-			t.Errorf("%s is shown as %s", in, got)
-		}
-	}
-}
-
 func TestPrintTellsOrigins(t *testing.T) {
 	c := parse(t, small+"database: {schema: '${S}'}", "S=s", "DEDUPD_LOG_LEVEL=warn")
 	var out strings.Builder
@@ -244,87 +155,11 @@ func TestPrintTellsOrigins(t *testing.T) {
 	}
 }
 
-func TestDuration(t *testing.T) {
-	for text, want := range map[string]time.Duration{
-		"1h30m": 90 * time.Minute, "7d": 168 * time.Hour, "4w": 28 * 24 * time.Hour, "1w2d3h": (9*24 + 3) * time.Hour,
-		"90s": 90 * time.Second, "1.5h": 90 * time.Minute, "0": 0, "250ms": 250 * time.Millisecond,
-	} {
-		d, err := ParseDuration(text)
-		if err != nil || time.Duration(d) != want {
-			t.Errorf("%s is %s, %v", text, d, err)
-		}
-		if again, err := ParseDuration(d.String()); again != d || err != nil {
-			t.Errorf("%s prints as %s, which reads as %s, %v", text, d, again, err)
-		}
-	}
-	for _, text := range []string{"", "7", "-1h", "+1h", "1x", "d", "1d2w", "1 d", "99999w", "1e3s", "9999999d"} {
-		if d, err := ParseDuration(text); err == nil {
-			t.Errorf("%q is taken for %s", text, d)
-		}
-	}
-}
-
-func TestSize(t *testing.T) {
-	for text, want := range map[string]Size{"8MiB": 8 << 20, "64KiB": 64 << 10, "1GB": 1e9, "1.5KiB": 1536, "17": 17, "0": 0, "2 GiB": 2 << 30, "1kB": 1000} {
-		s, err := ParseSize(text)
-		if err != nil || s != want {
-			t.Errorf("%s is %d, %v", text, s, err)
-		}
-		if again, err := ParseSize(s.String()); again != s || err != nil {
-			t.Errorf("%s prints as %s", text, s)
-		}
-	}
-	for _, text := range []string{"", "-1", "1.5", "1mib", "8M", "1e3", "MiB", "99999999TiB"} {
-		if s, err := ParseSize(text); err == nil {
-			t.Errorf("%q is taken for %s", text, s)
-		}
-	}
-}
-
 func TestLoadMissingFile(t *testing.T) {
 	_, _, err := Load("does-not-exist.yaml", Options{})
 	var problems Problems
 	if !errors.As(err, &problems) || len(problems) != 1 || problems[0].File != "does-not-exist.yaml" {
 		t.Errorf("%v", err)
-	}
-}
-
-func TestDecodeForSinks(t *testing.T) {
-	type Inner struct {
-		A int `yaml:"a"`
-	}
-	var got struct {
-		Inner   `yaml:",inline"`
-		Any     any
-		List    []Inner       `yaml:"list"`
-		Ordered yaml.MapSlice `yaml:"ordered"`
-		Wait    *Duration     `yaml:"wait"`
-		Keep    string        `yaml:"keep"`
-		Share   float32       `yaml:"share"`
-	}
-	got.Keep = "kept"
-	c, _, _ := Parse("f.yaml", []byte(`
-sink:
-  x: {a: 1, any: [1, "1", true, 1.5, {b: null}], list: [{a: 2}], ordered: {z: 1, a: [header:x]}, wait: 2d, keep: , share: 0.5}
-`), Options{})
-	if err := c.Sink.Decode(&got); err != nil {
-		t.Fatal(err)
-	}
-	if got.A != 1 || got.List[0].A != 2 || *got.Wait != 2*day || got.Keep != "kept" || got.Share != 0.5 {
-		t.Errorf("%+v", got)
-	}
-	if want := []any{int64(1), "1", true, 1.5, map[string]any{"b": nil}}; !reflect.DeepEqual(got.Any, want) {
-		t.Errorf("any: %#v", got.Any)
-	}
-	if want := (yaml.MapSlice{{Key: "z", Value: int64(1)}, {Key: "a", Value: []any{"header:x"}}}); !reflect.DeepEqual(got.Ordered, want) {
-		t.Errorf("ordered: %#v", got.Ordered)
-	}
-	var wrong struct {
-		Z int `yaml:"z"`
-	}
-	var problems Problems
-	if err := c.Sink.Decode(&wrong); !errors.As(err, &problems) || len(problems) != 7 || problems[0].Key != "sink.x.a" || problems[0].Line != 3 {
-		t.Errorf("unknown keys: %v", err)
 	}
 }
 
