@@ -3,6 +3,7 @@ package config
 import (
 	"net/url"
 	"os"
+	"regexp"
 	"strings"
 )
 
@@ -39,7 +40,7 @@ func (v *validator) kafka(at string, k *Kafka) {
 			v.add(v.item(at+".brokers", i), "%v", err)
 		}
 	}
-	v.unique(at+".topics", k.Topics)
+	v.unique(at+".topics", k.Topics, "topic", func(s string) bool { return topicPattern.MatchString(s) })
 	v.tls(at+".tls", &k.TLS)
 
 	s, sasl := &k.SASL, at+".sasl"
@@ -73,7 +74,7 @@ func (v *validator) nats(at string, n *NATS) {
 	if strings.ContainsAny(n.Durable, ". *>/\\\t\r\n") {
 		v.add(at+".durable", "%q can't be a consumer's name: no dots, spaces, wildcards or slashes", n.Durable)
 	}
-	v.unique(at+".subjects", n.Subjects)
+	v.unique(at+".subjects", n.Subjects, "subject", isSubject)
 	switch {
 	case n.Mode == "lanes":
 		v.add(at+".mode", "lanes is %s; use queue", notYet)
@@ -128,17 +129,32 @@ func (v *validator) readable(at, file string) {
 	f.Close()
 }
 
-func (v *validator) unique(at string, list []string) {
+func (v *validator) unique(at string, list []string, noun string, valid func(string) bool) {
 	seen := make(map[string]bool)
 	for i, s := range list {
 		switch {
-		case s == "" || strings.ContainsAny(s, " \t\r\n"):
-			v.add(v.item(at, i), "%q can't be a name", s)
+		case !valid(s):
+			v.add(v.item(at, i), "%q can't be a %s", s, noun)
 		case seen[s]:
 			v.add(v.item(at, i), "%s stands twice", s)
 		}
 		seen[s] = true
 	}
+}
+
+// topicPattern is what Kafka allows.
+var topicPattern = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
+
+// isSubject tells whether s can filter a stream: parts between dots, none of
+// them empty, * only as a whole part, > only as the last.
+func isSubject(s string) bool {
+	parts := strings.Split(s, ".")
+	for i, p := range parts {
+		if p == "" || strings.ContainsAny(p, " \t\r\n") || strings.Contains(p, ">") && (p != ">" || i < len(parts)-1) || strings.Contains(p, "*") && p != "*" {
+			return false
+		}
+	}
+	return true
 }
 
 func oneOf(s string, list ...string) bool {

@@ -41,3 +41,13 @@ func TestSize(t *testing.T) {
 		}
 	}
 }
+
+func TestSubjects(t *testing.T) {
+	for s, want := range map[string]bool{
+		"orders": true, "orders.>": true, "orders.*.new": true, ">": true, "": false, "a..b": false, "a.": false, "a b": false, "a>": false, ">.a": false, "a*": false,
+	} {
+		if isSubject(s) != want {
+			t.Errorf("%q is a subject: %t", s, !want)
+		}
+	}
+}
