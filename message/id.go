@@ -114,10 +114,10 @@ func (x *Identity) part(f Field, m *Message, incarnation string) (string, error)
 		}
 		id = string(v)
 	case FieldJSON:
-		if !gjson.ValidBytes(m.Value) {
-			return "", fmt.Errorf("%w: the value is not valid JSON, so %s leads nowhere", ErrNoID, f)
+		err := ValidJSON(m.Value)
+		if err != nil {
+			return "", fmt.Errorf("%w: %s leads nowhere in the value: %w", ErrNoID, f, err)
 		}
-		var err error
 		if id, err = x.jsonID(f, m.Value); err != nil {
 			return "", err
 		}
@@ -172,7 +172,7 @@ func (x *Identity) cloudEvent(m *Message) (string, error) {
 	} else if v, ok := m.Header("ce-id"); ok {
 		s, _ := m.Header("ce-source")
 		source, id = string(s), string(v)
-	} else if looksLikeObject(m.Value) && gjson.ValidBytes(m.Value) {
+	} else if looksLikeObject(m.Value) && ValidJSON(m.Value) == nil {
 		var err error
 		if id, err = x.jsonID(ceID, m.Value); err != nil {
 			return "", err
