@@ -1,7 +1,6 @@
 package columns
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"strconv"
@@ -10,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/tidwall/gjson"
 
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
@@ -240,47 +238,10 @@ func checkJSON(t Type, b []byte) error {
 	return checkEscapes(t, view(b))
 }
 
-// maxDepth is how deep arrays and objects may nest. Postgres' own limit hangs on
-// its stack (some 10,000 with the default of 2 MB) and answers with an error
-// that speaks of the server, not of the data; and a recursive check of millions
-// of levels would take the whole process down.
-const maxDepth = 1000
-
+// validJSON asks for UTF-8 too, as Postgres does.
 func validJSON(b []byte) error {
 	if !utf8.Valid(b) {
 		return errors.New("it is not valid UTF-8, so it is no JSON")
 	}
-	if tooDeep(b) {
-		return fmt.Errorf("its JSON nests deeper than %d levels", maxDepth)
-	}
-	if !gjson.ValidBytes(b) {
-		return errors.New("it is not valid JSON")
-	}
-	return nil
-}
-
-func tooDeep(b []byte) bool {
-	if len(b) <= maxDepth || bytes.Count(b, []byte{'['})+bytes.Count(b, []byte{'{'}) <= maxDepth {
-		return false
-	}
-	depth, inString := 0, false
-	for i := 0; i < len(b); i++ {
-		switch c := b[i]; {
-		case inString:
-			if c == '\\' {
-				i++
-			} else if c == '"' {
-				inString = false
-			}
-		case c == '"':
-			inString = true
-		case c == '[' || c == '{':
-			if depth++; depth > maxDepth {
-				return true
-			}
-		case c == ']' || c == '}':
-			depth--
-		}
-	}
-	return false
+	return message.ValidJSON(b)
 }
