@@ -46,7 +46,12 @@ func main() {
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the demo at once
+	context.AfterFunc(ctx, func() {
+		// A terminal that is closed sends this one twice, and nobody meant to
+		// hurry; a second Ctrl-C ends the demo at once.
+		signal.Ignore(syscall.SIGHUP)
+		stop()
+	})
 	err = run(ctx, o, newScreen(os.Stdout, os.Getenv))
 	switch {
 	case err == nil:
