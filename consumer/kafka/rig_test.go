@@ -75,11 +75,18 @@ type rig struct {
 
 func newRig(t *testing.T, b *broker.Broker, partitions int32, configs map[string]string) *rig {
 	t.Helper()
+	r := rigOn(t, b, newName("topic"))
+	r.check(b.CreateTopic(r.ctx, r.topic, partitions, configs))
+	return r
+}
+
+// rigOn is a rig with a topic that is there.
+func rigOn(t *testing.T, b *broker.Broker, topic string) *rig {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
-	r := &rig{T: t, ctx: ctx, broker: b, topic: newName("topic"), group: newName("group"), log: &logBuffer{}}
+	r := &rig{T: t, ctx: ctx, broker: b, topic: topic, group: newName("group"), log: &logBuffer{}}
 	r.newStore()
-	r.check(b.CreateTopic(ctx, r.topic, partitions, configs))
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log:\n%s", r.log)
@@ -153,7 +160,7 @@ func (w *work) stop() {
 	w.Helper()
 	w.cancel()
 	select {
-	case err := <-w.done:
+	case err := <-w.done: // nil as well once it was received
 		if err != nil {
 			w.Errorf("the worker ended with %v", err)
 		}

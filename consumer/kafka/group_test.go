@@ -1,0 +1,213 @@
+package kafka
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+
+	"github.com/dedupd/dedupd/consumer"
+	broker "github.com/dedupd/dedupd/e2e/kafka"
+)
+
+// Two members share the lanes; one leaves, and the other reads all of them.
+// Nothing is lost on the way, and the group's offsets never run ahead of what
+// was made durable.
+func TestMembersShareAndLeave(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		const partitions = 4
+		r := newRig(t, b, partitions, nil)
+		c := r.client()
+		watch := r.watchNeverAhead(partitions)
+		first := r.start(nil)
+		for p := range int32(partitions) {
+			r.fill(c, p, 500)
+		}
+		second := r.start(nil)
+		for p := range int32(partitions) {
+			r.fill(c, p, 500)
+		}
+		r.until("both have lanes", func() bool {
+			return first.worker.Ready() == nil && second.worker.Ready() == nil && r.log.count("lanes=2") >= 2
+		})
+		begun := time.Now()
+		second.stop()
+		if d := time.Since(begun); d > 2*time.Second {
+			t.Errorf("an idle member took %s to leave", d)
+		}
+		for p := range int32(partitions) {
+			r.fill(c, p, 500)
+		}
+		for p := range partitions {
+			r.untilNext(p, 1500)
+			r.untilCommitted(int32(p), 1500)
+		}
+		first.stop()
+		watch()
+		if n := len(r.store.Effects()); n != partitions*1500 {
+			t.Errorf("%d effects, want %d", n, partitions*1500)
+		}
+		if handled, duplicates, _ := r.store.Counts(); duplicates != 0 {
+			t.Errorf("%d of %d messages were handled twice, though no lane was lost", duplicates, handled)
+		}
+	})
+}
+
+// watchNeverAhead samples the group's offsets until its result is called.
+func (r *rig) watchNeverAhead(partitions int32) (end func()) {
+	quit := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for {
+			for p := range partitions {
+				// The order matters: the store only ever moves up.
+				offset, err := r.broker.Committed(r.ctx, r.group, r.topic, p)
+				if next := r.next(int(p)); err == nil && offset > max(next, 0) {
+					r.Errorf("the group's offset of %d is %d, durable is only %d", p, offset, next)
+				}
+			}
+			select {
+			case <-quit:
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	})
+	return func() { close(quit); watching.Wait() }
+}
+
+// A batch in its transaction while the group rebalances is finished and
+// committed before the lane is let go, so that the next owner goes on behind it.
+func TestRebalanceWaitsForWhatIsInHand(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 2, nil)
+		c := r.client()
+		long := func(c *Config) { c.SessionTimeout = 10 * time.Second }
+		first := r.start(long)
+		first.untilReady()
+		release := r.store.Hold()
+		r.fill(c, 0, 10)
+		r.fill(c, 1, 10)
+		r.until("both batches are in hand", func() bool { _, _, calls := r.store.Counts(); return calls > 0 })
+		time.Sleep(100 * time.Millisecond)
+		second := r.start(long)
+		time.Sleep(time.Second)
+		if n := r.log.count("lanes assigned"); n != 1 {
+			t.Errorf("%d generations while the batch was in hand", n)
+		}
+		release()
+		r.untilNext(0, 10)
+		r.untilNext(1, 10)
+		r.until("both have lanes", func() bool { return r.log.count("lanes=1") >= 2 })
+		second.untilReady()
+		if _, duplicates, _ := r.store.Counts(); duplicates != 0 {
+			t.Errorf("%d messages were handled twice", duplicates)
+		}
+		if n := len(r.store.Effects()); n != 20 {
+			t.Errorf("%d effects", n)
+		}
+	})
+}
+
+// A batch that outlasts the drain budget is cut off; the lane goes on from what
+// the database says.
+func TestRebalanceCutsOffWhatHangs(t *testing.T) {
+	r := newRig(t, fake(t), 1, nil)
+	c := r.client()
+	first := r.start(nil) // a budget of one second
+	first.untilReady()
+	release := r.store.Hold()
+	defer release()
+	r.fill(c, 0, 10)
+	r.until("the batch is in hand", func() bool { _, _, calls := r.store.Counts(); return calls > 0 })
+	begun := time.Now()
+	second := r.start(nil)
+	r.until("the second has joined", func() bool { return r.log.count("lanes assigned") >= 3 })
+	if d := time.Since(begun); d > 5*time.Second {
+		t.Errorf("the rebalance took %s", d)
+	}
+	if len(r.store.Effects()) != 0 {
+		t.Error("the batch that was cut off had an effect")
+	}
+	release()
+	r.untilNext(0, 10)
+	first.stop()
+	second.stop()
+	if _, duplicates, _ := r.store.Counts(); duplicates != 0 {
+		t.Errorf("%d messages were handled twice", duplicates)
+	}
+}
+
+// What was fetched but not begun is left to the next owner, also when the lane
+// had progress without messages to tell.
+func TestNothingIsSkippedAtAStop(t *testing.T) {
+	r := newRig(t, fake(t), 1, nil)
+	c := r.client()
+	r.fill(c, 0, 1000)
+	release := r.store.Hold()
+	w := r.start(nil, func(w *consumer.Worker) { w.MaxMessages = 10; w.Writers = 1; w.Drain = time.Second })
+	r.until("a batch is in hand", func() bool { _, _, calls := r.store.Counts(); return calls > 0 })
+	time.Sleep(100 * time.Millisecond) // the fetcher waits with hundreds more
+	go func() { time.Sleep(50 * time.Millisecond); release() }()
+	w.stop()
+	if n, effects := r.next(0), len(r.store.Effects()); n != int64(effects) {
+		t.Fatalf("the lane stands at %d after %d effects", n, effects)
+	}
+	if r.next(0) == 1000 {
+		t.Skip("all was handled before the stop")
+	}
+	r.start(nil)
+	r.untilNext(0, 1000)
+	if n := len(r.store.Effects()); n != 1000 {
+		t.Errorf("%d effects", n)
+	}
+}
+
+// The broker's coordinator moves and partitions change their leaders: neither
+// loses or repeats anything.
+func TestBrokersChangeRoles(t *testing.T) {
+	cluster := fakeCluster(t, kfake.NumBrokers(3))
+	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), 4, nil)
+	c := r.client()
+	w := r.start(nil)
+	w.untilReady()
+	for range 5 {
+		for p := range int32(4) {
+			r.fill(c, p, 100)
+		}
+		cluster.ShufflePartitionLeaders()
+		cluster.RehashCoordinators()
+	}
+	for p := range 4 {
+		r.untilNext(p, 500)
+		r.untilCommitted(int32(p), 500)
+	}
+	w.untilReady()
+	if n := len(r.store.Effects()); n != 2000 {
+		t.Errorf("%d effects", n)
+	}
+}
+
+// A broker that is killed and comes back is read on, without a restart.
+func TestBrokerRestarts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs a Kafka broker")
+	}
+	b, err := broker.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Kill() })
+	r := newRig(t, b, 2, nil)
+	r.fill(r.client(), 0, 100)
+	w := r.start(nil)
+	r.untilNext(0, 100)
+	r.check(b.Kill())
+	time.Sleep(500 * time.Millisecond)
+	r.check(b.Restart())
+	r.fill(r.client(), 1, 100)
+	r.untilNext(1, 100)
+	r.untilCommitted(1, 100)
+	w.untilReady()
+}

@@ -1,0 +1,117 @@
+package kafka
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"math/big"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+
+	broker "github.com/dedupd/dedupd/e2e/kafka"
+)
+
+// Both halves of the client log in and encrypt: the one that is a member of the
+// group, and the one that fetches.
+func TestTLSAndSASL(t *testing.T) {
+	server, client := certificates(t)
+	for _, mechanism := range []string{"plain", "scram-sha-256", "scram-sha-512"} {
+		t.Run(mechanism, func(t *testing.T) {
+			cluster := fakeCluster(t, kfake.TLS(server), kfake.EnableSASL(),
+				kfake.Superuser("PLAIN", "admin", "secret"),
+				kfake.Superuser(strings.ToUpper(mechanism), "dedupd", "swordfish"),
+				kfake.SeedTopics(1, "orders"))
+			c, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.DialTLSConfig(client),
+				kgo.SASL(plain.Auth{User: "admin", Pass: "secret"}.AsMechanism()), kgo.DefaultProduceTopic("orders"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if err := c.ProduceSync(t.Context(), kgo.StringRecord("one")).FirstErr(); err != nil {
+				t.Fatal(err)
+			}
+			r := rigOn(t, broker.At(cluster.ListenAddrs()[0]), "orders")
+			r.start(func(c *Config) {
+				c.TLS = client
+				c.SASL = SASL{Mechanism: mechanism, Username: "dedupd", Password: "swordfish"}
+			})
+			r.untilNext(0, 1)
+		})
+	}
+}
+
+func TestWrongPasswordIsTold(t *testing.T) {
+	cluster := fakeCluster(t, kfake.EnableSASL(), kfake.Superuser("PLAIN", "dedupd", "swordfish"), kfake.SeedTopics(1, "orders"))
+	r := rigOn(t, broker.At(cluster.ListenAddrs()[0]), "orders")
+	w := r.start(func(c *Config) { c.SASL = SASL{Mechanism: "plain", Username: "dedupd", Password: "wrong"} })
+	r.until("the log tells", func() bool { return r.log.count("level=WARN") > 0 })
+	if w.worker.Ready() == nil {
+		t.Error("ready without a login")
+	}
+	if strings.Contains(r.log.String(), "wrong") {
+		t.Error("the log holds the password")
+	}
+}
+
+func TestConfigProblemsAreToldAtOnce(t *testing.T) {
+	_, err := New(Config{Start: "begin", Isolation: "serializable", OnGap: "jump", OnGroupReset: "maybe",
+		Topics: []string{"a", "a"}, SASL: SASL{Mechanism: "oauthbearer"}, SessionTimeout: time.Second})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{"name", "brokers", "topics", "group", "start", "isolation", "on_gap", "on_group_reset", "sasl.mechanism", "session timeout"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("nothing of %q in: %v", want, err)
+		}
+	}
+}
+
+// A session time-out outside of what the broker allows can't come right by
+// itself.
+func TestRefusedSessionTimeoutEndsTheProgram(t *testing.T) {
+	cluster := fakeCluster(t, kfake.GroupMaxSessionTimeout(3*time.Second), kfake.SeedTopics(1, "orders"))
+	r := rigOn(t, broker.At(cluster.ListenAddrs()[0]), "orders")
+	w := r.start(nil)
+	select {
+	case err := <-w.done:
+		if err == nil || !strings.Contains(err.Error(), "Session Timeout") {
+			t.Errorf("ended with %v", err)
+		}
+	case <-r.ctx.Done():
+		t.Fatal("goes on")
+	}
+}
+
+// certificates make a server's and a client's configuration for 127.0.0.1.
+func certificates(t *testing.T) (server, client *tls.Config) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(cert)
+	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}, &tls.Config{RootCAs: roots}
+}

@@ -1,0 +1,123 @@
+package kafka
+
+import (
+	"testing"
+	"time"
+
+	"github.com/dedupd/dedupd/consumer"
+	broker "github.com/dedupd/dedupd/e2e/kafka"
+)
+
+func TestStartLatest(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		c := r.client()
+		r.put(c, 0, "old")
+		w := r.start(func(c *Config) { c.Start = StartLatest })
+		w.untilReady()
+		r.put(c, 0, "new")
+		r.untilNext(0, 2)
+		if got := r.values(); len(got) != 1 || got[0] != "new" {
+			t.Errorf("got %q", got)
+		}
+	})
+}
+
+// Without a position anywhere, start: group waits for somebody to set one.
+func TestStartGroup(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		c := r.client()
+		r.put(c, 0, "one", "two")
+		w := r.start(func(c *Config) { c.Start = StartGroup })
+		r.until("the log tells", func() bool { return r.log.count("start is group") > 0 })
+		if w.worker.Ready() == nil || len(r.store.Effects()) != 0 {
+			t.Error("reading without a start")
+		}
+		w.stop()
+		r.newStore()
+		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 1))
+		w = r.start(func(c *Config) { c.Start = StartGroup })
+		r.untilNext(0, 2)
+		w.untilReady()
+		if got := r.values(); len(got) != 1 || got[0] != "two" {
+			t.Errorf("got %q", got)
+		}
+	})
+}
+
+// A topic that is created after the start is found, and so are partitions that
+// are added.
+func TestTopicsAppearAndGrow(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		other := newName("later")
+		w := r.start(func(c *Config) { c.Topics = append(c.Topics, other) })
+		r.until("the log tells of the missing topic", func() bool { return r.log.count(other) == 1 })
+		if w.worker.Ready() == nil {
+			t.Error("ready without its topic")
+		}
+		r.check(b.CreateTopic(r.ctx, other, 2, nil))
+		r.until("lanes of both", func() bool { return r.log.count("lanes=3") == 1 })
+		w.untilReady()
+		r.check(b.AddPartitions(r.ctx, r.topic, 3))
+		r.until("more lanes", func() bool { return r.log.count("lanes=5") == 1 })
+		w.untilReady()
+		r.fill(r.client(), 2, 10)
+		r.untilNext(2, 10)
+	})
+}
+
+// More members than partitions: some have nothing, and are ready.
+func TestStandby(t *testing.T) {
+	r := newRig(t, fake(t), 1, nil)
+	first, second := r.start(nil), r.start(nil)
+	r.until("one has no lane", func() bool { return r.log.count("lanes=0") > 0 })
+	first.untilReady()
+	second.untilReady()
+}
+
+func TestUntilIdleWaitsForTheEnd(t *testing.T) {
+	r := newRig(t, fake(t), 2, nil)
+	r.transactions() // ends with a marker
+	r.fill(r.client(), 1, 300)
+	w := r.start(nil, func(w *consumer.Worker) { w.UntilIdle = 300 * time.Millisecond })
+	select {
+	case err := <-w.done:
+		r.check(err)
+	case <-r.ctx.Done():
+		t.Fatal("never idle")
+	}
+	if r.next(0) != 17 || r.next(1) != 300 {
+		t.Errorf("ended at %d and %d", r.next(0), r.next(1))
+	}
+	if r.committed(0) != 17 || r.committed(1) != 300 {
+		t.Errorf("the group stands at %d and %d", r.committed(0), r.committed(1))
+	}
+}
+
+// An operator moves the group back while nobody reads.
+func TestGroupReset(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		r.put(r.client(), 0, "one", "two", "three")
+		w := r.start(nil)
+		r.untilNext(0, 3)
+		r.untilCommitted(0, 3)
+		r.put(r.client(), 0, "four") // carries the confirmed position into the row
+		r.untilNext(0, 4)
+		w.stop()
+		if row, _ := r.store.Row(r.lane(0)); row.BrokerPosition != 3 {
+			t.Errorf("the row knows of %d at the broker, want 3", row.BrokerPosition)
+		}
+		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 1))
+		w = r.start(func(c *Config) { c.OnGroupReset = IgnoreGroupReset })
+		w.untilReady()
+		r.untilCommitted(0, 4)
+		w.stop()
+		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 1))
+		w = r.start(nil)
+		r.until("it was read again", func() bool { handled, _, _ := r.store.Counts(); return handled == 4+3 })
+		r.untilCommitted(0, 4)
+	})
+}
