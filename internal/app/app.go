@@ -50,6 +50,13 @@ type ServerError struct{ Err error }
 func (e *ServerError) Error() string { return e.Err.Error() }
 func (e *ServerError) Unwrap() error { return e.Err }
 
+// ConfigError says that the configuration, though well-formed, can't be worked
+// with.
+type ConfigError struct{ Err error }
+
+func (e *ConfigError) Error() string { return e.Err.Error() }
+func (e *ConfigError) Unwrap() error { return e.Err }
+
 // Run connects, consumes until ctx ends (or, with UntilIdle, until everything is
 // caught up), drains and takes everything down again, last come first. A planned
 // end is no error.
@@ -73,7 +80,7 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 		Metrics:     consumer.NewMetrics(reg, budget),
 	}
 	if worker.Sources, err = newSources(cfg); err != nil {
-		return Summary{}, err
+		return Summary{}, &ConfigError{err}
 	}
 
 	pool, store, err := OpenDatabase(ctx, cfg, cfg.Database.MaxConnections, log)
@@ -127,6 +134,9 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	defer context.AfterFunc(ctx, func() { probe.draining.Store(true) })()
 	log.Info("consuming", "scope", cfg.Scope, "sources", len(cfg.Sources), "sink", cfg.Sink.Kind, "http", http.listener.Addr().String())
 	err = worker.Run(ctx)
+	if absent := (*consumer.NotReadyError)(nil); errors.As(err, &absent) {
+		err = &ServerError{err}
+	}
 	messages, duration := worker.Done()
 	log.Info("stopped", "messages", messages)
 	return Summary{messages, duration}, err

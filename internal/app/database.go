@@ -21,16 +21,16 @@ import (
 const connectTimeout = 5 * time.Second
 
 // OpenDatabase makes the pool and the store of a configuration. It does not
-// connect. The caller closes the pool.
+// connect, so that its error is a *ConfigError. The caller closes the pool.
 func OpenDatabase(ctx context.Context, cfg *config.Config, maxConnections int, logger *slog.Logger) (*pgxpool.Pool, *dedup.Store, error) {
 	pc, err := poolConfig(cfg, logger)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, &ConfigError{err}
 	}
 	pc.MaxConns = int32(maxConnections)
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
-		return nil, nil, fmt.Errorf("database: %w", err)
+		return nil, nil, &ConfigError{fmt.Errorf("database: %w", err)}
 	}
 	store, err := dedup.NewStore(dedup.StoreConfig{
 		Pool: pool, Schema: cfg.Database.Schema, Scope: cfg.Scope, Owner: owner(), Logger: logger,
@@ -38,7 +38,7 @@ func OpenDatabase(ctx context.Context, cfg *config.Config, maxConnections int, l
 	})
 	if err != nil {
 		pool.Close()
-		return nil, nil, err
+		return nil, nil, &ConfigError{err}
 	}
 	return pool, store, nil
 }

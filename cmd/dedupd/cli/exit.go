@@ -81,6 +81,7 @@ func exitCode(err error) int {
 		exit     exitError
 		usage    usageError
 		problems config.Problems
+		unusable *app.ConfigError
 		server   *app.ServerError
 		schema   *dedup.SchemaError
 		connect  *pgconn.ConnectError
@@ -90,7 +91,7 @@ func exitCode(err error) int {
 	switch {
 	case errors.As(err, &exit):
 		return exit.code
-	case errors.As(err, &usage), errors.As(err, &problems):
+	case errors.As(err, &usage), errors.As(err, &problems), errors.As(err, &unusable):
 		return exitUsage
 	case errors.As(err, &server), errors.As(err, &schema), errors.As(err, &connect):
 		return exitServer

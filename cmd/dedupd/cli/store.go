@@ -18,7 +18,7 @@ func (c *command) withStore(ctx context.Context, work func(ctx context.Context, 
 	const connections = 2 // one works, one asks whether another process is done
 	pool, store, err := app.OpenDatabase(ctx, cfg, connections, logger)
 	if err != nil {
-		return exitError{exitUsage, err} // it hasn't connected yet
+		return err
 	}
 	defer pool.Close()
 	return work(ctx, store, cfg)

@@ -1,0 +1,63 @@
+# dedupd's targets; plain `make` lists them.
+
+GO      ?= go
+BIN     := .bin
+KAFKA   := .cache/kafka-4.1.0-libs
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+RELEASE := -trimpath -ldflags "-s -w -X github.com/dedupd/dedupd/internal/app.release=$(VERSION)"
+
+
+.PHONY: help
+help: ## Shows this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Builds the binary, .bin/dedupd
+	CGO_ENABLED=0 $(GO) build $(RELEASE) -o $(BIN)/dedupd ./cmd/dedupd
+
+.PHONY: demo
+demo: build ## Shows the whole thing on embedded servers: a noisy producer, crashes, the books (ARGS="-keep ...")
+	$(GO) build -o $(BIN)/demo ./e2e/demo
+	$(BIN)/demo -dedupd $(BIN)/dedupd $(ARGS)
+
+.PHONY: test
+test: kafka ## Runs all tests, with the race detector, against real servers that it sets up
+	$(GO) test -race -timeout 20m $(TESTFLAGS) ./...
+
+.PHONY: test-short
+test-short: ## Runs the tests that need no servers: seconds
+	$(GO) test -short ./...
+
+.PHONY: kafka
+kafka: $(KAFKA)/.complete ## Fetches the Kafka broker that tests start (needs Java 17 and Maven)
+
+$(KAFKA)/.complete: e2e/kafka/pom.xml
+	@e2e/kafka/need-java
+	mvn -q -B -f e2e/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(KAFKA)
+	@touch $@
+
+.PHONY: lint
+lint: $(BIN)/golangci-lint ## Checks style, imports between packages, and the tidiness of go.mod
+	$(BIN)/golangci-lint run
+	$(GO) mod tidy -diff
+
+# The tools' versions are pinned in internal/tools.
+$(BIN)/golangci-lint: internal/tools/go.mod
+	cd internal/tools && $(GO) build -o ../../$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+.PHONY: fmt
+fmt: $(BIN)/golangci-lint ## Formats the code
+	$(BIN)/golangci-lint fmt
+
+.PHONY: fuzz
+fuzz: ## Fuzzes each target for FUZZTIME (default 10s)
+	@for package in $$($(GO) list ./...); do \
+		for target in $$($(GO) test -short -list '^Fuzz' $$package | grep '^Fuzz'); do \
+			echo "$$package $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $${FUZZTIME:-10s} $$package || exit 1; \
+		done; \
+	done
+
+.PHONY: clean
+clean: ## Removes what was built; downloads stay
+	rm -rf $(BIN) dist
