@@ -1,0 +1,99 @@
+package sinks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+func TestPermanent(t *testing.T) {
+	cause := errors.New("cause")
+	for name, c := range map[string]struct {
+		err   error
+		index int
+		ok    bool
+	}{
+		"nil":             {nil, -1, false},
+		"plain":           {cause, -1, false},
+		"Permanent":       {Permanent(cause), -1, true},
+		"PermanentAt":     {PermanentAt(3, cause), 3, true},
+		"wrapped":         {fmt.Errorf("write: %w", PermanentAt(3, cause)), 3, true},
+		"of nil":          {Permanent(nil), -1, false},
+		"joined":          {JoinPermanent(nil, PermanentAt(4, cause), PermanentAt(2, cause)), 4, true},
+		"joined by chain": {errors.Join(cause, PermanentAt(5, cause)), 5, true},
+		"a panic":         {Recovered("oh"), -1, true},
+	} {
+		if index, ok := AsPermanent(c.err); index != c.index || ok != c.ok {
+			t.Errorf("%s: AsPermanent gives %d, %v, want %d, %v", name, index, ok, c.index, c.ok)
+		}
+	}
+	if !errors.Is(PermanentAt(1, cause), cause) || !errors.Is(JoinPermanent(PermanentAt(0, errors.New("x")), PermanentAt(1, cause)), cause) {
+		t.Error("the cause is hidden")
+	}
+}
+
+func TestJoinPermanent(t *testing.T) {
+	a, b := errors.New("a"), errors.New("b")
+	if JoinPermanent() != nil || JoinPermanent(nil, nil) != nil {
+		t.Error("nothing joins to something")
+	}
+	one := PermanentAt(1, a)
+	if JoinPermanent(nil, one) != one {
+		t.Error("one error changes")
+	}
+	err := fmt.Errorf("write: %w", JoinPermanent(one, PermanentAt(2, b), PermanentAt(1, b), Permanent(b)))
+	all := AllPermanent(err)
+	if len(all) != 2 || all[1] != a || all[2] != b {
+		t.Errorf("AllPermanent gives %v", all)
+	}
+	if want := "write: a (and 3 more messages are at fault)"; err.Error() != want {
+		t.Errorf("the error is %q, want %q", err, want)
+	}
+	for _, err := range []error{nil, a, Permanent(a), fmt.Errorf("x: %w", a)} {
+		if all := AllPermanent(err); len(all) != 0 {
+			t.Errorf("AllPermanent(%v) gives %v", err, all)
+		}
+	}
+}
+
+type nothing struct{}
+
+func (nothing) Write(context.Context, Tx, []message.Message) error { return nil }
+
+func TestRegistry(t *testing.T) {
+	var r Registry
+	if _, err := r.New("a", nil); err == nil {
+		t.Error("an empty registry makes a sink")
+	}
+	factory := func(decode func(any) error) (Sink, error) { return nothing{}, decode(nil) }
+	r.Register("b", factory)
+	r.Register("a", factory)
+	if !slices.Equal(r.Kinds(), []string{"a", "b"}) {
+		t.Errorf("the kinds are %v", r.Kinds())
+	}
+	broken := errors.New("line 3")
+	if s, err := r.New("a", func(any) error { return broken }); s != (nothing{}) || !errors.Is(err, broken) {
+		t.Errorf("New gives %v, %v", s, err)
+	}
+	if _, err := r.New("c", nil); err == nil || err.Error() != `unknown sink kind "c"; this binary has: a, b` {
+		t.Errorf("an unknown kind gives %v", err)
+	}
+	for name, register := range map[string]func(){
+		"twice":      func() { r.Register("a", factory) },
+		"empty":      func() { r.Register("", factory) },
+		"no factory": func() { r.Register("d", nil) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("registering %s doesn't panic", name)
+				}
+			}()
+			register()
+		}()
+	}
+}

@@ -1,0 +1,54 @@
+package table
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/message"
+)
+
+// Workers whose batches have keys in common lock the rows in one order, so they
+// wait for each other and never deadlock.
+func TestSharedKeysDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE hot (k int PRIMARY KEY, v text)`)
+	for _, mode := range []string{ModeInsert, ModeUpsert} {
+		t.Run(mode, func(t *testing.T) {
+			exec(t, pool, `TRUNCATE hot`)
+			s := build(t, Config{Name: "public.hot", Mode: mode, Key: []string{"k"}, Columns: map[string]string{"k": "json:k", "v": "id"}})
+			if err := prepare(t, pool, s); err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			for w := range 4 {
+				wg.Go(func() {
+					random := rand.New(rand.NewPCG(1, uint64(w)))
+					for i := range 40 {
+						msgs := make([]message.Message, 200)
+						for j, k := range random.Perm(len(msgs)) {
+							msgs[j] = msg(fmt.Sprint(w), fmt.Sprintf(`{"k":%d}`, k+i*50))
+						}
+						err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return s.Write(t.Context(), tx, msgs) })
+						var pg *pgconn.PgError
+						if errors.As(err, &pg) && pg.Code == "40P01" {
+							t.Error("a deadlock")
+							return
+						} else if err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
