@@ -170,4 +170,16 @@ func TestDrain(t *testing.T) {
 			t.Errorf("committed %v, abandoned %v", committed, abandoned)
 		}
 	})
+	bubble(t, "also when the source would wait longer", func(t *testing.T) {
+		r := newRig(t, 1)
+		r.patient = true
+		defer r.store.Hold()()
+		r.lanes[0].mustOffer(1)
+		synctest.Wait()
+		begun := time.Now()
+		r.stop()
+		if d := time.Since(begun); d != r.Drain {
+			t.Errorf("the drain took %s", d)
+		}
+	})
 }

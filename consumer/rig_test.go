@@ -31,6 +31,7 @@ type rig struct {
 	lanes    []*lane
 	end      context.CancelFunc
 	done     chan error
+	patient  bool // the source gives its lanes all the time they want
 
 	mu     sync.Mutex
 	groups [][]message.Batch
@@ -117,6 +118,9 @@ func (r *rig) open(ctx context.Context, in *consumer.Intake, i int, changes []an
 func (r *rig) closeAll(in *consumer.Intake) {
 	ctx, cancel := context.WithTimeout(context.Background(), in.Drain())
 	defer cancel()
+	if r.patient {
+		ctx = context.Background()
+	}
 	var all sync.WaitGroup
 	for _, l := range r.lanes {
 		all.Go(func() { l.Close(ctx) })

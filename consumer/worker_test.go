@@ -170,7 +170,20 @@ func TestErrors(t *testing.T) {
 		if n := len(r.store.Effects()); n != 6 {
 			t.Errorf("%d effects while lane 0 fails, want those of lanes 1 and 2", n)
 		}
-		time.Sleep(time.Minute)
+		for range 600 { // the others have work all the time
+			r.lanes[1].mustOffer(1)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := len(r.store.Effects()); n != 606 {
+			t.Errorf("%d effects while lane 0 fails", n)
+		}
+		r.mu.Lock()
+		for i, g := range r.groups {
+			if i > 1 && len(g) > 1 && slices.ContainsFunc(g, func(b message.Batch) bool { return b.Lane.Name == "0" }) {
+				t.Errorf("group %d has a neighbour of lane 0", i)
+			}
+		}
+		r.mu.Unlock()
 		if n := count(r, "0"); n < 12 || n > 60 {
 			t.Errorf("%d tries in a minute", n)
 		}
@@ -179,7 +192,7 @@ func TestErrors(t *testing.T) {
 		}
 		r.setHandle(nil)
 		time.Sleep(6 * time.Second)
-		if n := len(r.store.Effects()); n != 11 {
+		if n := len(r.store.Effects()); n != 611 {
 			t.Errorf("%d effects", n)
 		}
 		r.stop()
