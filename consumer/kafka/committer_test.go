@@ -1,0 +1,100 @@
+package kafka
+
+import (
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// fakeMember takes commits, or fails.
+type fakeMember struct {
+	mu      sync.Mutex
+	err     error
+	commits []map[string]map[int]int64
+}
+
+func (m *fakeMember) CommitOffsets(o map[string]map[int]int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err != nil {
+		return m.err
+	}
+	m.commits = append(m.commits, o)
+	return nil
+}
+
+func (m *fakeMember) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.err = err
+}
+
+func (m *fakeMember) take() []map[string]map[int]int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	defer func() { m.commits = nil }()
+	return m.commits
+}
+
+func TestCommitter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		member, failures := &fakeMember{}, 0
+		c := newCommitter(member, func() { failures++ }, slog.New(slog.DiscardHandler))
+		a, b := c.add("t", 0, -1), c.add("t", 1, 5)
+		gone := c.add("t", 2, -1)
+		c.start()
+		wait := func() { time.Sleep(commitInterval); synctest.Wait() }
+		expect := func(what string, want ...map[string]map[int]int64) {
+			t.Helper()
+			if diff := cmp.Diff(want, member.take()); diff != "" {
+				t.Error(what, diff)
+			}
+		}
+
+		wait()
+		expect("nothing to tell")
+		c.set(a, 10)
+		c.set(a, 20)
+		c.set(b, 6)
+		c.set(gone, 7)
+		c.drop(gone)
+		wait()
+		expect("coalesced", map[string]map[int]int64{"t": {0: 20, 1: 6}})
+		if a.confirmed.Load() != 20 || b.confirmed.Load() != 6 || gone.confirmed.Load() != -1 {
+			t.Error("confirmed wrongly")
+		}
+		wait()
+		expect("told already")
+
+		member.fail(errors.New("the coordinator is away"))
+		c.set(a, 30)
+		wait()
+		wait()
+		if failures != 2 || a.confirmed.Load() != 20 {
+			t.Errorf("%d failures, %d confirmed", failures, a.confirmed.Load())
+		}
+		member.fail(nil)
+		wait()
+		expect("tried again", map[string]map[int]int64{"t": {0: 30}})
+
+		// A position may go back, with the database.
+		c.set(a, 25)
+		wait()
+		expect("back", map[string]map[int]int64{"t": {0: 25}})
+
+		c.draining()
+		time.Sleep(5 * pulseInterval)
+		synctest.Wait()
+		if n := len(member.take()); n < 3 {
+			t.Errorf("%d signs of life in %s", n, 5*pulseInterval)
+		}
+		c.set(b, 9)
+		c.stop()
+		expect("the last one", map[string]map[int]int64{"t": {1: 9}})
+	})
+}

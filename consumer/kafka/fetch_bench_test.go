@@ -1,0 +1,78 @@
+package kafka
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/dedupd/dedupd/message"
+
+	broker "github.com/dedupd/dedupd/e2e/kafka"
+)
+
+// BenchmarkFetch is one lane's fetches and decoding against a real broker,
+// without anything that becomes of it.
+func BenchmarkFetch(b *testing.B) {
+	if testing.Short() {
+		b.Skip("runs a Kafka broker")
+	}
+	real := broker.Run(b)
+	for name, codec := range map[string]kgo.CompressionCodec{"none": kgo.NoCompression(), "lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression()} {
+		b.Run(name, func(b *testing.B) {
+			const n = 100_000
+			topic := newName("bench")
+			fill(b, real, topic, n, codec)
+			c := Config{Name: "main", Brokers: []string{real.Addr()}, Topics: []string{topic}, Group: "g"}
+			c.setDefaults()
+			conns := newConnections()
+			defer conns.cut()
+			cluster := newCluster(&c, nil, conns)
+			defer cluster.close()
+			d := &decoder{lane: message.Lane{Source: "main", Name: laneName(topic, 0)}, topic: topic, readCommitted: true}
+			b.ReportAllocs()
+			for b.Loop() {
+				got := 0
+				for position := int64(0); position < n; {
+					part, err := cluster.fetch(context.Background(), topic, 0, position, c.FetchBytes)
+					if err != nil {
+						time.Sleep(10 * time.Millisecond) // its leader isn't known yet
+						continue
+					}
+					r, err := d.decode(part, position)
+					if err != nil {
+						b.Fatal(err)
+					}
+					got += len(r.messages)
+					position = r.next
+				}
+				if got != n {
+					b.Fatal(got)
+				}
+			}
+			b.ReportMetric(float64(b.N)*n/b.Elapsed().Seconds(), "msg/s")
+		})
+	}
+}
+
+func fill(b *testing.B, real *broker.Broker, topic string, n int, codec kgo.CompressionCodec) {
+	b.Helper()
+	if err := real.CreateTopic(b.Context(), topic, 1, nil); err != nil {
+		b.Fatal(err)
+	}
+	client, err := kgo.NewClient(kgo.SeedBrokers(real.Addr()), kgo.DefaultProduceTopic(topic), kgo.ProducerBatchCompression(codec))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer client.Close()
+	records := make([]*kgo.Record, n)
+	for i := range records {
+		records[i] = &kgo.Record{Key: []byte("0123456789abcdef"), Value: bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 120),
+			Headers: []kgo.RecordHeader{{Key: "message-id", Value: []byte("0123456789")}}}
+	}
+	if err := client.ProduceSync(b.Context(), records...).FirstErr(); err != nil {
+		b.Fatal(err)
+	}
+}
