@@ -94,6 +94,14 @@ func (b *Broker) Rebalance() {
 // partitions' numbers.
 func (b *Broker) Source(name string) consumer.Source { return &member{broker: b, name: name} }
 
+// Intercepted is a Source whose commits of a position pass through around, which
+// decides whether and when to send them: so a test can look at what is durable
+// before each one, lose one, or let the worker die just after it. It is called
+// within the lane's callbacks.
+func (b *Broker) Intercepted(name string, around func(partition int, position int64, commit func() error) error) consumer.Source {
+	return &member{broker: b, name: name, around: around}
+}
+
 func (b *Broker) notify() {
 	close(b.changed)
 	b.changed = make(chan struct{})

@@ -18,6 +18,15 @@ var errOldGeneration = errors.New("the generation has ended")
 type member struct {
 	broker *Broker
 	name   string
+	around func(partition int, position int64, commit func() error) error // nil: nothing stands between
+}
+
+func (m *member) commit(generation int64, number int, next int64) error {
+	commit := func() error { return m.broker.commit(generation, number, next) }
+	if m.around != nil {
+		return m.around(number, next, commit)
+	}
+	return commit()
 }
 
 func (m *member) Name() string { return m.name }
@@ -70,7 +79,7 @@ func (m *member) read(ctx context.Context, in *consumer.Intake, generation int64
 	var confirmed atomic.Int64
 	confirmed.Store(taken.BrokerPosition)
 	tell := func(next int64, _ []any) {
-		if m.broker.commit(generation, number, next) != nil {
+		if m.commit(generation, number, next) != nil {
 			in.CommitFailed()
 			return
 		}

@@ -1,0 +1,3 @@
+package crash_test
+
+const queueName = "queue"
