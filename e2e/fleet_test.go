@@ -1,0 +1,82 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// drainLimit is the configuration's default for transactions in hand, with what
+// leaving the group and a busy machine may take.
+const drainLimit = 20 * time.Second
+
+// fleet are workers of one scope.
+type fleet struct {
+	t       *testing.T
+	rng     *rand.Rand
+	workers []*worker
+}
+
+func newFleet(t *testing.T, rng *rand.Rand, size int, config string) *fleet {
+	t.Helper()
+	f := &fleet{t: t, rng: rng}
+	for i := range size {
+		f.workers = append(f.workers, newWorker(t, fmt.Sprintf("worker %d", i+1), config))
+	}
+	for _, w := range f.workers {
+		w.start()
+	}
+	return f
+}
+
+// mustLive: between the faults of a test no worker may end by itself.
+func (f *fleet) mustLive() {
+	f.t.Helper()
+	for _, w := range f.workers {
+		if w.ended() {
+			f.t.Fatalf("%s has ended by itself, with code %d", w.name, w.code())
+		}
+	}
+}
+
+// killOne kills a random worker and starts it again at once.
+func (f *fleet) killOne(number int) (what string, pid int, at time.Time) {
+	f.t.Helper()
+	f.mustLive()
+	w := f.workers[f.rng.IntN(len(f.workers))]
+	pid, at = w.pid(), time.Now()
+	w.kill()
+	w.start()
+	return fmt.Sprintf("kill %d (%s)", number, w.name), pid, at
+}
+
+// roll restarts the workers one after the other, as a deployment does, and waits
+// after each until settled says so.
+func (f *fleet) roll(settled func(what string, pid int, at time.Time)) {
+	f.t.Helper()
+	for _, w := range f.workers {
+		f.mustLive()
+		pid, at := w.pid(), time.Now()
+		took := w.drain(drainLimit)
+		w.start()
+		settled(fmt.Sprintf("SIGTERM to %s (drained in %.1f s)", w.name, took.Seconds()), pid, at)
+	}
+}
+
+// end drains them all at once.
+func (f *fleet) end() {
+	f.t.Helper()
+	f.mustLive()
+	for _, w := range f.workers {
+		w.signal(syscall.SIGTERM)
+	}
+	for _, w := range f.workers {
+		w.mustEnd(drainLimit)
+	}
+}
+
+func (f *fleet) pause(least, most time.Duration) {
+	time.Sleep(least + time.Duration(f.rng.Int64N(int64(most-least))))
+}

@@ -1,0 +1,232 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/dedupd/dedupd/e2e/kafka"
+)
+
+// idHeader carries a message's id.
+const idHeader = "message-id"
+
+// topic is a Kafka topic as a producer and an auditor see it.
+type topic struct {
+	t          *testing.T
+	broker     *kafka.Broker
+	name       string
+	partitions int32
+	client     *kgo.Client
+}
+
+func newTopic(t *testing.T, name string, partitions int32) *topic {
+	t.Helper()
+	needServices(t)
+	tp := &topic{t: t, broker: kafka.Run(t), name: name, partitions: partitions}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := tp.broker.CreateTopic(ctx, name, partitions, nil); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	tp.client, err = kgo.NewClient(kgo.SeedBrokers(tp.broker.Addr()), kgo.DefaultProduceTopic(name),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerLinger(5*time.Millisecond), kgo.MaxBufferedRecords(50_000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(tp.client.Close)
+	return tp
+}
+
+func (tp *topic) lane(partition int32) string {
+	return tp.name + "/" + strconv.Itoa(int(partition))
+}
+
+// produce sends records and returns when the broker has them.
+func (tp *topic) produce(records ...*kgo.Record) error {
+	return tp.client.ProduceSync(tp.t.Context(), records...).FirstErr()
+}
+
+// produceAll sends a plan, so many a second as pace says at the time (0: as many
+// as go), and returns when the broker has all.
+func (tp *topic) produceAll(plan []send, pace func() int) error {
+	var once sync.Once
+	var failed error
+	for len(plan) > 0 && failed == nil {
+		n := len(plan)
+		if rate := pace(); rate > 0 {
+			n = min(n, rate/50)
+			time.Sleep(time.Second / 50)
+		} else {
+			n = min(n, 2000)
+		}
+		for _, s := range plan[:n] {
+			tp.client.Produce(tp.t.Context(), record(s), func(_ *kgo.Record, err error) {
+				if err != nil {
+					once.Do(func() { failed = err })
+				}
+			})
+		}
+		plan = plan[n:]
+		if err := tp.client.Flush(tp.t.Context()); err != nil {
+			return err
+		}
+	}
+	return failed
+}
+
+func record(s send) *kgo.Record {
+	return &kgo.Record{
+		Partition: s.partition, Value: s.body(),
+		Headers: []kgo.RecordHeader{{Key: idHeader, Value: []byte(s.id())}},
+	}
+}
+
+// ends are the partitions' end offsets.
+func (tp *topic) ends(ctx context.Context) (map[int32]int64, error) {
+	rt := kmsg.NewListOffsetsRequestTopic()
+	rt.Topic = tp.name
+	for p := range tp.partitions {
+		rp := kmsg.NewListOffsetsRequestTopicPartition()
+		rp.Partition, rp.Timestamp = p, -1
+		rt.Partitions = append(rt.Partitions, rp)
+	}
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.Topics = append(req.Topics, rt)
+	res, err := req.RequestWith(ctx, tp.client)
+	if err != nil {
+		return nil, err
+	}
+	ends := map[int32]int64{}
+	for _, t := range res.Topics {
+		for _, p := range t.Partitions {
+			if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
+				return nil, err
+			}
+			ends[p.Partition] = p.Offset
+		}
+	}
+	if len(ends) != int(tp.partitions) {
+		return nil, fmt.Errorf("the broker tells the ends of %d partitions, not of %d", len(ends), tp.partitions)
+	}
+	return ends, nil
+}
+
+// committed are the offsets that the broker holds of a group; a partition without
+// one is missing.
+func (tp *topic) committed(ctx context.Context, group string) (map[int32]int64, error) {
+	rt := kmsg.NewOffsetFetchRequestGroupTopic()
+	rt.Topic = tp.name
+	for p := range tp.partitions {
+		rt.Partitions = append(rt.Partitions, p)
+	}
+	g := kmsg.NewOffsetFetchRequestGroup()
+	g.Group, g.Topics = group, append(g.Topics, rt)
+	req := kmsg.NewPtrOffsetFetchRequest()
+	req.Groups = append(req.Groups, g)
+	res, err := req.RequestWith(ctx, tp.client)
+	if err != nil {
+		return nil, err
+	}
+	offsets := map[int32]int64{}
+	for _, g := range res.Groups {
+		if err := kerr.ErrorForCode(g.ErrorCode); err != nil {
+			return nil, err
+		}
+		for _, t := range g.Topics {
+			for _, p := range t.Partitions {
+				if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
+					return nil, err
+				}
+				if p.Offset >= 0 {
+					offsets[p.Partition] = p.Offset
+				}
+			}
+		}
+	}
+	return offsets, nil
+}
+
+// members is how many a group has; none while it rebalances.
+func (tp *topic) members(ctx context.Context, group string) (int, error) {
+	req := kmsg.NewPtrDescribeGroupsRequest()
+	req.Groups = []string{group}
+	res, err := req.RequestWith(ctx, tp.client)
+	if err != nil {
+		return 0, err
+	}
+	if err := kerr.ErrorForCode(res.Groups[0].ErrorCode); err != nil || res.Groups[0].State != "Stable" {
+		return 0, err
+	}
+	return len(res.Groups[0].Members), nil
+}
+
+// rawLog reads the whole topic again: for each lane the ids by position. It is
+// the truth that a run is judged by, not what the producer thinks it has sent.
+func (tp *topic) rawLog(ctx context.Context) (map[string][]string, error) {
+	ends, err := tp.ends(ctx)
+	if err != nil {
+		return nil, err
+	}
+	from := map[int32]kgo.Offset{}
+	left := int64(0)
+	log := map[string][]string{}
+	for p, end := range ends {
+		from[p] = kgo.NewOffset().At(0)
+		left += end
+		log[tp.lane(p)] = make([]string, end)
+	}
+	client, err := kgo.NewClient(kgo.SeedBrokers(tp.broker.Addr()), kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{tp.name: from}),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()))
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for left > 0 {
+		fetches := client.PollFetches(ctx)
+		if err := fetches.Err(); err != nil {
+			return nil, fmt.Errorf("read %s again, with %d messages to go: %w", tp.name, left, err)
+		}
+		fetches.EachRecord(func(r *kgo.Record) {
+			for _, h := range r.Headers {
+				if h.Key == idHeader && r.Offset < ends[r.Partition] {
+					log[tp.lane(r.Partition)][r.Offset] = string(h.Value)
+					left--
+				}
+			}
+		})
+	}
+	return log, nil
+}
+
+// awaitGroup waits until the broker's copy of the lanes' positions is at the end,
+// too.
+func (tp *topic) awaitGroup(group string, within time.Duration) {
+	tp.t.Helper()
+	await(tp.t, "the group's offsets at the end of "+tp.name, within, func() error {
+		ends, err := tp.ends(tp.t.Context())
+		if err != nil {
+			return err
+		}
+		committed, err := tp.committed(tp.t.Context(), group)
+		if err != nil {
+			return err
+		}
+		for p, end := range ends {
+			if end > 0 && committed[p] != end {
+				return fmt.Errorf("partition %d: %d of %d", p, committed[p], end)
+			}
+		}
+		return nil
+	})
+}
