@@ -211,3 +211,23 @@ func TestBrokerRestarts(t *testing.T) {
 	r.untilCommitted(1, 100)
 	w.untilReady()
 }
+
+// However long a transaction takes, the group isn't told before it.
+func TestNothingIsCommittedBeforeItIsDurable(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		c := r.client()
+		r.fill(c, 0, 10)
+		r.start(nil)
+		r.untilCommitted(0, 10)
+		release := r.store.Hold()
+		defer release()
+		r.fill(c, 0, 10)
+		time.Sleep(3 * commitInterval)
+		if n := r.committed(0); n != 10 {
+			t.Errorf("the group stands at %d, durable is 10", n)
+		}
+		release()
+		r.untilCommitted(0, 20)
+	})
+}
