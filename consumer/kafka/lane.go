@@ -63,17 +63,9 @@ func (l *lane) take() (stand, error) {
 	if err != nil {
 		return stand{}, err
 	}
-	start := int64(-1)
-	if committed < 0 {
-		switch l.config.Start {
-		case StartEarliest:
-			start, err = l.cluster.start(l.soft, l.topic, l.partition, firstOffset)
-		case StartLatest:
-			start, err = l.cluster.start(l.soft, l.topic, l.partition, endOffset)
-		}
-		if err != nil {
-			return stand{}, err
-		}
+	start, err := l.start(committed)
+	if err != nil {
+		return stand{}, err
 	}
 	taken, err := l.in.Take(l.soft, message.Take{
 		Lane:             l.id,
@@ -85,9 +77,6 @@ func (l *lane) take() (stand, error) {
 	})
 	if err != nil {
 		return stand{}, err
-	}
-	if taken.Next < 0 {
-		return stand{}, &message.HoldError{Lane: l.id, Err: errNoStart}
 	}
 	s := stand{Taken: taken, skipTo: -1}
 	first, end, err := l.cluster.span(l.soft, l.topic, l.partition)
@@ -116,7 +105,22 @@ func (l *lane) groupOffset() (int64, error) {
 	return l.cluster.committed(l.soft, l.topic, l.partition)
 }
 
-var errNoStart = errors.New("neither the database nor the group has a position, and start is group: commit an offset for the group, or choose another start")
+// start is where the lane begins if the database doesn't know it.
+func (l *lane) start(committed int64) (int64, error) {
+	switch {
+	case committed >= 0:
+		return committed, nil
+	case l.config.Start == StartEarliest:
+		return l.cluster.start(l.soft, l.topic, l.partition, firstOffset)
+	case l.config.Start == StartLatest:
+		return l.cluster.start(l.soft, l.topic, l.partition, endOffset)
+	default:
+		// The database may know it, but taking it to see would also begin it.
+		return 0, &message.HoldError{Lane: l.id, Err: errNoStart}
+	}
+}
+
+var errNoStart = errors.New("the group has no offset, and start is group: commit one, or choose another start")
 
 // gapError says that retention at the broker has overtaken the lane.
 type gapError struct {

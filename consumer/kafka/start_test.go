@@ -1,11 +1,17 @@
 package kafka
 
 import (
+	"context"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dedupd/dedupd/consumer"
 	broker "github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/message"
 )
 
 func TestStartLatest(t *testing.T) {
@@ -120,4 +126,48 @@ func TestGroupReset(t *testing.T) {
 		r.until("it was read again", func() bool { handled, _, _ := r.store.Counts(); return handled == 4+3 })
 		r.untilCommitted(0, 4)
 	})
+}
+
+// takes records what lanes are taken with.
+type takes struct {
+	consumer.Lanes
+	mu  sync.Mutex
+	all []message.Take
+}
+
+func (t *takes) Take(ctx context.Context, take message.Take) (message.Taken, error) {
+	t.mu.Lock()
+	t.all = append(t.all, take)
+	t.mu.Unlock()
+	return t.Lanes.Take(ctx, take)
+}
+
+// What a lane is taken with says all of where it begins, whatever the database
+// makes of it: a lane that the database doesn't know begins at Start.
+func TestTakeSaysWhereToStart(t *testing.T) {
+	r := newRig(t, fake(t), 3, nil)
+	r.fill(r.client(), 1, 10)
+	r.check(r.broker.DeleteRecords(r.ctx, r.topic, 1, 4))
+	r.fill(r.client(), 2, 10)
+	r.check(r.broker.SetCommitted(r.ctx, r.group, r.topic, 2, 7))
+	lanes := &takes{Lanes: r.store}
+	w := r.start(nil, func(w *consumer.Worker) { w.Lanes = lanes })
+	w.untilReady()
+	lanes.mu.Lock()
+	defer lanes.mu.Unlock()
+	slices.SortFunc(lanes.all, func(a, b message.Take) int { return a.Lane.Compare(b.Lane) })
+	want := []message.Take{
+		{Lane: r.lane(0), Ordered: true, Committed: -1, Start: 0, HonourReset: true},
+		{Lane: r.lane(1), Ordered: true, Committed: -1, Start: 4, HonourReset: true},
+		{Lane: r.lane(2), Ordered: true, Committed: 7, Start: 7, HonourReset: true},
+	}
+	for i := range lanes.all {
+		if lanes.all[i].BrokerGeneration <= 0 {
+			t.Error("no group generation")
+		}
+		lanes.all[i].BrokerGeneration = 0
+	}
+	if diff := cmp.Diff(want, lanes.all); diff != "" {
+		t.Error(diff)
+	}
 }
