@@ -34,7 +34,7 @@ func TestSharedKeysDoNotDeadlock(t *testing.T) {
 					for i := range 40 {
 						msgs := make([]message.Message, 200)
 						for j, k := range random.Perm(len(msgs)) {
-							msgs[j] = msg(fmt.Sprint(w), fmt.Sprintf(`{"k":%d}`, k+i*50))
+							msgs[j] = msg(fmt.Sprint(w), fmt.Sprintf(`{"k":%d}`, k+i*200))
 						}
 						err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return s.Write(t.Context(), tx, msgs) })
 						var pg *pgconn.PgError
