@@ -170,11 +170,15 @@ func TestErrors(t *testing.T) {
 		if n := len(r.store.Effects()); n != 6 {
 			t.Errorf("%d effects while lane 0 fails, want those of lanes 1 and 2", n)
 		}
-		for range 600 { // the others have work all the time
+		// The others have work all the time, and the writer is busy with it.
+		r.store.Delay(50 * time.Millisecond)
+		for range 3000 {
 			r.lanes[1].mustOffer(1)
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond)
 		}
-		if n := len(r.store.Effects()); n != 606 {
+		r.store.Heal()
+		time.Sleep(time.Second)
+		if n := len(r.store.Effects()); n != 3006 {
 			t.Errorf("%d effects while lane 0 fails", n)
 		}
 		r.mu.Lock()
@@ -192,7 +196,7 @@ func TestErrors(t *testing.T) {
 		}
 		r.setHandle(nil)
 		time.Sleep(6 * time.Second)
-		if n := len(r.store.Effects()); n != 611 {
+		if n := len(r.store.Effects()); n != 3011 {
 			t.Errorf("%d effects", n)
 		}
 		r.stop()

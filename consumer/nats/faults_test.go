@@ -162,6 +162,26 @@ func TestServerRestart(t *testing.T) {
 	})
 }
 
+// A server that comes back empty, as one with its store in memory does.
+func TestServerLosesEverything(t *testing.T) {
+	s := startServer(t)
+	p := port(s)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 0, 100)
+	store := consumertest.NewStore()
+	r := start(t, newSource(t, s), store)
+	wait(t, store, 100)
+	s.Shutdown()
+	s.WaitForShutdown()
+	s = startServer(t, func(o *server.Options) { o.Port = p })
+	js = connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 100, 50)
+	wait(t, store, 150)
+	r.ready()
+}
+
 // Nobody has to start things in the right order.
 func TestEverythingMissingAtStart(t *testing.T) {
 	s := startServer(t)
