@@ -51,6 +51,7 @@ var layers = []struct {
 	{`cmd/dedupd`, `^(cmd/dedupd/cli|sinks/[^/]+)$`, `.*\..*`},
 	{`consumer/consumertest`, `^(message|consumer)$`, `pgx`},
 	{`sinks/sinktest`, `^(message|sinks)$`, `kafka|nats`},
+	{`examples/.+`, `^(message|sinks(/[^/]+)?|dedup|cmd/dedupd/cli|examples/.+)$`, `kafka|nats|cobra`},
 }
 
 // The import arrows, a second time: the linter holds them too, where it runs.
