@@ -277,3 +277,18 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// EXPLAIN must not run anything: a trigger for each statement would fire even
+// for an empty batch.
+func TestPrepareHasNoEffect(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE watched (id text); CREATE TABLE fired (x int);
+		CREATE FUNCTION fire() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO fired VALUES (1); RETURN NULL; END $$;
+		CREATE TRIGGER f BEFORE INSERT ON watched FOR EACH STATEMENT EXECUTE FUNCTION fire()`)
+	s := build(t, "INSERT INTO public.watched SELECT id FROM batch", nil)
+	if err := inTx(t, pool, func(tx pgx.Tx) error { return s.Prepare(t.Context(), tx) }); err != nil {
+		t.Fatal(err)
+	}
+	wantRows(t, pool, `SELECT count(*)::text FROM fired`, "0")
+}
