@@ -231,3 +231,27 @@ func TestNothingIsCommittedBeforeItIsDurable(t *testing.T) {
 		r.untilCommitted(0, 20)
 	})
 }
+
+// A lane that is taken anew within a generation compares the database with what
+// the group holds now, not with what it held when the lane was assigned: that
+// would look like a reset by an operator.
+func TestLaneTakenAnewIsNoReset(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		c := r.client()
+		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 0))
+		w := r.start(nil)
+		for n := int64(100); n <= 300; n += 100 {
+			r.fill(c, 0, 100)
+			r.untilCommitted(0, n) // the next batch carries it into the row
+		}
+		r.store.Steal(r.lane(0))
+		r.fill(c, 0, 100)
+		r.untilNext(0, 400)
+		r.untilCommitted(0, 400)
+		w.untilReady()
+		if _, duplicates, _ := r.store.Counts(); duplicates != 0 {
+			t.Errorf("%d messages were read again", duplicates)
+		}
+	})
+}
