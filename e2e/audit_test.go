@@ -2,10 +2,15 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 )
 
-// orders is the sink's table of these tests. Its id has no unique index on
+// ordersTable is the sink's table of these tests. Its id has no unique index on
 // purpose: one would hide the very doubles it is to show. The number of a row
 // rises with every insert.
 const ordersTable = `
@@ -39,86 +44,112 @@ type order struct {
 	N        int64
 }
 
-// complaints are what is wrong, of which only the first ones are told.
-type complaints struct {
-	t    *testing.T
-	most int
-	n    int
-}
-
-func (c *complaints) add(format string, args ...any) {
-	c.t.Helper()
-	if c.n++; c.n <= c.most {
-		c.t.Errorf(format, args...)
-	}
-}
-
-func (c *complaints) end() {
-	c.t.Helper()
-	if c.n > c.most {
-		c.t.Errorf("… and %d more of that kind", c.n-c.most)
-	}
-}
-
-// audit judges the sink by the raw log of the lanes: every id once and none
-// missing, no row that isn't in the log, the right copy of each id and, in
-// ordered lanes, the order of the lane. It returns how many rows came by each lane.
+// audit judges the sink by the raw log of the lanes, and returns how many rows
+// came by each lane.
 func (db *database) audit(log map[string][]string, ordered bool) (byLane map[string]int64) {
-	t := db.t
-	t.Helper()
-	rows, err := db.pool.Query(t.Context(), "SELECT id, lane, position, n FROM public.orders ORDER BY number")
+	db.t.Helper()
+	rows, err := db.pool.Query(db.t.Context(), "SELECT id, lane, position, n FROM public.orders ORDER BY number")
 	if err != nil {
-		t.Fatal(err)
+		db.t.Fatal(err)
 	}
-	defer rows.Close()
-
-	twice, missing, phantoms, order1, winners := &complaints{t: t, most: 5}, &complaints{t: t, most: 5}, &complaints{t: t, most: 5}, &complaints{t: t, most: 5}, &complaints{t: t, most: 5}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[order])
+	if err != nil {
+		db.t.Fatal(err)
+	}
+	for kind, wrong := range verdict(all, log, ordered) {
+		const most = 5
+		for _, text := range wrong[:min(len(wrong), most)] {
+			db.t.Errorf("%s: %s", kind, text)
+		}
+		if more := len(wrong) - most; more > 0 {
+			db.t.Errorf("%s: and %d more", kind, more)
+		}
+	}
 	byLane = map[string]int64{}
-	last := map[string]int64{}
-	where := map[string]order{}
-	for rows.Next() {
-		var o order
-		if err := rows.Scan(&o.ID, &o.Lane, &o.Position, &o.N); err != nil {
-			t.Fatal(err)
-		}
-		if first, ok := where[o.ID]; ok {
-			twice.add("%s landed twice: from %s %d and from %s %d", o.ID, first.Lane, first.Position, o.Lane, o.Position)
-		}
-		where[o.ID] = o
-		lane := log[o.Lane]
-		if o.Position < 0 || o.Position >= int64(len(lane)) || lane[o.Position] != o.ID {
-			phantoms.add("%s landed from %s %d, where the log has another message", o.ID, o.Lane, o.Position)
-		}
-		if id := fmt.Sprintf("order-%07d", o.N); id != o.ID {
-			phantoms.add("%s landed with the payload of %s", o.ID, id)
-		}
-		if before, ok := last[o.Lane]; ok && ordered && o.Position <= before {
-			order1.add("%s: position %d landed after %d", o.Lane, o.Position, before)
-		}
-		last[o.Lane] = o.Position
+	for _, o := range all {
 		byLane[o.Lane]++
 	}
-	if err := rows.Err(); err != nil {
-		t.Fatal(err)
+	return byLane
+}
+
+// verdict is everything that is wrong with rows, by kind, in the order in which
+// they were inserted. The log has for each lane the ids by position; an empty one
+// is a hole. Of lanes without order nobody expects order, nor the first copy.
+func verdict(rows []order, log map[string][]string, ordered bool) map[string][]string {
+	wrong := map[string][]string{}
+	add := func(kind, format string, args ...any) {
+		wrong[kind] = append(wrong[kind], fmt.Sprintf(format, args...))
+	}
+	last := map[string]int64{}
+	where := make(map[string]order, len(rows))
+	for _, o := range rows {
+		if first, ok := where[o.ID]; ok {
+			add("twice", "%s landed from %s %d and from %s %d", o.ID, first.Lane, first.Position, o.Lane, o.Position)
+		} else {
+			where[o.ID] = o
+		}
+		lane := log[o.Lane]
+		if o.Position < 0 || o.Position >= int64(len(lane)) || lane[o.Position] != o.ID {
+			add("phantom", "%s landed from %s %d, where the log has another message", o.ID, o.Lane, o.Position)
+		}
+		if id := (send{n: int32(o.N)}).id(); id != o.ID {
+			add("phantom", "%s landed with the payload of %s", o.ID, id)
+		}
+		if before, ok := last[o.Lane]; ok && ordered && o.Position <= before {
+			add("order", "%s: position %d landed after %d", o.Lane, o.Position, before)
+		}
+		last[o.Lane] = o.Position
 	}
 	for lane, ids := range log {
 		for position, id := range ids {
 			o, ok := where[id]
 			switch {
-			case id == "": // a hole
+			case id == "":
 			case !ok:
-				missing.add("%s at %s %d has not landed", id, lane, position)
+				add("missing", "%s at %s %d has not landed", id, lane, position)
 			// Of the copies in one lane the lowest position comes first. Among
 			// lanes any may win, but then by its first copy.
 			case ordered && o.Lane == lane && int64(position) < o.Position:
-				winners.add("%s landed from %s %d, though a copy stands at %d", id, lane, o.Position, position)
+				add("winner", "%s landed from %s %d, though a copy stands at %d", id, lane, o.Position, position)
 			}
 		}
 	}
-	for _, c := range []*complaints{twice, missing, phantoms, order1, winners} {
-		c.end()
+	return wrong
+}
+
+// A judge that finds nothing proves nothing until it has found something.
+func TestVerdict(t *testing.T) {
+	id := func(n int32) string { return send{n: n}.id() }
+	log := map[string][]string{
+		"a": {id(0), id(1), id(0), "", id(2)},
+		"b": {id(2), id(3), id(3)},
 	}
-	return byLane
+	row := func(n int32, lane string, position int64) order { return order{id(n), lane, position, int64(n)} }
+	good := []order{row(2, "b", 0), row(0, "a", 0), row(1, "a", 1), row(3, "b", 1)}
+	for _, c := range []struct {
+		name      string
+		rows      []order
+		want      string
+		unordered string
+	}{
+		{name: "good", rows: good},
+		{name: "by the other lane", rows: []order{row(0, "a", 0), row(1, "a", 1), row(2, "a", 4), row(3, "b", 1)}},
+		{name: "twice", rows: append(good[:4:4], row(2, "a", 4)), want: "twice", unordered: "twice"},
+		{name: "missing", rows: good[:3], want: "missing", unordered: "missing"},
+		{name: "nothing", want: "missing", unordered: "missing"},
+		{name: "another position", rows: append(good[:3:3], row(3, "b", 3)), want: "phantom winner", unordered: "phantom"},
+		{name: "another lane", rows: append(good[:3:3], row(3, "c", 1)), want: "phantom", unordered: "phantom"},
+		{name: "another payload", rows: append(good[:3:3], order{id(3), "b", 1, 7}), want: "phantom", unordered: "phantom"},
+		{name: "order", rows: []order{row(1, "a", 1), row(0, "a", 0), row(2, "b", 0), row(3, "b", 1)}, want: "order"},
+		{name: "the later copy", rows: append(good[:3:3], row(3, "b", 2)), want: "winner"},
+	} {
+		for ordered, want := range map[bool]string{true: c.want, false: c.unordered} {
+			kinds := slices.Sorted(maps.Keys(verdict(c.rows, log, ordered)))
+			if got := strings.Join(kinds, " "); got != want {
+				t.Errorf("%s, ordered %t: the verdict is %q, want %q", c.name, ordered, got, want)
+			}
+		}
+	}
 }
 
 // auditClaims demands that every id has exactly one claim.

@@ -9,6 +9,7 @@
 // the views in the database.
 //
 // A seed is printed by each test that throws dice; DEDUPD_TEST_SEED repeats it.
+// DEDUPD_TEST_RACE=1 builds the binary with the race detector, for a slow run.
 // Without the servers' binaries the tests fail and say how to get them; go test
 // -short, which is for tests without services, skips them.
 package e2e

@@ -56,8 +56,12 @@ func TestKafkaKills(t *testing.T) {
 	settled := func() {
 		await(t, "a group of three with lanes", time.Minute, func() error {
 			f.mustLive()
-			if members, err := tp.members(t.Context(), scope); err != nil || members != len(f.workers) {
-				return fmt.Errorf("%d members, %v", members, err)
+			members, err := tp.members(t.Context(), scope)
+			if err != nil {
+				return err
+			}
+			if members != len(f.workers) {
+				return fmt.Errorf("%d members", members)
 			}
 			for _, w := range f.workers {
 				if s.owned(w.pid()) == 0 {

@@ -60,7 +60,11 @@ func dedupd(t *testing.T) string {
 			return
 		}
 		binary.path = filepath.Join(binary.folder, "dedupd")
-		out, err := goTool(context.Background(), "build", "-o", binary.path, "./cmd/dedupd")
+		args := []string{"build", "-o", binary.path}
+		if os.Getenv("DEDUPD_TEST_RACE") != "" {
+			args = append(args, "-race")
+		}
+		out, err := goTool(context.Background(), append(args, "./cmd/dedupd")...)
 		if err != nil {
 			binary.err = fmt.Errorf("%w\n%s", err, out)
 		}

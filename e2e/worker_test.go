@@ -116,9 +116,9 @@ func (w *worker) wholeLog() string {
 	return string(text)
 }
 
-// broken are signs of bugs, whatever else came of a run: a panic, the processor's
-// own complaint, and SQL errors that a claim transaction must see to itself.
-var broken = regexp.MustCompile(`(?m)^.*(panic:|fatal error:|bug:|SQLSTATE (40P01|40001|42P01)).*$`)
+// broken are signs of bugs, whatever else came of a run: a panic, a race, the
+// processor's own complaint, and SQL errors that a claim transaction must see to itself.
+var broken = regexp.MustCompile(`(?m)^.*(panic:|fatal error:|DATA RACE|bug:|SQLSTATE (40P01|40001|42P01)).*$`)
 
 func (w *worker) judgeLog() {
 	if line := broken.FindString(w.wholeLog()); line != "" {
