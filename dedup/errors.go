@@ -66,7 +66,8 @@ func reactToState(code string) reaction {
 		return fence
 	case stateCatalog:
 		return reload
-	case "54000": // program_limit_exceeded: an index row too large, and such
+	case "54000", // program_limit_exceeded: an index row too large, and such
+		"54001": // statement_too_complex: JSON nested beyond the server's stack
 		return isolate
 	case "55P03", // lock_not_available: lock_timeout passed
 		"55006",                                     // object_in_use: the object is being changed

@@ -176,6 +176,9 @@ func (f Fingerprint) of(m *message.Message) int64 {
 	if f.value {
 		return valueFingerprint(m.Value)
 	}
+	if message.ValidJSON(m.Value) != nil {
+		return valueFingerprint(m.Value) // it has no places
+	}
 	var h xxhash.Digest
 	h.Reset()
 	var length [8]byte

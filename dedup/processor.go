@@ -195,25 +195,27 @@ func (g *group) reject(known rejections) {
 	}
 }
 
-// isolate finds the message that the sink can't take. If it is known, the group
-// is tried again with that one dead-lettered; else the group is divided and each
+// isolate finds the messages that the sink can't take. Those that it has named
+// are dead-lettered when the group is tried again; else the group is divided and each
 // part made durable by itself, in order, down to one message: about 2·log2(n)
 // transactions for each such message among n.
 func (p *Processor) isolate(ctx context.Context, g *group, cause error, known rejections) error {
 	candidates := len(g.winners())
-	at, permanent := sinks.AsPermanent(cause)
+	bad := sinks.AllPermanent(cause)
 	if candidates == 1 {
-		at = 0
-	} else if !permanent || at >= candidates {
-		at = -1
+		bad = map[int]error{0: cause}
 	}
-	if at >= 0 && candidates > 0 {
-		it := g.candidate(at)
-		if known == nil {
-			known = make(rejections)
+	if known == nil {
+		known = make(rejections)
+	}
+	found := false
+	for at, why := range bad {
+		if at >= 0 && at < candidates {
+			known[g.message(g.candidate(at))] = &rejection{class: classPoison, reason: why.Error(), sqlstate: sqlstate(why)}
+			found = true
 		}
-		why := &rejection{class: classPoison, reason: cause.Error(), sqlstate: sqlstate(cause)}
-		known[g.message(it)] = why
+	}
+	if found {
 		return p.apply(ctx, g.batches, known)
 	}
 	if candidates == 0 {
