@@ -81,7 +81,7 @@ func reactToState(code string) reaction {
 	case "42P01": // undefined_table: the claims' or the sink's; the caller tells which
 		return reload
 	}
-	switch code[:2] {
+	switch code[:min(2, len(code))] {
 	case "08", // connection exception
 		"40", // serialization failure, deadlock: a user's trigger may lock in another order than ours
 		"53", // no disk, memory or connections
@@ -125,7 +125,7 @@ func retryReason(err error) string {
 	case code == stateCatalog, code == "42P01":
 		return "catalog"
 	case code != "":
-		return "sqlstate_" + code[:2]
+		return "sqlstate_" + code[:min(2, len(code))]
 	case errors.Is(err, context.DeadlineExceeded):
 		return "timeout"
 	}

@@ -1,0 +1,73 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
+)
+
+func TestErrorsHaveOneMeaning(t *testing.T) {
+	t.Parallel()
+	states := map[reaction][]string{
+		retry: {
+			"08000", "08006", "40001", "40P01", "53100", "53300", "55P03", "55006", "57014", "57P01", "57P02", "57P03", "57P05",
+			"25P03", "25P04", "25006", "58030", "XX000",
+		},
+		fence:   {stateFenced},
+		reload:  {stateCatalog, "42P01"},
+		isolate: {"21000", "22021", "22P02", "22P05", "22003", "23502", "23503", "23505", "23514", "54000", "54001"},
+		// What nobody has thought of must hold: it is neither skipped nor tried in a hurry.
+		hold: {"28P01", "3D000", "42501", "42703", "0A000", "42601", "P0001", "25001", "XX001", "DD999", "99999"},
+	}
+	for want, codes := range states {
+		for _, code := range codes {
+			err := fmt.Errorf("write: %w", &pgconn.PgError{Code: code})
+			if got := react(err); got != want {
+				t.Errorf("%s: reaction %d, want %d", code, got, want)
+			}
+		}
+	}
+	for _, c := range []struct {
+		err  error
+		want reaction
+	}{
+		{context.DeadlineExceeded, retry},
+		{context.Canceled, retry},
+		{&net.OpError{Op: "read", Err: errors.New("connection reset by peer")}, retry},
+		{fmt.Errorf("%w: %w", errConnection, errors.New("conn closed")), retry},
+		{&commitError{&pgconn.PgError{Code: "57P01", Severity: "FATAL"}}, retry},
+		{sinks.Permanent(errors.New("bad")), isolate},
+		{&sinkError{sinks.PermanentAt(3, errors.New("bad"))}, isolate},
+		{&message.HoldError{Err: &pgconn.PgError{Code: "40001"}}, hold},
+		{errors.New("out of ink"), hold},
+	} {
+		if got := react(c.err); got != c.want {
+			t.Errorf("%v: reaction %d, want %d", c.err, got, c.want)
+		}
+	}
+}
+
+func FuzzReactToState(f *testing.F) {
+	for _, code := range []string{"", "0", "40001", "DD001", "\xff\xff\xff\xff\xff"} {
+		f.Add(code)
+	}
+	f.Fuzz(func(t *testing.T, code string) {
+		if r := react(&pgconn.PgError{Code: code}); r < retry || r > hold {
+			t.Fatalf("%q has the reaction %d", code, r)
+		}
+	})
+}
+
+func TestReasonsBecomeText(t *testing.T) {
+	t.Parallel()
+	if got := string(cleanText("a\x00b\xffc")); got != "a␀b\uFFFDc" {
+		t.Errorf("%q", got)
+	}
+}
