@@ -57,6 +57,7 @@ func (f *fleet) killOne(number int) (what string, pid int, at time.Time) {
 func (f *fleet) roll(settled func(what string, pid int, at time.Time)) {
 	f.t.Helper()
 	for _, w := range f.workers {
+		w.address() // before, it may not listen to signals yet
 		f.mustLive()
 		pid, at := w.pid(), time.Now()
 		took := w.drain(drainLimit)
@@ -68,6 +69,9 @@ func (f *fleet) roll(settled func(what string, pid int, at time.Time)) {
 // end drains them all at once.
 func (f *fleet) end() {
 	f.t.Helper()
+	for _, w := range f.workers {
+		w.address()
+	}
 	f.mustLive()
 	for _, w := range f.workers {
 		w.signal(syscall.SIGTERM)

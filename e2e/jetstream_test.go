@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -16,10 +17,12 @@ import (
 // stream is a JetStream stream on disk, on a server of its own within this
 // process, as a producer and an auditor see it.
 type stream struct {
-	t    *testing.T
-	url  string
-	name string
-	js   jetstream.JetStream
+	t       *testing.T
+	url     string
+	name    string
+	js      jetstream.JetStream
+	server  *server.Server
+	options server.Options
 
 	mu sync.Mutex
 	// ids are the published messages' by sequence, from 1, as far as the server
@@ -30,27 +33,17 @@ type stream struct {
 func newStream(t *testing.T, name string) *stream {
 	t.Helper()
 	needServices(t)
-	srv, err := server.NewServer(&server.Options{
+	st := &stream{t: t, name: name, options: server.Options{
 		ServerName: "dedupd-e2e", Host: "127.0.0.1", Port: server.RANDOM_PORT,
 		JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true,
-	})
-	if err != nil {
-		t.Fatal("NATS: ", err)
-	}
-	srv.Start()
-	t.Cleanup(func() {
-		srv.Shutdown()
-		srv.WaitForShutdown()
-	})
-	if !srv.ReadyForConnections(10 * time.Second) {
-		t.Fatal("NATS: the server doesn't take connections")
-	}
-	conn, err := natsgo.Connect(srv.ClientURL())
+	}}
+	st.startServer()
+	t.Cleanup(st.stopServer)
+	conn, err := natsgo.Connect(st.url, natsgo.MaxReconnects(-1), natsgo.ReconnectWait(100*time.Millisecond))
 	if err != nil {
 		t.Fatal("NATS: ", err)
 	}
 	t.Cleanup(conn.Close)
-	st := &stream{t: t, url: srv.ClientURL(), name: name}
 	if st.js, err = jetstream.New(conn, jetstream.WithPublishAsyncMaxPending(4000)); err != nil {
 		t.Fatal("NATS: ", err)
 	}
@@ -58,6 +51,28 @@ func newStream(t *testing.T, name string) *stream {
 		t.Fatal("NATS: ", err)
 	}
 	return st
+}
+
+// startServer starts the server on its folder, and again on its port.
+func (st *stream) startServer() {
+	st.t.Helper()
+	options := st.options
+	srv, err := server.NewServer(&options)
+	if err != nil {
+		st.t.Fatal("NATS: ", err)
+	}
+	srv.Start()
+	st.server = srv
+	if !srv.ReadyForConnections(20 * time.Second) {
+		st.t.Fatal("NATS: the server doesn't take connections")
+	}
+	st.url = srv.ClientURL()
+	st.options.Port = srv.Addr().(*net.TCPAddr).Port
+}
+
+func (st *stream) stopServer() {
+	st.server.Shutdown()
+	st.server.WaitForShutdown()
 }
 
 // publishAll sends a plan, so many a second as pace says at the time (0: as many

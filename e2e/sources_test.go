@@ -34,8 +34,10 @@ func TestTwoSources(t *testing.T) {
 	for n := range events {
 		if n%3 != 1 {
 			records = append(records, &kgo.Record{Partition: int32(n % 2), Value: fmt.Appendf(nil, `{"n":%d}`, n), Headers: []kgo.RecordHeader{
-				{Key: "ce_specversion", Value: []byte("1.0")}, {Key: "ce_type", Value: []byte("test")},
-				{Key: "ce_source", Value: []byte("/e2e")}, {Key: "ce_id", Value: fmt.Append(nil, n)},
+				{Key: "ce_specversion", Value: []byte("1.0")},
+				{Key: "ce_type", Value: []byte("test")},
+				{Key: "ce_source", Value: []byte("/e2e")},
+				{Key: "ce_id", Value: fmt.Append(nil, n)},
 			}})
 		}
 	}

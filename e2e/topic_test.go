@@ -27,10 +27,16 @@ type topic struct {
 	client     *kgo.Client
 }
 
+// newTopic makes it at the broker that all tests share which don't hurt theirs.
 func newTopic(t *testing.T, name string, partitions int32) *topic {
 	t.Helper()
 	needServices(t)
-	tp := &topic{t: t, broker: kafka.Run(t), name: name, partitions: partitions}
+	return createTopic(t, kafka.Run(t), name, partitions)
+}
+
+func createTopic(t *testing.T, broker *kafka.Broker, name string, partitions int32) *topic {
+	t.Helper()
+	tp := &topic{t: t, broker: broker, name: name, partitions: partitions}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := tp.broker.CreateTopic(ctx, name, partitions, nil); err != nil {
