@@ -1,0 +1,190 @@
+package config_test
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	_ "github.com/dedupd/dedupd/examples/customsink/balance"
+	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/sinks"
+	_ "github.com/dedupd/dedupd/sinks/statement"
+	_ "github.com/dedupd/dedupd/sinks/table"
+)
+
+const root = "../.."
+
+// files gives the repository's files with that ending, by their path, without
+// what was built or downloaded.
+func files(t *testing.T, ending string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if name := d.Name(); path != root && (strings.HasPrefix(name, ".") || name == "dist" || name == "testdata") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if strings.HasSuffix(path, ending) {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			all[path] = string(text)
+		}
+		return nil
+	})
+	if err != nil || len(all) == 0 {
+		t.Fatalf("no files *%s: %v", ending, err)
+	}
+	return all
+}
+
+var fence = regexp.MustCompile("(?ms)^```(\\w*)\n(.*?)^```$")
+
+// blocks are the fenced blocks of one language, by where they stand.
+func blocks(t *testing.T, language string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for path, text := range files(t, ".md") {
+		for _, m := range fence.FindAllStringSubmatchIndex(text, -1) {
+			if text[m[2]:m[3]] == language {
+				found[fmt.Sprintf("%s:%d", path, 1+strings.Count(text[:m[0]], "\n"))] = text[m[4]:m[5]]
+			}
+		}
+	}
+	if len(found) == 0 {
+		t.Fatalf("no block of %s in any document", language)
+	}
+	return found
+}
+
+func TestConfigurationsInDocumentsAreValid(t *testing.T) {
+	all := blocks(t, "yaml")
+	for path, text := range files(t, ".yaml") {
+		if strings.HasPrefix(path, filepath.Join(root, "examples")) {
+			all[path] = text
+		}
+	}
+	for name, text := range all {
+		if _, warnings, err := config.Parse(name, []byte(text), config.Options{Sinks: &sinks.Default}); err != nil || len(warnings) > 0 {
+			t.Errorf("%v %v", err, warnings)
+		}
+	}
+}
+
+// Go code in a document is a part of a program that compiles and is tested.
+func TestGoInDocumentsIsThatOfTheExamples(t *testing.T) {
+	var examples []string
+	for path, text := range files(t, ".go") {
+		if strings.HasPrefix(path, filepath.Join(root, "examples")) {
+			examples = append(examples, text)
+		}
+	}
+	for name, text := range blocks(t, "go") {
+		if !slices.ContainsFunc(examples, func(e string) bool { return strings.Contains(e, text) }) {
+			t.Errorf("%s: this code stands in no file under examples/", name)
+		}
+	}
+}
+
+func TestMetricsInDocumentsAreThoseOfTheCode(t *testing.T) {
+	registered := regexp.MustCompile(`(?:\bName:\s+|\b(?:gauge|counter|histogram)\()"(dedupd_[a-z0-9_]+)"`)
+	var have []string
+	for path, text := range files(t, ".go") {
+		if strings.HasSuffix(path, "_test.go") || strings.HasPrefix(path, filepath.Join(root, "e2e")) {
+			continue
+		}
+		for _, m := range registered.FindAllStringSubmatch(text, -1) {
+			have = append(have, m[1])
+		}
+	}
+	row := regexp.MustCompile("(?m)^\\| `(dedupd_[a-z0-9_]+)`")
+	var told []string
+	text, err := os.ReadFile(filepath.Join(root, "docs", "operations.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range row.FindAllStringSubmatch(string(text), -1) {
+		told = append(told, m[1])
+	}
+	slices.Sort(have)
+	slices.Sort(told)
+	if diff := cmp.Diff(have, told); diff != "" || len(have) < 20 {
+		t.Errorf("metrics of the code (-) and of docs/operations.md (+):\n%s", diff)
+	}
+	// Elsewhere, too, a metric that is named must be one.
+	named := regexp.MustCompile("`(dedupd_[a-z0-9_]+)`")
+	for path, text := range files(t, ".md") {
+		for _, m := range named.FindAllStringSubmatch(text, -1) {
+			if !slices.Contains(have, m[1]) && m[1] != "dedupd_" {
+				t.Errorf("%s: there is no metric %s", path, m[1])
+			}
+		}
+	}
+}
+
+func TestLinksInDocumentsResolve(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	for path, text := range files(t, ".md") {
+		text = fence.ReplaceAllString(text, "")
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			file, anchor, _ := strings.Cut(m[1], "#")
+			target, body := path, text
+			if file != "" {
+				target = filepath.Join(filepath.Dir(path), file)
+				content, err := os.ReadFile(target)
+				if info, statErr := os.Stat(target); statErr != nil || err != nil && !info.IsDir() {
+					t.Errorf("%s: nothing at %s", path, m[1])
+					continue
+				}
+				body = string(content)
+			}
+			if anchor != "" && !slices.Contains(anchors(body), anchor) {
+				t.Errorf("%s: %s has no heading for #%s", path, target, anchor)
+			}
+		}
+	}
+}
+
+// anchors are those of a document's headings.
+func anchors(text string) (all []string) {
+	heading := regexp.MustCompile(`(?m)^#+ (.*)$`)
+	drop := regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	for _, m := range heading.FindAllStringSubmatch(text, -1) {
+		all = append(all, strings.ReplaceAll(drop.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))
+	}
+	return all
+}
+
+// What every dependency of go.mod is there for is told.
+func TestDependenciesAreTold(t *testing.T) {
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	told, err := os.ReadFile(filepath.Join(root, "docs", "decisions", "dependencies.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct := regexp.MustCompile(`(?m)^\t(\S+) v\S+$`)
+	for _, m := range direct.FindAllStringSubmatch(string(mod), -1) {
+		if name := strings.TrimPrefix(m[1], "github.com/twmb/franz-go/"); !strings.Contains(string(told), name) {
+			t.Errorf("docs/decisions/dependencies.md doesn't tell why there is %s", m[1])
+		}
+	}
+}
