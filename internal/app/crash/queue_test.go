@@ -17,7 +17,7 @@ const queueName = "queue"
 
 // logQueue has no two payloads under one id: which of them comes first is chance
 // where there is no order.
-const logQueue = `a0 a1 a0 a2    b0 a1 bad=poison b1    c0 a0 - c1    b0 c2 c2 c3`
+const logQueue = `a0 a1 a0 o0    b0 a1 bad=poison o1    c0 a0 - c1    b0 c2 c2 o2`
 
 // TestCrashTableQueue has a source without order, whose safety rests on the
 // claims alone. A lane that is lost means there that the broker, tired of
@@ -36,8 +36,7 @@ func TestCrashTableQueue(t *testing.T) {
 					trap.event = hold
 				}
 				all := []*worker{c.start("a1", trap, q.member)}
-				c.await("the step to be reached", func() bool { return trap.fired.Load() > 0 })
-				<-trap.reached
+				c.reach(trap)
 				switch e {
 				case kill, cancel, cutOff:
 					c.ended(all[0])
