@@ -3,7 +3,6 @@ package consumer_test
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"strconv"
@@ -258,5 +257,5 @@ func quiet() *slog.Logger {
 	if os.Getenv("CONSUMERTEST_LOG") != "" {
 		return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
-	return slog.New(slog.NewTextHandler(io.Discard, nil))
+	return slog.New(slog.DiscardHandler)
 }

@@ -22,9 +22,9 @@ const TransactionTimeout = 25 * time.Second
 
 // Handler makes batches durable.
 type Handler interface {
-	// Handle has the effects of all batches in one transaction: nil means they
-	// are durable, so they may be acknowledged; any error means that nothing was
-	// done. *message.FencedError and *message.HoldError have the meaning their
+	// Handle has the effects of all batches: nil means they are durable, so they
+	// may be acknowledged. An error means that not all are; what a part of them
+	// may have done is found and not done again when they are given again. *message.FencedError and *message.HoldError have the meaning their
 	// types tell; any other error is transient and the same batches are given
 	// again. It is called by many goroutines, but never twice at a time with the
 	// same ordered lane. It must not keep the batches.

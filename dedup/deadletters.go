@@ -31,7 +31,8 @@ func (s *Store) buryStep(g *group, it *item, why *rejection) step {
 		originalLane, originalPosition = it.original.laneParam(), it.original.positionParam()
 	}
 	return step{
-		name: "dedupd_bury",
+		name:     "dedupd_bury",
+		affected: func(rows int64) { it.buried = rows > 0 },
 		sql: `INSERT INTO ` + s.name("dead_letters") + ` (scope, source, lane, position, class, reason, sqlstate, claim_key, message_id, topic, key, value,
 			header_keys, header_values, broker_time, original_lane, original_position)
 			VALUES ($1::text, $2::text, $3::text, $4::bigint, $5::text, $6::text, $7::text, $8::uuid, $9::bytea, $10::bytea, $11::bytea, $12::bytea,
@@ -45,7 +46,7 @@ func (s *Store) buryStep(g *group, it *item, why *rejection) step {
 		params: [][]byte{
 			[]byte(s.scope), []byte(m.Position.Lane.Source), []byte(m.Position.Lane.Name), int8b(m.Position.Offset),
 			[]byte(why.class), cleanText(why.reason), state, it.key[:], id, nonNil([]byte(m.Topic)), m.Key, m.Value,
-			appendBytes(nil, keys), appendBytes(nil, values), timestamptz(m.Time), originalLane, originalPosition,
+			byteaArray(keys), byteaArray(values), timestamptz(m.Time), originalLane, originalPosition,
 		},
 	}
 }

@@ -38,6 +38,9 @@ type item struct {
 	wins bool
 	// reject is why the message can't be given to the sink.
 	reject *rejection
+	// buried is set when this item's dead letter is new: a queue may deliver a
+	// message again that was buried before.
+	buried bool
 	// original is where the claim was taken first, for a dead letter of a
 	// duplicate or a conflict.
 	original *claimRow
@@ -67,6 +70,8 @@ type group struct {
 	// firsts are the items to claim: one for each key, sorted by key, which is
 	// the order in which every transaction of every version claims.
 	firsts []int32
+	// catalog is the one that the last try was built for.
+	catalog *catalog
 	// ages are those of the duplicates found by the last try, in seconds.
 	ages []float64
 }
@@ -76,8 +81,7 @@ func (g *group) message(it *item) *message.Message {
 }
 
 // prepare finds the ids, keys and fingerprints of a group's messages and folds
-// twins: the first copy in lane order wins, which the order of the lane demands;
-// without folding, both would land. The error is a *message.HoldError when the
+// twins, so that it is the first copy in lane order that wins. The error is a *message.HoldError when the
 // policy is to stop at a message without an id.
 func (p *Processor) prepare(batches []message.Batch) (*group, error) {
 	g := &group{batches: batches}
@@ -166,7 +170,7 @@ func (g *group) fold() {
 func (g *group) reset() {
 	for i := range g.items {
 		it := &g.items[i]
-		it.outcome, it.wins, it.original = pending, false, nil
+		it.outcome, it.wins, it.buried, it.original = pending, false, false, nil
 	}
 	g.ages = g.ages[:0]
 }

@@ -13,8 +13,9 @@ import (
 // Key is what a claim is stored under: 16 bytes that stand for an id.
 type Key [16]byte
 
-// The namespaces of keys: a producer's id can't collide with the place of a
-// message that has none, whatever bytes it sends.
+// The namespaces of keys: no text is hashed to the key of a place. (A producer
+// that wants to can still send a UUID that equals any key. It could as well send
+// another's id: those who share a scope must trust each other.)
 const (
 	namespaceID       = "id"
 	namespacePosition = "position"

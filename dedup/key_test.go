@@ -100,13 +100,13 @@ func TestFingerprints(t *testing.T) {
 
 func TestArraysOnTheWire(t *testing.T) {
 	t.Parallel()
-	if got := appendBytes(nil, [][]byte{{1}, nil, {}}); !bytes.Equal(got, []byte{
+	if got := byteaArray([][]byte{{1}, nil, {}}); !bytes.Equal(got, []byte{
 		0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 17, 0, 0, 0, 3, 0, 0, 0, 1,
 		0, 0, 0, 1, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0,
 	}) {
 		t.Errorf("bytea[]: % x", got)
 	}
-	if got := appendBytes(nil, nil); !bytes.Equal(got, []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 17}) {
+	if got := byteaArray(nil); !bytes.Equal(got, []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 17}) {
 		t.Errorf("empty array: % x", got)
 	}
 }

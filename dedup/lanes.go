@@ -114,7 +114,8 @@ func (s *Store) laneID(lane message.Lane) (int32, error) {
 // gone. It reads the database at most once for a lane of another worker.
 func (s *Store) sourceOf(ctx context.Context, tx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}, id int32) (string, error) {
+}, id int32,
+) (string, error) {
 	s.mu.RLock()
 	lane, ok := s.lanes[id]
 	s.mu.RUnlock()

@@ -53,9 +53,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 var durations = prometheus.ExponentialBuckets(0.0005, 2, 16)
 
 func histogram(name, help string, buckets []float64) prometheus.Histogram {
-	return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets,
+	return prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: name, Help: help, Buckets: buckets,
 		// Native histograms beside the classic buckets, for those who scrape them.
-		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour})
+		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
+	})
 }
 
 // count books a lane's outcomes.
@@ -85,8 +87,8 @@ func (m *Metrics) observe(p *Processor, g *group, all []tally) {
 		m.age.Observe(age)
 	}
 	for i := range g.items {
-		if why := p.burial(&g.items[i]); why != nil {
-			m.deadLetters.WithLabelValues(why.class).Inc()
+		if it := &g.items[i]; it.buried {
+			m.deadLetters.WithLabelValues(p.burial(it).class).Inc()
 		}
 	}
 }

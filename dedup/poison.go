@@ -1,10 +1,13 @@
 package dedup
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
 )
 
 // poisonGuard keeps a lane from being drained into the dead letters. A few
@@ -107,4 +110,73 @@ func (h *deadHistory) add(n int64, isDead bool, window int64) {
 		old++
 	}
 	h.dead = h.dead[old:]
+}
+
+// rejections are messages known to be poison, by their address, which all parts
+// of a divided group share.
+type rejections map[*message.Message]*rejection
+
+func (g *group) reject(known rejections) {
+	if len(known) == 0 {
+		return
+	}
+	for i := range g.items {
+		if why := known[g.message(&g.items[i])]; why != nil {
+			g.items[i].reject = why
+		}
+	}
+}
+
+// isolate finds the messages that the sink can't take. Those that it has named
+// are dead-lettered when the group is tried again; else the group is divided and each
+// part made durable by itself, in order, down to one message: about 2·log2(n)
+// transactions for each such message among n.
+func (p *Processor) isolate(ctx context.Context, g *group, cause error, known rejections) error {
+	candidates := len(g.winners())
+	bad := sinks.AllPermanent(cause)
+	if candidates == 1 {
+		bad = map[int]error{0: cause}
+	}
+	if known == nil {
+		known = make(rejections)
+	}
+	found := false
+	for at, why := range bad {
+		if at >= 0 && at < candidates {
+			known[g.message(g.candidate(at))] = &rejection{class: classPoison, reason: why.Error(), sqlstate: sqlstate(why)}
+			found = true
+		}
+	}
+	if found {
+		return p.apply(ctx, g.batches, known)
+	}
+	if candidates == 0 {
+		// The database objects to data although the sink was given none.
+		return &message.HoldError{Err: cause}
+	}
+	p.Metrics.retries.WithLabelValues("poison").Inc()
+	left, right := g.divide(candidates)
+	if err := p.apply(ctx, left, known); err != nil {
+		return err
+	}
+	return p.apply(ctx, right, known)
+}
+
+// divide cuts a group in two: between lanes, or within the one lane so that each
+// part has half of what went to the sink. If the first part lands and the second
+// doesn't, the lane stands in between, which the next try finds out.
+func (g *group) divide(candidates int) (left, right []message.Batch) {
+	if n := len(g.batches); n > 1 {
+		return slices.Clone(g.batches[:n/2]), slices.Clone(g.batches[n/2:])
+	}
+	b := g.batches[0]
+	at := g.candidate(candidates / 2).message
+	first, second := b, b
+	first.Messages, second.Messages = b.Messages[:at:at], b.Messages[at:]
+	first.Next = b.Messages[at].Position.Offset
+	if b.Lag >= 0 {
+		first.Lag += int64(len(second.Messages))
+	}
+	second.From = first.Next
+	return []message.Batch{first}, []message.Batch{second}
 }

@@ -22,6 +22,8 @@ type step struct {
 	params [][]byte
 	// row is given each result row; the values are valid until it returns.
 	row func(values [][]byte) error
+	// affected, if not nil, is told the number of rows that the statement changed.
+	affected func(rows int64)
 	// tag must be the command tag, if not empty.
 	tag string
 }
@@ -93,6 +95,9 @@ func readStep(p *pgconn.Pipeline, s *step) error {
 	}
 	if s.tag != "" && tag.String() != s.tag {
 		return fmt.Errorf("the server answered %q to %s", tag, s.sql)
+	}
+	if s.affected != nil {
+		s.affected(tag.RowsAffected())
 	}
 	return nil
 }
@@ -167,12 +172,12 @@ func appendInt4s(buf []byte, n int, value func(i int) int32) []byte {
 	return buf
 }
 
-func appendBytes(buf []byte, values [][]byte) []byte {
+func byteaArray(values [][]byte) []byte {
 	nulls := false
 	for _, v := range values {
 		nulls = nulls || v == nil
 	}
-	buf = appendArrayHeader(buf, pgtype.ByteaOID, len(values), nulls)
+	buf := appendArrayHeader(nil, pgtype.ByteaOID, len(values), nulls)
 	for _, v := range values {
 		if v == nil {
 			buf = binary.BigEndian.AppendUint32(buf, 0xFFFFFFFF)

@@ -203,8 +203,10 @@ func TestJSONText(t *testing.T) {
 			t.Errorf("JSONText(%s) = %q, %v, want %q", raw, got, err, want)
 		}
 	}
-	for _, raw := range []string{`"\ud83c"`, `"\udf88"`, `"\udf88\ud83c"`, `"\ud83cx\udf88"`, `"\ud83c\ud83c\udf88"`, `"\ud83c\udf88\udf88"`,
-		`"\uD83C\n"`, `"\ud83c\\udf88"`, `"x\ud83c\u0041"`, `"\\\ud83c"`} {
+	for _, raw := range []string{
+		`"\ud83c"`, `"\udf88"`, `"\udf88\ud83c"`, `"\ud83cx\udf88"`, `"\ud83c\ud83c\udf88"`, `"\ud83c\udf88\udf88"`,
+		`"\uD83C\n"`, `"\ud83c\\udf88"`, `"x\ud83c\u0041"`, `"\\\ud83c"`,
+	} {
 		if got, err := JSONText(gjson.Parse(raw)); err == nil {
 			t.Errorf("JSONText(%s) = %q, want an error: half a surrogate pair is no text", raw, got)
 		}

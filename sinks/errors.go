@@ -71,7 +71,7 @@ func AllPermanent(err error) map[int]error {
 }
 
 func collectPermanent(err error, into map[int]error) {
-	switch e := err.(type) {
+	switch e := err.(type) { //nolint:errorlint // it walks the wrapping itself
 	case nil:
 	case *permanentError:
 		if _, ok := into[e.index]; !ok && e.index >= 0 {

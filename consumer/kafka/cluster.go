@@ -25,8 +25,8 @@ const (
 	fetchTimeout = fetchWait + 30*time.Second
 
 	// The timestamps by which ListOffsets names the two ends of a partition.
-	firstOffset = int64(kafkago.FirstOffset)
-	endOffset   = int64(kafkago.LastOffset)
+	firstOffset = kafkago.FirstOffset
+	endOffset   = kafkago.LastOffset
 )
 
 // cluster asks the brokers. All methods may be called concurrently.
@@ -92,7 +92,7 @@ func (c *cluster) fetch(ctx context.Context, topic string, partition int, positi
 		}},
 	})
 	if err != nil {
-		if context.Cause(ctx) == errFetchTimeout {
+		if errors.Is(context.Cause(ctx), errFetchTimeout) {
 			err = errFetchTimeout
 		}
 		return nil, err

@@ -45,8 +45,10 @@ func TestDecodeKeepsNilAndEmptyApart(t *testing.T) {
 	got, err := newDecoder().decode(answer(nil, batch(7,
 		protocol.Record{Offset: 7, Time: time.UnixMilli(-1)},
 		protocol.Record{Offset: 8, Time: time.UnixMilli(0), Key: protocol.NewBytes([]byte{}), Value: protocol.NewBytes([]byte{})},
-		protocol.Record{Offset: 9, Time: time.UnixMilli(1234), Key: protocol.NewBytes([]byte("k")), Value: protocol.NewBytes([]byte("v")),
-			Headers: []protocol.Header{{Key: "a"}, {Key: "a", Value: []byte{}}, {Key: "b", Value: []byte{0, 255}}}},
+		protocol.Record{
+			Offset: 9, Time: time.UnixMilli(1234), Key: protocol.NewBytes([]byte("k")), Value: protocol.NewBytes([]byte("v")),
+			Headers: []protocol.Header{{Key: "a"}, {Key: "a", Value: []byte{}}, {Key: "b", Value: []byte{0, 255}}},
+		},
 	)), 7)
 	if err != nil {
 		t.Fatal(err)
@@ -55,8 +57,10 @@ func TestDecodeKeepsNilAndEmptyApart(t *testing.T) {
 	want := []message.Message{
 		{Topic: "t", Position: message.Position{Lane: lane, Offset: 7}},
 		{Topic: "t", Position: message.Position{Lane: lane, Offset: 8}, Key: []byte{}, Value: []byte{}, Time: time.UnixMilli(0).UTC()},
-		{Topic: "t", Position: message.Position{Lane: lane, Offset: 9}, Key: []byte("k"), Value: []byte("v"), Time: time.UnixMilli(1234).UTC(),
-			Headers: []message.Header{{Key: "a"}, {Key: "a", Value: []byte{}}, {Key: "b", Value: []byte{0, 255}}}},
+		{
+			Topic: "t", Position: message.Position{Lane: lane, Offset: 9}, Key: []byte("k"), Value: []byte("v"), Time: time.UnixMilli(1234).UTC(),
+			Headers: []message.Header{{Key: "a"}, {Key: "a", Value: []byte{}}, {Key: "b", Value: []byte{0, 255}}},
+		},
 	}
 	if diff := cmp.Diff(want, got.messages); diff != "" {
 		t.Error(diff)

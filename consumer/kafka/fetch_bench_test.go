@@ -19,13 +19,13 @@ func BenchmarkFetch(b *testing.B) {
 	if testing.Short() {
 		b.Skip("runs a Kafka broker")
 	}
-	real := broker.Run(b)
+	server := broker.Run(b)
 	for name, codec := range map[string]kgo.CompressionCodec{"none": kgo.NoCompression(), "lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression()} {
 		b.Run(name, func(b *testing.B) {
 			const n = 100_000
 			topic := newName("bench")
-			fill(b, real, topic, n, codec)
-			c := Config{Name: "main", Brokers: []string{real.Addr()}, Topics: []string{topic}, Group: "g"}
+			fill(b, server, topic, n, codec)
+			c := Config{Name: "main", Brokers: []string{server.Addr()}, Topics: []string{topic}, Group: "g"}
 			c.setDefaults()
 			conns := newConnections()
 			defer conns.cut()
@@ -57,20 +57,22 @@ func BenchmarkFetch(b *testing.B) {
 	}
 }
 
-func fill(b *testing.B, real *broker.Broker, topic string, n int, codec kgo.CompressionCodec) {
+func fill(b *testing.B, server *broker.Broker, topic string, n int, codec kgo.CompressionCodec) {
 	b.Helper()
-	if err := real.CreateTopic(b.Context(), topic, 1, nil); err != nil {
+	if err := server.CreateTopic(b.Context(), topic, 1, nil); err != nil {
 		b.Fatal(err)
 	}
-	client, err := kgo.NewClient(kgo.SeedBrokers(real.Addr()), kgo.DefaultProduceTopic(topic), kgo.ProducerBatchCompression(codec))
+	client, err := kgo.NewClient(kgo.SeedBrokers(server.Addr()), kgo.DefaultProduceTopic(topic), kgo.ProducerBatchCompression(codec))
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer client.Close()
 	records := make([]*kgo.Record, n)
 	for i := range records {
-		records[i] = &kgo.Record{Key: []byte("0123456789abcdef"), Value: bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 120),
-			Headers: []kgo.RecordHeader{{Key: "message-id", Value: []byte("0123456789")}}}
+		records[i] = &kgo.Record{
+			Key: []byte("0123456789abcdef"), Value: bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 120),
+			Headers: []kgo.RecordHeader{{Key: "message-id", Value: []byte("0123456789")}},
+		}
 	}
 	if err := client.ProduceSync(b.Context(), records...).FirstErr(); err != nil {
 		b.Fatal(err)

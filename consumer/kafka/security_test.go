@@ -63,8 +63,10 @@ func TestWrongPasswordIsTold(t *testing.T) {
 }
 
 func TestConfigProblemsAreToldAtOnce(t *testing.T) {
-	_, err := New(Config{Start: "begin", Isolation: "serializable", OnGap: "jump", OnGroupReset: "maybe",
-		Topics: []string{"a", "a"}, SASL: SASL{Mechanism: "oauthbearer"}, SessionTimeout: time.Second})
+	_, err := New(Config{
+		Start: "begin", Isolation: "serializable", OnGap: "jump", OnGroupReset: "maybe",
+		Topics: []string{"a", "a"}, SASL: SASL{Mechanism: "oauthbearer"}, SessionTimeout: time.Second,
+	})
 	if err == nil {
 		t.Fatal("no error")
 	}

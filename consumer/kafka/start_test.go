@@ -122,7 +122,7 @@ func TestGroupReset(t *testing.T) {
 		r.untilCommitted(0, 4)
 		w.stop()
 		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 1))
-		w = r.start(nil)
+		r.start(nil)
 		r.until("it was read again", func() bool { handled, _, _ := r.store.Counts(); return handled == 4+3 })
 		r.untilCommitted(0, 4)
 	})

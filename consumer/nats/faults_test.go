@@ -59,7 +59,7 @@ func TestStopGivesBack(t *testing.T) {
 	r.stop()
 	release()
 	begun := time.Now()
-	r = start(t, newSource(t, s), store)
+	start(t, newSource(t, s), store)
 	wait(t, store, 1000)
 	if d := time.Since(begun); d > 10*time.Second {
 		t.Errorf("the next worker got everything after %s: the ack wait is a minute", d)

@@ -3,7 +3,6 @@ package nats_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -207,4 +206,4 @@ func (l *logged) has(s string) bool {
 	return strings.Contains(l.text.String(), s)
 }
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -317,10 +317,10 @@ func (d *demo) linger(ctx context.Context) error {
 	case err = <-ended:
 		ended <- nil
 	case <-d.worker.process.done:
-		err = d.worker.failed(fmt.Errorf("the worker ended by itself: %v", d.worker.process.err))
+		err = d.worker.failed(fmt.Errorf("the worker ended by itself: %w", d.worker.process.err))
 	}
 	cancel()
-	<-ended
+	_ = <-ended
 	if ctx.Err() != nil {
 		d.screen.say("Stopping …")
 		return nil

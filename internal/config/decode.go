@@ -172,8 +172,10 @@ func (d *decoder) structure(n *node, path string, v reflect.Value) {
 		d.note(at, e.line, e.column, e.value)
 		field, ok := fields[e.key]
 		if !ok {
-			d.problems = append(d.problems, Problem{Key: at, File: d.file, Line: e.line, Column: e.column,
-				Message: "unknown key; " + suggest(e.key, slices.Sorted(maps.Keys(fields)))})
+			d.problems = append(d.problems, Problem{
+				Key: at, File: d.file, Line: e.line, Column: e.column,
+				Message: "unknown key; " + suggest(e.key, slices.Sorted(maps.Keys(fields))),
+			})
 			continue
 		}
 		d.decode(e.value, at, field)

@@ -54,8 +54,7 @@ func Parse(name string, text []byte, o Options) (c *Config, warnings []Problem, 
 	d.decode(root, "", reflect.ValueOf(c).Elem())
 	c.override(environment)
 	c.setDerived()
-	problems := append(d.problems, c.readSecrets()...)
-	problems = append(problems, c.validate()...)
+	problems := slices.Concat(d.problems, c.readSecrets(), c.validate())
 	if o.Sinks != nil && c.Sink.Kind != "" {
 		if _, err := c.Sink.New(o.Sinks); err != nil {
 			problems = append(problems, split(err, c.problem("sink", ""))...)

@@ -84,7 +84,7 @@ func (b *binaries) fetch(version string, progress func(done, total int64) error)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(work)
+	defer func() { _ = os.RemoveAll(work) }()
 	unpacked, barren := filepath.Join(work, "pg"), filepath.Join(work, "barren")
 	major, _, _ := strings.Cut(version, ".")
 	if err := os.Mkdir(barren, 0o700); err != nil {
@@ -170,7 +170,7 @@ func (b *binaries) initialise(version string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(work)
+	defer func() { _ = os.RemoveAll(work) }()
 	password := rand.Text()
 	file, data := filepath.Join(work, "password"), filepath.Join(work, "data")
 	if err := os.WriteFile(file, []byte(password), 0o600); err != nil {

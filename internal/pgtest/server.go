@@ -211,7 +211,7 @@ func (s *Server) start() error {
 				_ = killTree(p)
 			}
 			text, _ := os.ReadFile(s.LogFile())
-			return fmt.Errorf("start postgres: not ready (%v); its log:\n%s", p.result(), text)
+			return fmt.Errorf("start postgres: not ready (%w); its log:\n%s", p.result(), text)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

@@ -277,6 +277,7 @@ func (r *recorder) Errorf(format string, args ...any) {
 	defer r.mu.Unlock()
 	r.said = append(r.said, fmt.Sprintf(format, args...))
 }
+
 func (r *recorder) Fatalf(format string, args ...any) {
 	r.Errorf(format, args...)
 	runtime.Goexit() // of the goroutine that record started

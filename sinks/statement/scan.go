@@ -60,7 +60,7 @@ func scan(sql string) ([]token, error) {
 			name := strings.ReplaceAll(sql[start+1:i-1], `""`, `"`)
 			tokens = append(tokens, token{quotedOne, name, start, i})
 		case c == '$':
-			kind := other
+			var kind tokenKind
 			if i, kind = dollar(sql, i); i < 0 {
 				return nil, errors.New("a dollar-quoted string doesn't end")
 			}

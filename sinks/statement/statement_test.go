@@ -95,12 +95,21 @@ func TestStatements(t *testing.T) {
 		{"merge", `MERGE INTO public.balance b USING (SELECT account, sum(cents) c FROM batch GROUP BY 1) s ON b.account = s.account
 			WHEN MATCHED THEN UPDATE SET cents = s.c WHEN NOT MATCHED THEN INSERT VALUES (s.account, s.c)`, account, []string{"x=4", "y=7"}},
 		{"parentheses", `(SELECT public.note(id) FROM batch WHERE ord = 1)`, nil, []string{"log 1"}},
-		{"names and constants", `INSERT INTO public.log (line) SELECT format('%s %s %s', "a ""b""", c, now > '2020-01-01') FROM batch ORDER BY ord LIMIT 1`,
-			map[string]string{`a "b"`: "lane", "c": "const:x::y::text", "now": "now"}, []string{"log orders/3 x::y t"}},
-		{"default columns", `INSERT INTO public.log (line) SELECT concat_ws(' ', id, pg_typeof(key), encode(value, 'escape'), topic, lane, position, time IS NULL, ord) FROM batch WHERE ord = 2`,
-			nil, []string{`log 2 bytea {"a":"y","c":7} orders orders/3 42 t 2`}},
-		{"a string with all the traps", `INSERT INTO public.log (line) SELECT $x$; $1 -- $x$ || E'\';' || '''; /*' || "id" /* ; /* nested */ $2 */ FROM batch WHERE ord=1 -- ; $1`,
-			nil, []string{`log ; $1 -- ';'; /*1`}},
+		{
+			"names and constants", `INSERT INTO public.log (line) SELECT format('%s %s %s', "a ""b""", c, now > '2020-01-01') FROM batch ORDER BY ord LIMIT 1`,
+			map[string]string{`a "b"`: "lane", "c": "const:x::y::text", "now": "now"},
+			[]string{"log orders/3 x::y t"},
+		},
+		{
+			"default columns", `INSERT INTO public.log (line) SELECT concat_ws(' ', id, pg_typeof(key), encode(value, 'escape'), topic, lane, position, time IS NULL, ord) FROM batch WHERE ord = 2`,
+			nil,
+			[]string{`log 2 bytea {"a":"y","c":7} orders orders/3 42 t 2`},
+		},
+		{
+			"a string with all the traps", `INSERT INTO public.log (line) SELECT $x$; $1 -- $x$ || E'\';' || '''; /*' || "id" /* ; /* nested */ $2 */ FROM batch WHERE ord=1 -- ; $1`,
+			nil,
+			[]string{`log ; $1 -- ';'; /*1`},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			exec(t, pool, `TRUNCATE balance, log RESTART IDENTITY`)
@@ -254,8 +263,10 @@ func TestRegistered(t *testing.T) {
 
 // Whatever the lexer takes for one statement, the server must take for one too.
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{"SELECT 1 FROM batch", "WITH a AS (SELECT ';') SELECT * FROM batch;", `SELECT E'\';' FROM batch`, "SELECT $a$;$a$ FROM batch",
-		`SELECT U&"d\0061" FROM batch`, "SELECT 1;;--\n", "/*/**/*/select batch", "select 1e5 from batch", "select a$b$c from batch", "SELECT '' ';' FROM batch"} {
+	for _, s := range []string{
+		"SELECT 1 FROM batch", "WITH a AS (SELECT ';') SELECT * FROM batch;", `SELECT E'\';' FROM batch`, "SELECT $a$;$a$ FROM batch",
+		`SELECT U&"d\0061" FROM batch`, "SELECT 1;;--\n", "/*/**/*/select batch", "select 1e5 from batch", "select a$b$c from batch", "SELECT '' ';' FROM batch",
+	} {
 		f.Add(s)
 	}
 	db := pgtest.New(f)

@@ -22,8 +22,10 @@ func TestCopyWritesWhatInsertWrites(t *testing.T) {
 	exec(t, pool, `CREATE DOMAIN short AS varchar(12) CHECK (VALUE <> 'id-5000');
 		CREATE TABLE t (n int GENERATED ALWAYS AS IDENTITY, id short, u uuid, k bytea, v jsonb, j json, x text, p bigint, at timestamptz(0), c char(4), h varchar(3), d text DEFAULT 'd') PARTITION BY RANGE (p);
 		CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (300); CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (300) TO (10000)`)
-	s := build(t, Config{Name: "public.t", Columns: map[string]string{"id": "id", "u": "json:u", "k": "key", "v": "value", "j": "json:j",
-		"x": "json:x", "p": "position", "at": "time", "c": "const:ab", "h": "header:h"}})
+	s := build(t, Config{Name: "public.t", Columns: map[string]string{
+		"id": "id", "u": "json:u", "k": "key", "v": "value", "j": "json:j",
+		"x": "json:x", "p": "position", "at": "time", "c": "const:ab", "h": "header:h",
+	}})
 	if err := prepare(t, pool, s); err != nil {
 		t.Fatal(err)
 	}

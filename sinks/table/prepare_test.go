@@ -36,8 +36,10 @@ func TestConfigErrors(t *testing.T) {
 		"upsert, no key": {Config{Name: "a.b", Mode: "upsert", Columns: ok}, []string{"key: mode upsert needs"}},
 		"key elsewhere":  {Config{Name: "a.b", Key: []string{"x"}, Columns: ok}, []string{`key: "x" is not among`}},
 		"key twice":      {Config{Name: "a.b", Key: []string{"id", "id"}, Columns: ok}, []string{"stands there twice"}},
-		"bad places": {Config{Name: "a.b", Columns: map[string]string{"a": "nope", "b": "json:", "c": "cloudevent", "": "id"}},
-			[]string{`columns.a: "nope" is no place`, "columns.b: ", "columns.c: ", "columns: a name is empty"}},
+		"bad places": {
+			Config{Name: "a.b", Columns: map[string]string{"a": "nope", "b": "json:", "c": "cloudevent", "": "id"}},
+			[]string{`columns.a: "nope" is no place`, "columns.b: ", "columns.c: ", "columns: a name is empty"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.config.Sink()
@@ -106,8 +108,11 @@ func TestPrepareSaysWhatToDo(t *testing.T) {
 		"cutting type":    {Config{Name: "public.orders", Columns: cols("odd", "id", "id", "id")}, "", []string{"cuts longer values"}},
 		"id into jsonb":   {Config{Name: "public.orders", Columns: cols("payload", "id", "j", "time", "id", "id")}, "", []string{`"payload" is of type jsonb, but "id" is plain text`, "point in time"}},
 		"now into jsonb":  {Config{Name: "public.orders", Columns: cols("payload", "now", "id", "id")}, "", []string{"the server refuses", "42804"}},
-		"no unique index": {Config{Name: "public.orders", Mode: "upsert", Key: []string{"id", "n"}, Columns: cols("id", "id", "n", "position")}, "",
-			[]string{`no unique index on just ("id", "n")`, "on (id)", `CREATE UNIQUE INDEX ON "public"."orders" ("id", "n")`}},
+		"no unique index": {
+			Config{Name: "public.orders", Mode: "upsert", Key: []string{"id", "n"}, Columns: cols("id", "id", "n", "position")},
+			"",
+			[]string{`no unique index on just ("id", "n")`, "on (id)", `CREATE UNIQUE INDEX ON "public"."orders" ("id", "n")`},
+		},
 		"partial index":     {Config{Name: "public.orders", Key: []string{"part"}, Columns: cols("part", "id", "id", "id")}, "", []string{"no unique index"}},
 		"deferrable":        {Config{Name: "public.orders", Key: []string{"later"}, Columns: cols("later", "id", "id", "id")}, "", []string{"no unique index"}},
 		"never filled":      {Config{Name: "public.strict", Columns: cols("id", "id")}, "", []string{`"must" is NOT NULL`}},
@@ -172,11 +177,15 @@ func TestEveryProtocol(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	exec(t, db.Pool(t), `CREATE TABLE t (i text, k bytea, v jsonb, pos bigint, at timestamptz, h text, u uuid, a int[], c int, n timestamptz)`)
-	s := build(t, Config{Name: "public.t", Columns: map[string]string{"i": "id", "k": "key", "v": "value", "pos": "position", "at": "time",
-		"h": "header:h", "u": "json:u", "a": "json:a", "c": "const:5", "n": "now"}})
+	s := build(t, Config{Name: "public.t", Columns: map[string]string{
+		"i": "id", "k": "key", "v": "value", "pos": "position", "at": "time",
+		"h": "header:h", "u": "json:u", "a": "json:a", "c": "const:5", "n": "now",
+	}})
 	ticks := build(t, Config{Name: "public.t", Columns: map[string]string{"c": "const:6"}})
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
-		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
 		t.Run(mode.String(), func(t *testing.T) {
 			c, err := pgxpool.ParseConfig(db.URL)
 			if err != nil {

@@ -157,8 +157,10 @@ func TestUpsertLastMessageWins(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t).Pool(t)
 	exec(t, pool, `CREATE TABLE lasts (a text, b int, v text, UNIQUE (b, a))`)
-	s := build(t, Config{Name: "public.lasts", Mode: "upsert", Key: []string{"a", "b"},
-		Columns: map[string]string{"a": "json:a", "b": "json:b", "v": "json:v"}})
+	s := build(t, Config{
+		Name: "public.lasts", Mode: "upsert", Key: []string{"a", "b"},
+		Columns: map[string]string{"a": "json:a", "b": "json:b", "v": "json:v"},
+	})
 	if err := write(t, pool, s, msg("1", `{"a":"x","b":1,"v":"old"}`), msg("2", `{"a":"x","b":1,"v":"new"}`),
 		msg("3", `{"a":"y","b":1,"v":"y1"}`), msg("4", `{"b":1,"v":"null1"}`), msg("5", `{"b":1,"v":"null2"}`)); err != nil {
 		t.Fatal(err)
@@ -222,8 +224,10 @@ func TestNamesThatNeedQuotes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t).Pool(t)
 	exec(t, pool, `CREATE SCHEMA "My.Schema"; CREATE TABLE "My.Schema"."or""der's" ("Id" text PRIMARY KEY, "select" text, "a ""b""; --" int)`)
-	s := build(t, Config{Name: `"My.Schema"."or""der's"`, Mode: "upsert", Key: []string{"Id"},
-		Columns: map[string]string{"Id": "id", "select": "topic", `a "b"; --`: "position"}})
+	s := build(t, Config{
+		Name: `"My.Schema"."or""der's"`, Mode: "upsert", Key: []string{"Id"},
+		Columns: map[string]string{"Id": "id", "select": "topic", `a "b"; --`: "position"},
+	})
 	if err := write(t, pool, s, msg("a", "")); err != nil {
 		t.Fatal(err)
 	}

@@ -90,8 +90,10 @@ func TestTypes(t *testing.T) {
 		{"int[] that is ragged", "int[]", "json:v", value(`[[1,2],[3]]`), "malformed array", "22P02"},
 		{"int[] from a number", "int[]", "json:v", value(`1`), "malformed array", "22P02"},
 		{"empty array", "text[]", "json:v", value(`[]`), "{}", ""},
-		{"text[] with everything in it", "text[]", "json:v", value(`["", "NULL", "a,b", "{x}", "q\"q", "b\\b", " s ", "\n", "🎈", 1.50, true, {"k":"v"}]`),
-			`{"","NULL","a,b","{x}","q\"q","b\\b"," s ","` + "\n" + `",🎈,1.50,true,"{\"k\":\"v\"}"}`, ""},
+		{
+			"text[] with everything in it", "text[]", "json:v", value(`["", "NULL", "a,b", "{x}", "q\"q", "b\\b", " s ", "\n", "🎈", 1.50, true, {"k":"v"}]`),
+			`{"","NULL","a,b","{x}","q\"q","b\\b"," s ","` + "\n" + `",🎈,1.50,true,"{\"k\":\"v\"}"}`, "",
+		},
 		{"text[] from an array literal", "text[]", "json:v", value(`"{a,b}"`), "{a,b}", ""},
 		{"text[] with a NUL", "text[]", "json:v", value(`["\u0000"]`), "NUL", "ours"},
 		{"jsonb[]", "jsonb[]", "json:v", value(`[{"a":1},[2],"s",null]`), `{"{\"a\": 1}",[2],"\"s\"",NULL}`, ""},

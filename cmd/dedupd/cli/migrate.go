@@ -49,7 +49,7 @@ schema's owner. Several may run at a time: one works, the others wait.`,
 		Long: `Prints the SQL that creates schema and scope in an empty database, for a DBA to
 run. Nothing is connected to. --grants adds what the worker's role needs.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(*cobra.Command, []string) error {
 			cfg, _, err := c.loadAndWarn()
 			if err != nil {
 				return err

@@ -2,7 +2,6 @@ package crash_test
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"os"
 	"strconv"
@@ -257,5 +256,5 @@ func logger() *slog.Logger {
 	if os.Getenv("CONSUMERTEST_LOG") != "" {
 		return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
-	return slog.New(slog.NewTextHandler(io.Discard, nil))
+	return slog.New(slog.DiscardHandler)
 }

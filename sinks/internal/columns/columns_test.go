@@ -127,8 +127,10 @@ func connect(f testing.TB) *pgx.Conn {
 
 // parseUUID takes what Postgres takes, and reads it alike.
 func FuzzUUID(f *testing.F) {
-	for _, s := range []string{"6ba7b810-9dad-11d1-80b4-00c04fd430c8", "{6BA7B8109dad11d180b400c04fd430c8}", "6ba7-b810-9dad-11d1-80b4-00c0-4fd4-30c8",
-		"6ba7b810-9dad-11d1-80b4-00c04fd430c8-", "-6ba7b8109dad11d180b400c04fd430c8", "{6ba7b8109dad11d180b400c04fd430c8", "6ba7b8109dad11d180b400c04fd430c8}", "", "{}", "6b-a7b8109dad11d180b400c04fd430c8"} {
+	for _, s := range []string{
+		"6ba7b810-9dad-11d1-80b4-00c04fd430c8", "{6BA7B8109dad11d180b400c04fd430c8}", "6ba7-b810-9dad-11d1-80b4-00c0-4fd4-30c8",
+		"6ba7b810-9dad-11d1-80b4-00c04fd430c8-", "-6ba7b8109dad11d180b400c04fd430c8", "{6ba7b8109dad11d180b400c04fd430c8", "6ba7b8109dad11d180b400c04fd430c8}", "", "{}", "6b-a7b8109dad11d180b400c04fd430c8",
+	} {
 		f.Add(s)
 	}
 	conn := connect(f)

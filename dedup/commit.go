@@ -1,0 +1,126 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// commit buries the dead, moves the lanes and commits, in one round trip: the
+// server skips COMMIT when a lane doesn't move.
+func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []tally) error {
+	var steps []step
+	for i := range g.items {
+		it := &g.items[i]
+		if why := p.burial(it); why != nil {
+			steps = append(steps, p.Store.buryStep(g, it, why))
+		}
+	}
+	moves, err := p.Store.advanceSteps(g.batches, all)
+	if err != nil {
+		return err
+	}
+	steps = append(steps, moves...)
+	steps = append(steps, step{name: "dedupd_commit", sql: "commit", tag: "COMMIT"})
+
+	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
+	defer cancel()
+	err = roundTrip(ctx, conn, p.Store.prepare, steps)
+	if err == nil {
+		return nil
+	}
+	// An error that the server sent and survived is an answer: nothing was
+	// committed. Anything else may have hidden a success.
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Severity == "ERROR" {
+		if pg.SchemaName == p.Store.schema {
+			return &ownError{fmt.Errorf("move the lanes: %w", err)}
+		}
+		return fmt.Errorf("commit: %w", err) // such as a deferred constraint of the sink's table
+	}
+	if pgconn.SafeToRetry(err) {
+		return fmt.Errorf("commit: %w", err)
+	}
+	return &commitError{err}
+}
+
+// burial tells why a message is written to the dead letters; nil: it isn't.
+func (p *Processor) burial(it *item) *rejection {
+	switch {
+	case it.outcome == dead:
+		return it.reject
+	case it.outcome == conflict && p.OnConflict == ConflictDeadLetter:
+		return &rejection{class: classConflict, reason: "the id was claimed with another payload"}
+	case (it.outcome == resent || it.outcome == crossSource) && p.OnDuplicate == DuplicateDeadLetter:
+		return &rejection{class: classDuplicate, reason: "the id was claimed before"}
+	}
+	return nil
+}
+
+// advanceSteps moves each lane once. Several batches of a queue share its row.
+func (s *Store) advanceSteps(batches []message.Batch, all []tally) ([]step, error) {
+	var steps []step
+	for i := 0; i < len(batches); {
+		b, sum := batches[i], all[i]
+		j := i + 1
+		for ; j < len(batches) && batches[j].Lane == b.Lane; j++ {
+			if b.Ordered {
+				return nil, fmt.Errorf("bug: two batches of the ordered lane %s in one group", b.Lane)
+			}
+			for o, n := range all[j] {
+				sum[o] += n
+			}
+			b.Next, b.Lag = max(b.Next, batches[j].Next), batches[j].Lag
+			b.Messages = batches[j].Messages
+		}
+		i = j
+		lane, err := s.laneID(b.Lane)
+		if err != nil {
+			return nil, err
+		}
+		from := []byte(nil)
+		if b.Ordered {
+			from = int8b(b.From)
+		}
+		var streamTime time.Time
+		if n := len(b.Messages); n > 0 {
+			streamTime = b.Messages[n-1].Time
+		}
+		steps = append(steps, step{
+			name: "dedupd_advance",
+			sql:  `SELECT ` + s.name("advance") + `(` + advanceParams + `)`,
+			oids: advanceOIDs,
+			params: [][]byte{
+				int4(lane), int8b(b.Epoch), from, int8b(b.Next), optional(b.BrokerPosition), timestamptz(streamTime), optional(b.Lag),
+				int8b(sum[applied]), int8b(sum[redelivered]), int8b(sum[resent]), int8b(sum[crossSource]), int8b(sum[conflict]), int8b(sum[dead]),
+			},
+		})
+	}
+	return steps, nil
+}
+
+var advanceOIDs = []uint32{
+	pgtype.Int4OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.TimestamptzOID, pgtype.Int8OID,
+	pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID,
+}
+
+// advanceParams is "$1::integer, $2::bigint, …", as advance() declares them.
+var advanceParams = func() string {
+	list := ""
+	for i, oid := range advanceOIDs {
+		typ := map[uint32]string{pgtype.Int4OID: "integer", pgtype.Int8OID: "bigint", pgtype.TimestamptzOID: "timestamptz"}[oid]
+		if i > 0 {
+			list += ", "
+		}
+		list += "$" + strconv.Itoa(i+1) + "::" + typ
+	}
+	return list
+}()

@@ -1,0 +1,82 @@
+package dedup
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// fenced finds out why a lane didn't move: what of the batches has landed after
+// all, under our own epoch, what is left to do, and which lanes aren't ours.
+func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest []message.Batch, err error) {
+	rows, err := p.Store.standings(ctx, batches)
+	if err != nil {
+		return nil, err
+	}
+	lost := &message.FencedError{}
+	for i, b := range batches {
+		at := rows[i]
+		switch {
+		case at.epoch != b.Epoch, b.Ordered && (at.next < b.From || at.next > b.Next):
+			lost.Lanes = append(lost.Lanes, b.Lane)
+		case !b.Ordered, at.next == b.From:
+			rest = append(rest, b)
+		default:
+			// Our own commit, whose answer was lost, or the first part of a
+			// divided batch.
+			p.confirm(b, at.next)
+			if at.next < b.Next {
+				rest = append(rest, trim(b, at.next))
+			}
+		}
+	}
+	if len(lost.Lanes) > 0 {
+		p.Store.forgetLanes()
+		return nil, lost
+	}
+	if len(rest) == len(batches) && !pause(ctx, 20*time.Millisecond) {
+		return nil, ctx.Err()
+	}
+	return rest, nil
+}
+
+// trim drops what stands below a position.
+func trim(b message.Batch, next int64) message.Batch {
+	at, _ := slices.BinarySearchFunc(b.Messages, next, func(m message.Message, next int64) int {
+		return int(min(1, max(-1, m.Position.Offset-next)))
+	})
+	b.From, b.Messages = next, b.Messages[at:]
+	return b
+}
+
+func (p *Processor) remember(g *group, all []tally) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, b := range g.batches {
+		if b.Ordered {
+			p.unknown[b.Lane] = unknownCommit{b.Epoch, b.Next, all[i]}
+		}
+	}
+}
+
+// confirm counts a commit that turns out to have landed.
+func (p *Processor) confirm(b message.Batch, next int64) {
+	p.mu.Lock()
+	u, ok := p.unknown[b.Lane]
+	delete(p.unknown, b.Lane)
+	p.mu.Unlock()
+	if ok && u.epoch == b.Epoch && u.next == next {
+		p.Metrics.count(b.Lane.Source, u.tally)
+	}
+}
+
+func (s *Store) forgetLanes() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.lanes)
+	for lane, id := range s.laneIDs {
+		s.lanes[id] = lane
+	}
+}

@@ -1,0 +1,95 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
+)
+
+// write gives the winners to the sink, in lane order.
+func (p *Processor) write(ctx context.Context, conn *pgx.Conn, g *group) (err error) {
+	winners := g.winners()
+	if len(winners) == 0 {
+		return nil
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			err = sinks.Recovered(r)
+		}
+	}()
+	if err := p.Sink.Write(ctx, sinkTx{conn}, winners); err != nil {
+		return err
+	}
+	switch status := conn.PgConn().TxStatus(); {
+	case conn.PgConn().IsBusy():
+		return errors.New("the sink left a query open: it must close its rows and batch results")
+	case status == 'E':
+		return errors.New("the sink hid an error of the database: the transaction has failed, yet Write returned nil")
+	case status != 'T':
+		return errors.New("the sink ended the transaction it was given: its effect may stand without its claims; it must neither commit nor roll back")
+	}
+	return nil
+}
+
+// winners are the messages for the sink.
+func (g *group) winners() []message.Message {
+	n := 0
+	for i := range g.items {
+		if g.items[i].outcome == applied {
+			n++
+		}
+	}
+	if len(g.batches) == 1 && n == len(g.items) {
+		return g.batches[0].Messages
+	}
+	winners := make([]message.Message, 0, n)
+	for i := range g.items {
+		if it := &g.items[i]; it.outcome == applied {
+			winners = append(winners, *g.message(it))
+		}
+	}
+	return winners
+}
+
+// candidate is the item behind winners()[index].
+func (g *group) candidate(index int) *item {
+	for i := range g.items {
+		if g.items[i].outcome == applied {
+			if index == 0 {
+				return &g.items[i]
+			}
+			index--
+		}
+	}
+	return nil
+}
+
+// sinkTx is all that a sink gets of the connection.
+type sinkTx struct{ conn *pgx.Conn }
+
+var _ sinks.Tx = sinkTx{}
+
+func (t sinkTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return t.conn.Exec(ctx, sql, args...)
+}
+
+func (t sinkTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return t.conn.Query(ctx, sql, args...)
+}
+
+func (t sinkTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return t.conn.QueryRow(ctx, sql, args...)
+}
+
+func (t sinkTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	return t.conn.SendBatch(ctx, b)
+}
+
+func (t sinkTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	return t.conn.CopyFrom(ctx, table, columns, rows)
+}
