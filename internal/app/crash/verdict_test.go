@@ -96,6 +96,9 @@ func (c *cell) verify() {
 	c.none("rows outside the one move of their lane that made them durable", `
 		SELECT r.id || ' at ' || r.position FROM public.rows r
 		WHERE (SELECT count(*) FROM public.moves m WHERE m.lane = r.lane AND m.xmin = r.xmin AND m.worker = r.worker AND (`+within+`)) <> 1`)
+	c.none("dead letters outside the move of their lane", `
+		SELECT class || ' at ' || position FROM dedupd.dead_letters r
+		WHERE (SELECT count(*) FROM public.moves m WHERE m.lane = r.lane AND m.xmin = r.xmin AND (`+within+`)) <> 1`)
 	c.none("moves by a worker that did not own the lane", `
 		SELECT format('%s moved %s from %s to %s, which was of %s', worker, lane, "from", "to", owner) FROM public.moves WHERE worker <> owner AND `+ordered)
 	c.none("moves that leave a hole or overlap, or under an epoch that fell", `
