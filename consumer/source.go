@@ -24,10 +24,11 @@ const TransactionTimeout = 25 * time.Second
 type Handler interface {
 	// Handle has the effects of all batches: nil means they are durable, so they
 	// may be acknowledged. An error means that not all are; what a part of them
-	// may have done is found and not done again when they are given again. *message.FencedError and *message.HoldError have the meaning their
-	// types tell; any other error is transient and the same batches are given
-	// again. It is called by many goroutines, but never twice at a time with the
-	// same ordered lane. It must not keep the batches.
+	// may have done is found and not done again when they are given again.
+	// *message.FencedError and *message.HoldError have the meaning their types
+	// tell; any other error is transient. It is called by many goroutines, but
+	// never twice at a time with the same ordered lane. It must not keep the
+	// batches.
 	Handle(ctx context.Context, batches []message.Batch) error
 }
 

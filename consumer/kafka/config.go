@@ -1,6 +1,7 @@
 package kafka
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,28 +18,63 @@ type SASL struct {
 	Mechanism string
 	Username  string
 	Password  string
+	// CurrentPassword, if not nil, is asked at each login instead: passwords
+	// change under a running program.
+	CurrentPassword func() (string, error)
 }
 
-func (s SASL) mechanism() (sasl.Mechanism, error) {
-	var m sasl.Mechanism
-	var err error
-	switch s.Mechanism {
-	case "":
+// login is a mechanism that is made anew for each connection.
+type login struct {
+	SASL
+	name string
+}
+
+var _ sasl.Mechanism = (*login)(nil)
+
+func (l *login) Name() string { return l.name }
+
+func (l *login) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
+	m, err := l.mechanism()
+	if err != nil {
+		return nil, nil, err
+	}
+	return m.Start(ctx)
+}
+
+// login checks the settings; nil: none are wanted.
+func (s SASL) login() (sasl.Mechanism, error) {
+	if s.Mechanism == "" {
 		return nil, nil
+	}
+	m, err := s.mechanism()
+	if err != nil {
+		return nil, err
+	}
+	if s.Username == "" {
+		return nil, errors.New("sasl.username: required with a mechanism")
+	}
+	return &login{s, m.Name()}, nil
+}
+
+func (s SASL) mechanism() (m sasl.Mechanism, err error) {
+	password := s.Password
+	if s.CurrentPassword != nil {
+		if password, err = s.CurrentPassword(); err != nil {
+			return nil, fmt.Errorf("sasl.password: %w", err)
+		}
+	}
+	switch s.Mechanism {
 	case "plain":
-		m = plain.Mechanism{Username: s.Username, Password: s.Password}
+		m = plain.Mechanism{Username: s.Username, Password: password}
 	case "scram-sha-256":
-		m, err = scram.Mechanism(scram.SHA256, s.Username, s.Password)
+		m, err = scram.Mechanism(scram.SHA256, s.Username, password)
 	case "scram-sha-512":
-		m, err = scram.Mechanism(scram.SHA512, s.Username, s.Password)
+		m, err = scram.Mechanism(scram.SHA512, s.Username, password)
 	default:
 		return nil, fmt.Errorf("sasl.mechanism: %q is not plain, scram-sha-256 or scram-sha-512", s.Mechanism)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("sasl: %w", err)
-	}
-	if s.Username == "" {
-		return nil, errors.New("sasl.username: required with a mechanism")
 	}
 	return m, nil
 }

@@ -102,7 +102,7 @@ var _ consumer.Source = (*Source)(nil)
 // nothing.
 func New(c Config) (*Source, error) {
 	c.setDefaults()
-	mechanism, err := c.SASL.mechanism()
+	mechanism, err := c.SASL.login()
 	if err := errors.Join(c.validate(), err); err != nil {
 		return nil, fmt.Errorf("kafka source %q: %w", c.Name, err)
 	}

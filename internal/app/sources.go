@@ -37,15 +37,11 @@ func newKafka(name string, k *config.Kafka) (consumer.Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kafka.tls.%w", err)
 	}
-	password, err := k.SASL.CurrentPassword()
-	if err != nil {
-		return nil, fmt.Errorf("kafka.sasl.password_file: %w", err)
-	}
 	return kafka.New(kafka.Config{
 		Name: name, Brokers: k.Brokers, Topics: k.Topics, Group: k.Group,
 		Start: k.Start, Isolation: k.Isolation, OnGroupReset: k.OnGroupReset, OnGap: k.OnGap,
 		TLS:  tls,
-		SASL: kafka.SASL{Mechanism: k.SASL.Mechanism, Username: k.SASL.Username, Password: password},
+		SASL: kafka.SASL{Mechanism: k.SASL.Mechanism, Username: k.SASL.Username, CurrentPassword: k.SASL.CurrentPassword},
 	})
 }
 
