@@ -51,6 +51,9 @@ func fake(t *testing.T, opts ...kfake.Opt) *broker.Broker {
 
 func fakeCluster(t *testing.T, opts ...kfake.Opt) *kfake.Cluster {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("runs a fake broker through whole sessions, and -short asks for what takes seconds")
+	}
 	c, err := kfake.NewCluster(append([]kfake.Opt{
 		kfake.NumBrokers(1),
 		kfake.GroupMinSessionTimeout(time.Second),

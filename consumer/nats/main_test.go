@@ -27,6 +27,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // startServer runs a server on a port of its own, unless the options name one.
 func startServer(t *testing.T, change ...func(*server.Options)) *server.Server {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("runs a NATS server, and -short asks for tests without servers")
+	}
 	o := &server.Options{
 		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true,
 	}
