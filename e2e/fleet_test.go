@@ -52,17 +52,19 @@ func (f *fleet) killOne(number int) (what string, pid int, at time.Time) {
 	return fmt.Sprintf("kill %d (%s)", number, w.name), pid, at
 }
 
-// roll restarts the workers one after the other, as a deployment does, and waits
-// after each until settled says so.
-func (f *fleet) roll(settled func(what string, pid int, at time.Time)) {
+// roll restarts the workers one after the other, as a deployment does. It tells
+// of each SIGTERM when it is due: other workers may have the lanes before the
+// process has ended. After each restart it waits until settled returns.
+func (f *fleet) roll(due func(what string, pid int, at time.Time), settled func()) {
 	f.t.Helper()
 	for _, w := range f.workers {
 		w.address() // before, it may not listen to signals yet
 		f.mustLive()
-		pid, at := w.pid(), time.Now()
+		due("SIGTERM to "+w.name, w.pid(), time.Now())
 		took := w.drain(drainLimit)
+		f.t.Logf("%s drained in %.1f s", w.name, took.Seconds())
 		w.start()
-		settled(fmt.Sprintf("SIGTERM to %s (drained in %.1f s)", w.name, took.Seconds()), pid, at)
+		settled()
 	}
 }
 

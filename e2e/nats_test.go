@@ -40,7 +40,7 @@ func TestNATSKills(t *testing.T) {
 		f.killOne(n)
 	}
 	killed := time.Now()
-	f.roll(func(string, int, time.Time) { f.pause(100*time.Millisecond, 2*time.Second) })
+	f.roll(func(string, int, time.Time) {}, func() { f.pause(100*time.Millisecond, 2*time.Second) })
 	t.Logf("%d kills and a rolling restart in %.0f s", kills, time.Since(began).Seconds())
 	pace.Store(0)
 	if err := <-produced; err != nil {
@@ -48,7 +48,7 @@ func TestNATSKills(t *testing.T) {
 	}
 	// What a killed worker had in hand comes again after the durable's ack wait,
 	// a minute.
-	await(t, "the durable is empty", 100*time.Second, func() error {
+	await(t, "the durable is empty", 150*time.Second, func() error {
 		f.mustLive()
 		info, err := st.durable(t.Context(), scope)
 		switch {
