@@ -137,6 +137,7 @@ func (f *fetcher) step(ctx context.Context) error {
 		if f.offer(ctx, nil, 0, f.position, nil) != nil {
 			return nil
 		}
+		f.open.SetLag(f.lag(f.offered))
 	}
 	budget := f.in.Budget()
 	asked := int64(float64(f.want) * f.growth)

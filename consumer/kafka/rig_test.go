@@ -222,6 +222,22 @@ func (w *work) untilReady() {
 	w.until("the worker is ready", func() bool { return w.worker.Ready() == nil })
 }
 
+// lag is the sum over the worker's lanes, as its metrics tell it.
+func (w *work) lag() (sum float64) {
+	w.Helper()
+	families, err := w.registry.Gather()
+	w.check(err)
+	for _, f := range families {
+		if f.GetName() != "dedupd_lag_messages" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			sum += m.GetGauge().GetValue()
+		}
+	}
+	return sum
+}
+
 // values are those that had their effect, in order.
 func (r *rig) values() []string {
 	var all []string

@@ -109,8 +109,16 @@ func TestAbortedTailIsPassed(t *testing.T) {
 		if got := r.values(); !slices.Equal(got, []string{"one", "two"}) {
 			t.Errorf("got %q", got)
 		}
-		// The end of the program doesn't wait for the lazy second.
+		// With no message to go with, it goes by itself.
 		r.transact(c, kgo.TryAbort, "lost")
+		r.untilNext(0, 9)
+
+		// The end of the program doesn't wait for that.
+		r.transact(c, kgo.TryAbort, "lost")
+		r.until("the marker was read", func() bool { return w.lag() == 2 || r.next(0) == 11 })
 		w.stop()
+		if n := r.next(0); n != 11 {
+			t.Errorf("the lane was left at %d, want 11", n)
+		}
 	})
 }
