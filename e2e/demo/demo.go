@@ -320,7 +320,7 @@ func (d *demo) linger(ctx context.Context) error {
 		err = d.worker.failed(fmt.Errorf("the worker ended by itself: %w", d.worker.process.err))
 	}
 	cancel()
-	_ = <-ended
+	<-ended //nolint:errcheck // whichever ended first is the reason
 	if ctx.Err() != nil {
 		d.screen.say("Stopping …")
 		return nil
