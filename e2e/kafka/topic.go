@@ -105,7 +105,11 @@ func (b *Broker) Committed(ctx context.Context, group, topic string, partition i
 		if err != nil {
 			return err
 		}
-		if err := kerr.ErrorForCode(res.Groups[0].ErrorCode); err != nil {
+		switch err := kerr.ErrorForCode(res.Groups[0].ErrorCode); {
+		case errors.Is(err, kerr.GroupIDNotFound): // nobody has joined it yet
+			offset = -1
+			return nil
+		case err != nil:
 			return err
 		}
 		if len(res.Groups[0].Topics) == 0 {
