@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/internal/nearest"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
@@ -166,5 +167,5 @@ func (s *Sink) similarTable(ctx context.Context, tx sinks.Tx) string {
 	if err != nil {
 		return ""
 	}
-	return nearest(s.schema+"."+s.table, names)
+	return nearest.Name(s.schema+"."+s.table, names)
 }

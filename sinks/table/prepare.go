@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/internal/nearest"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
@@ -72,7 +73,7 @@ func (s *Sink) check(t *target) error {
 		switch isKey := slices.Contains(s.key, c.Name); {
 		case a == nil:
 			hint := "the columns are " + strings.Join(t.names(), ", ")
-			if name := nearest(c.Name, t.names()); name != "" {
+			if name := nearest.Name(c.Name, t.names()); name != "" {
 				hint = fmt.Sprintf("did you mean %q?", name)
 			}
 			fail("it has no column %q; %s", c.Name, hint)

@@ -1,0 +1,40 @@
+// Package nearest finds what somebody who wrote a wrong name most likely meant,
+// for the "did you mean" of an error.
+package nearest
+
+import "strings"
+
+// Name gives the name with the fewest edits from the wrong one, whatever the
+// case: at most a third of the wrong one's letters and one more, as two swapped
+// letters are two edits. "" if there is none, or none that has a letter in place.
+func Name(wrong string, names []string) string {
+	best, least := "", len(wrong)/3+2
+	for _, name := range names {
+		n := edits(strings.ToLower(wrong), strings.ToLower(name))
+		if n < least && n < max(len(wrong), len(name)) {
+			best, least = name, n
+		}
+	}
+	return best
+}
+
+// edits is the Levenshtein distance in bytes.
+func edits(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
+}
