@@ -14,6 +14,13 @@ type Intake struct {
 	source string
 	// Guarded by w.mu.
 	ready, wasReady bool
+	held            map[message.Lane]heldLane // lanes that aren't open
+}
+
+// heldLane is why a lane can't be opened, and since when.
+type heldLane struct {
+	err   error
+	since time.Time
 }
 
 // Take takes a lane of this source and tells of a rewind or a reset.
@@ -50,6 +57,28 @@ func (in *Intake) Open(o LaneOptions) *Lane {
 	in.w.mu.Unlock()
 	in.w.Metrics.lanePosition.WithLabelValues(o.Lane.Source, o.Lane.Name).Set(float64(o.Next))
 	return l
+}
+
+// Hold notes that a lane can't be opened until somebody changes something, as
+// after a loss of data at the broker: it counts among the held lanes, and makes
+// the process not ready. A nil error takes that back.
+func (in *Intake) Hold(lane message.Lane, err error) {
+	in.w.mu.Lock()
+	defer in.w.mu.Unlock()
+	old, was := in.held[lane]
+	switch {
+	case err == nil && was:
+		delete(in.held, lane)
+		in.w.Metrics.held.Dec()
+	case err != nil && was:
+		in.held[lane] = heldLane{err, old.since}
+	case err != nil:
+		if in.held == nil {
+			in.held = make(map[message.Lane]heldLane)
+		}
+		in.held[lane] = heldLane{err, time.Now()}
+		in.w.Metrics.held.Inc()
+	}
 }
 
 // Ready tells whether the source has reached its broker and opened whatever

@@ -190,6 +190,7 @@ func (l *Lane) retry(after time.Duration) {
 		l.abandonLocked(l.flight)
 		l.flight = nil
 		l.attempts = 0
+		l.lag = -1 // what was given up is still to be done
 		l.enqueue()
 	case after == 0:
 		l.enqueue()

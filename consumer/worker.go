@@ -129,6 +129,10 @@ var errIdle = errors.New("caught up")
 // been ready. One without end waits for ever.
 const startTimeout = time.Minute
 
+// heldTimeout is how long, at least, such a run waits for a lane that can't be
+// opened: what holds it may be a moment's, such as a topic being made.
+const heldTimeout = 5 * time.Second
+
 // NotReadyError says that a run until idle gave up since a source has never
 // reached what it is to read.
 type NotReadyError struct{ Source string }
@@ -159,6 +163,11 @@ func (w *Worker) isIdle(now time.Time) (bool, error) {
 	defer w.mu.Unlock()
 	caughtUp := true
 	for _, in := range w.intakes {
+		for _, h := range in.held {
+			if now.Sub(h.since) >= max(w.UntilIdle, heldTimeout) {
+				return false, h.err
+			}
+		}
 		if !in.ready && !in.wasReady && now.Sub(w.started) > max(startTimeout, w.UntilIdle) {
 			return false, &NotReadyError{in.source}
 		}
@@ -356,6 +365,9 @@ func (w *Worker) Ready() error {
 		return errors.New("not started")
 	}
 	for _, in := range w.intakes {
+		for _, h := range in.held {
+			return h.err
+		}
 		if !in.ready {
 			return fmt.Errorf("source %s is not connected", in.source)
 		}

@@ -195,7 +195,7 @@ func (p *Processor) settle(ctx context.Context, conn *pgx.Conn, g *group, rows m
 		default:
 			if it.original = rows[root.key]; it.original == nil {
 				// The claim was there a moment ago: it has been forgotten since.
-				return &pgconn.PgError{Severity: "ERROR", Code: "40001", Message: "a claim vanished while it was looked at"}
+				return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40001", Message: "a claim vanished while it was looked at"}
 			}
 		}
 		if it.outcome == pending {
@@ -264,7 +264,7 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (won []bool,
 	if _, err := tx.Exec(ctx, `SELECT `+s.name("enter")+`($1, $2, $3, $4, $5)`, c.scopeID, c.epoch, lockTimeout, statementTimeout, idleTimeout); err != nil {
 		var pg *pgconn.PgError
 		if errors.As(err, &pg) && pg.Code == stateCatalog {
-			s.catalog.Store(nil) // read anew by the next call
+			s.catalog.CompareAndSwap(c, nil) // read anew by the next call
 		}
 		return nil, fmt.Errorf("claim: %w", err)
 	}

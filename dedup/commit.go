@@ -40,7 +40,7 @@ func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []
 	// An error that the server sent and survived is an answer: nothing was
 	// committed. Anything else may have hidden a success.
 	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Severity == "ERROR" {
+	if errors.As(err, &pg) && pg.SeverityUnlocalized == "ERROR" {
 		if pg.SchemaName == p.Store.schema {
 			return &ownError{fmt.Errorf("move the lanes: %w", err)}
 		}

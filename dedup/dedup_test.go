@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
@@ -501,6 +502,14 @@ func TestSinksThatBreakTheirPromise(t *testing.T) {
 			_, err := tx.Exec(ctx, "commit")
 			return err
 		}, "ended the transaction"},
+		"commits and goes on": {func(ctx context.Context, tx sinks.Tx) error {
+			_, err := tx.Exec(ctx, "commit and chain")
+			return err
+		}, "ended the transaction"},
+		"rolls back and begins anew": {func(ctx context.Context, tx sinks.Tx) error {
+			_, err := tx.Exec(ctx, "rollback; begin", pgx.QueryExecModeSimpleProtocol)
+			return err
+		}, "ended the transaction"},
 		"hides an error": {func(ctx context.Context, tx sinks.Tx) error {
 			_, _ = tx.Exec(ctx, "SELECT 1/0")
 			return nil
@@ -522,7 +531,7 @@ func TestSinksThatBreakTheirPromise(t *testing.T) {
 			l := f.take("kafka", "orders/0")
 			wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("a")}), c.want)
 			f.Sink, l.at = f.sink, 0
-			if name == "commits" {
+			if strings.HasPrefix(name, "commits") {
 				return // that sink has left the promise; it is told, not undone
 			}
 			f.handle(l.batch("a"))

@@ -31,6 +31,7 @@ const (
 const (
 	stateFenced  = "DD001"
 	stateCatalog = "DD002"
+	// DD003, a sink that ended its transaction, needs no case of its own: it holds.
 )
 
 // react is the one place where errors get their meaning. What nobody has thought

@@ -42,7 +42,7 @@ func TestErrorsHaveOneMeaning(t *testing.T) {
 		{context.Canceled, retry},
 		{&net.OpError{Op: "read", Err: errors.New("connection reset by peer")}, retry},
 		{fmt.Errorf("%w: %w", errConnection, errors.New("conn closed")), retry},
-		{&commitError{&pgconn.PgError{Code: "57P01", Severity: "FATAL"}}, retry},
+		{&commitError{&pgconn.PgError{Code: "57P01", SeverityUnlocalized: "FATAL"}}, retry},
 		{sinks.Permanent(errors.New("bad")), isolate},
 		{&sinkError{sinks.PermanentAt(3, errors.New("bad"))}, isolate},
 		{&message.HoldError{Err: &pgconn.PgError{Code: "40001"}}, hold},

@@ -13,7 +13,7 @@ import (
 func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest []message.Batch, err error) {
 	rows, err := p.Store.standings(ctx, batches)
 	if err != nil {
-		return nil, err
+		return nil, holdUnlessPassing(err)
 	}
 	lost := &message.FencedError{}
 	for i, b := range batches {

@@ -26,7 +26,8 @@ const takeGrace = 25 * time.Second
 // reading again is right. It wins by being behind what it once confirmed, for
 // then somebody moved it back on purpose.
 //
-// The error is message.ErrStale when a newer owner is at work, or a
+// The error is message.ErrStale when a newer owner is at work, message.ErrNoStart
+// when neither the database nor the source knows where the lane begins, or a
 // *message.HoldError when the lane's stream isn't the one it was.
 func (s *Store) Take(ctx context.Context, t message.Take) (taken message.Taken, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -47,6 +48,16 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		created        bool
 		brokerPosition *int64
 	)
+	if t.Start < 0 {
+		var exists bool
+		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3)`,
+			s.scope, t.Lane.Source, t.Lane.Name).Scan(&exists); err != nil {
+			return taken, err
+		}
+		if !exists {
+			return taken, message.ErrNoStart
+		}
+	}
 	// An epoch is the database's clock in microseconds, or one more than the
 	// last: it only ever rises, and one that was lost with a failover is not
 	// given out again, so that a worker from before can't pass for a new owner.
@@ -59,7 +70,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			broker_generation = EXCLUDED.broker_generation,
 			owner             = EXCLUDED.owner,
 			claimed_at        = now()
-		WHERE l.broker_generation <= EXCLUDED.broker_generation OR l.updated_at < now() - make_interval(secs => $9)
+		WHERE l.broker_generation <= EXCLUDED.broker_generation OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $9)
 		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation`,
 		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(),
 	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation)
@@ -123,14 +134,11 @@ func (s *Store) sourceOf(ctx context.Context, tx interface {
 		return lane.Source, nil
 	}
 	err := tx.QueryRow(ctx, `SELECT source, lane FROM `+s.name("lanes")+` WHERE id = $1`, id).Scan(&lane.Source, &lane.Name)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return "", nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return "", err
 	}
 	s.mu.Lock()
-	s.lanes[id] = lane
+	s.lanes[id] = lane // without a name, where the lane is gone
 	s.mu.Unlock()
 	return lane.Source, nil
 }

@@ -174,7 +174,7 @@ func (s *Store) tryMigrate(ctx context.Context) (done bool, applied []Migration,
 		return false, nil, &SchemaError{Have: have, Want: latestVersion()}
 	} else if have == latestVersion() {
 		var missing *SchemaError
-		if err := s.refresh(ctx); err == nil {
+		if _, err := s.refresh(ctx); err == nil {
 			return true, nil, nil // nothing to do needs no rights to do it
 		} else if !errors.As(err, &missing) {
 			return false, nil, err

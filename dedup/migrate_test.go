@@ -179,3 +179,19 @@ func TestNamesThatNoTableCouldBear(t *testing.T) {
 		t.Error("a schema's name of 64 bytes was taken")
 	}
 }
+
+// TestTheCatalogIsLost seals the only generation behind the processor's back:
+// nothing may be skipped, and the lane must be seen to be held.
+func TestTheCatalogIsLost(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a"))
+	for _, sql := range []string{`UPDATE dedupd.generations SET state = 'sealed'`, `UPDATE dedupd.scopes SET catalog_epoch = catalog_epoch + 1`} {
+		if _, err := f.pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("b")}), "no scope")
+	f.wantLanded("a")
+}

@@ -73,7 +73,11 @@ func (p *Processor) prepareSink(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("connect to the database: %w", err)
 	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // it only looked
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		_ = tx.Rollback(ctx) // it only looked
+	}()
 	if err := preparer.Prepare(ctx, tx); err != nil {
 		return fmt.Errorf("prepare the sink: %w", err)
 	}
@@ -86,10 +90,7 @@ func (p *Processor) prepareSink(ctx context.Context) error {
 func (p *Processor) Handle(ctx context.Context, batches []message.Batch) error {
 	if p.sinkStale.Load() {
 		if err := p.prepareSink(ctx); err != nil {
-			if react(err) == retry {
-				return err
-			}
-			return &message.HoldError{Err: err}
+			return holdUnlessPassing(err)
 		}
 		p.sinkStale.Store(false)
 	}
@@ -135,13 +136,14 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, known re
 				return &message.HoldError{Err: err}
 			}
 			p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
-			if *p.Store.catalog.Load() != *g.catalog {
+			if now, err := p.Store.loaded(ctx); err == nil && *now != *g.catalog {
 				continue // another writer has read it anew
 			}
-			if err := p.Store.refresh(ctx); err != nil {
-				return err
+			now, failed := p.Store.refresh(ctx)
+			if failed != nil {
+				return holdUnlessPassing(failed)
 			}
-			if *p.Store.catalog.Load() == *g.catalog {
+			if *now == *g.catalog {
 				return &message.HoldError{Err: fmt.Errorf("the catalog of generations doesn't fit the tables: %w", err)}
 			}
 		case isolate:
@@ -168,6 +170,15 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, known re
 			return &message.HoldError{Err: err}
 		}
 	}
+}
+
+// holdUnlessPassing makes an error of dedupd's own look-ups one that the worker
+// understands.
+func holdUnlessPassing(err error) error {
+	if react(err) == retry {
+		return err
+	}
+	return &message.HoldError{Err: err}
 }
 
 func pause(ctx context.Context, d time.Duration) bool {

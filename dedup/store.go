@@ -134,11 +134,12 @@ func (s *Store) Load(ctx context.Context) error {
 	if have != latestVersion() {
 		return &SchemaError{Have: have, Want: latestVersion()}
 	}
-	return s.refresh(ctx)
+	_, err = s.refresh(ctx)
+	return err
 }
 
 // refresh reads the catalog anew.
-func (s *Store) refresh(ctx context.Context) error {
+func (s *Store) refresh(ctx context.Context) (*catalog, error) {
 	var c catalog
 	var table string
 	err := s.pool.QueryRow(ctx, `
@@ -147,14 +148,14 @@ func (s *Store) refresh(ctx context.Context) error {
 		JOIN `+s.name("generations")+` g ON g.scope = s.scope AND g.state = 'open'
 		WHERE s.scope = $1`, s.scope).Scan(&c.scopeID, &c.epoch, &table, &c.identity)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return &SchemaError{Reason: fmt.Sprintf("the database has no scope %q yet: run `dedupd migrate up` with this configuration and the owner's rights (or set database.migrate: true)", s.scope)}
+		return nil, &SchemaError{Reason: fmt.Sprintf("the database has no scope %q yet: run `dedupd migrate up` with this configuration and the owner's rights (or set database.migrate: true)", s.scope)}
 	}
 	if err != nil {
-		return fmt.Errorf("read the catalog: %w", err)
+		return nil, fmt.Errorf("read the catalog: %w", err)
 	}
 	c.table = s.name(table)
 	s.catalog.Store(&c)
-	return nil
+	return &c, nil
 }
 
 // loaded is the catalog, read at the latest now.
@@ -162,10 +163,7 @@ func (s *Store) loaded(ctx context.Context) (*catalog, error) {
 	if c := s.catalog.Load(); c != nil {
 		return c, nil
 	}
-	if err := s.Load(ctx); err != nil {
-		return nil, err
-	}
-	return s.catalog.Load(), nil
+	return s.refresh(ctx)
 }
 
 // Ping tells whether the database answers.

@@ -44,3 +44,7 @@ func (e *HoldError) Unwrap() error { return e.Err }
 // ErrStale is what taking a lane ends with when an owner of a newer consumer
 // group generation is at work on it.
 var ErrStale = errors.New("a worker of a newer group generation owns the lane")
+
+// ErrNoStart is what taking a lane ends with that has no row, when the source
+// knows of no position to begin at.
+var ErrNoStart = errors.New("the lane has no position to begin at")

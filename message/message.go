@@ -110,7 +110,7 @@ type Take struct {
 	BrokerGeneration int64
 	// Committed is the position that the broker keeps for the group; -1: none.
 	Committed int64
-	// Start is where a lane without a row begins.
+	// Start is where a lane without a row begins; -1: nowhere, ErrNoStart.
 	Start int64
 	// HonourReset lets a broker position that was moved back win over the row.
 	HonourReset bool

@@ -106,6 +106,8 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 		return message.Taken{}, message.ErrStale
 	}
 	switch {
+	case !ok && t.Start < 0:
+		return message.Taken{}, message.ErrNoStart
 	case !ok:
 		r = s.newRow(t)
 	case t.Incarnation == "" || t.Incarnation == r.Incarnation:

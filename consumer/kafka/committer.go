@@ -61,6 +61,13 @@ func (c *committer) add(topic string, partition int, confirmed int64) *mark {
 	m.confirmed.Store(confirmed)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for old := range c.marks {
+		if old.topic == topic && old.partition == partition {
+			// The lane was opened before in this generation: what that one knew is
+			// older, and told late it would look like a reset of the group.
+			delete(c.marks, old)
+		}
+	}
 	c.marks[m] = struct{}{}
 	return m
 }

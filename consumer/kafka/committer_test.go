@@ -98,3 +98,32 @@ func TestCommitter(t *testing.T) {
 		expect("the last one", map[string]map[int]int64{"t": {1: 9}})
 	})
 }
+
+// A lane that is opened again in the same generation has one mark: what the old
+// one knew must never be told after what the new one tells, for that would look
+// like an operator's reset of the group.
+func TestALaneOpenedAgainHasOneMark(t *testing.T) {
+	for range 20 { // the order of a map is random
+		synctest.Test(t, func(t *testing.T) {
+			member := &fakeMember{}
+			c := newCommitter(member, func() {}, slog.New(slog.DiscardHandler))
+			old := c.add("t", 0, -1)
+			c.set(old, 100)
+			c.start()
+			time.Sleep(commitInterval)
+			synctest.Wait()
+			member.take()
+			again := c.add("t", 0, 100)
+			c.set(again, 500)
+			c.set(old, 120) // a straggler
+			c.draining()
+			time.Sleep(5 * pulseInterval)
+			c.stop()
+			for _, commit := range member.take() {
+				if commit["t"][0] != 500 {
+					t.Fatalf("the group was told %d after the lane had come to 500", commit["t"][0])
+				}
+			}
+		})
+	}
+}

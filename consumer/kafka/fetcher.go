@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
@@ -13,6 +14,9 @@ import (
 )
 
 const (
+	// lagInterval is how old an answer of the broker may be before the lag is
+	// asked for.
+	lagInterval = 3 * time.Second
 	// idleFetchBytes is what a lane asks for while it has nothing to read: what
 	// is asked for counts against the byte budget, and most lanes wait most of
 	// the time.
@@ -39,13 +43,17 @@ type fetcher struct {
 	taken   message.Taken
 	decoder decoder
 
-	position int64     // where to fetch next
-	offered  int64     // where what was offered ends; at most position
-	since    time.Time // when offered fell behind position
-	end      int64     // of what may be read; -1: not known
-	want     int       // bytes to ask for
-	growth   float64   // bytes in memory per byte asked for, as last seen; at least 1
-	stuck    int       // fetches in a row that brought something, but no progress
+	position int64        // where to fetch next
+	offered  int64        // where what was offered ends; at most position
+	done     atomic.Int64 // the position that is durable
+	since    time.Time    // when offered fell behind position
+	end      int64        // of what may be read; -1: not known
+	want     int          // bytes to ask for
+	growth   float64      // bytes in memory per byte asked for, as last seen; at least 1
+	stuck    int          // fetches in a row that brought something, but no progress
+
+	// answered is when a fetch last came back, in Unix nanoseconds.
+	answered atomic.Int64
 
 	failing time.Time // since when fetches fail; zero: they don't
 	failure string
@@ -68,6 +76,7 @@ func (l *lane) read(s stand) error {
 		want:     min(idleFetchBytes, l.config.FetchBytes),
 		growth:   1,
 	}
+	f.done.Store(s.Next)
 	f.open = l.in.Open(consumer.LaneOptions{
 		Lane:      l.id,
 		Next:      s.Next,
@@ -85,8 +94,15 @@ func (l *lane) read(s stand) error {
 		}
 	}()
 	l.well()
+	f.answered.Store(time.Now().UnixNano())
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		f.watchLag(ctx)
+	}()
 	err := f.loop(ctx, s.skipTo)
 	stop()
+	<-watched
 	select {
 	case <-f.open.Lost():
 		// Its position no longer holds, whatever the broker has yet to be told.
@@ -145,7 +161,9 @@ func (f *fetcher) step(ctx context.Context) error {
 		return nil
 	}
 	part, err := f.cluster.fetch(ctx, f.topic, f.partition, f.position, f.want)
+	f.answered.Store(time.Now().UnixNano())
 	if err != nil {
+		f.open.SetLag(-1) // whatever it was, it may have grown
 		budget.Release(asked)
 		return err
 	}
@@ -266,6 +284,24 @@ func (f *fetcher) lag(next int64) int64 {
 	return max(f.end-next, 0)
 }
 
+// watchLag measures the lag while no fetch does: the worker may take nothing for
+// hours, or the broker not answer, and the last lag seen would then pass for the
+// present one.
+func (f *fetcher) watchLag(ctx context.Context) {
+	for ctx.Err() == nil {
+		sleep(ctx, lagInterval)
+		if ctx.Err() != nil || time.Since(time.Unix(0, f.answered.Load())) < lagInterval {
+			continue
+		}
+		end, err := f.cluster.start(ctx, f.topic, f.partition, endOffset)
+		if err != nil {
+			f.open.SetLag(-1)
+			continue
+		}
+		f.open.SetLag(max(end-f.done.Load(), 0))
+	}
+}
+
 // flush hands on progress without messages before the lane is let go.
 func (f *fetcher) flush() {
 	if f.offered >= f.position {
@@ -287,6 +323,7 @@ func (f *fetcher) flush() {
 type flushed chan struct{}
 
 func (f *fetcher) committed(next int64, tokens []any) {
+	f.done.Store(next)
 	f.committer.set(f.mark, next)
 	f.abandoned(tokens)
 }

@@ -26,8 +26,8 @@ func TestGapStopsTheLane(t *testing.T) {
 		w := r.start(nil)
 		r.untilNext(1, 10) // the other lane goes on
 		r.until("the log tells of the gap", func() bool { return r.log.count("data is lost") > 0 })
-		if w.worker.Ready() == nil {
-			t.Error("ready with a lane that can't be read")
+		if err := w.worker.Ready(); err == nil || !strings.Contains(err.Error(), "data is lost") {
+			t.Errorf("readiness says %v of a lane that can't be read", err)
 		}
 		if n := r.next(0); n != 3 {
 			t.Errorf("the lane moved to %d", n)

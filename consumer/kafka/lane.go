@@ -46,6 +46,7 @@ func (l *lane) run() {
 			sleep(l.soft, l.trouble(err))
 		}
 	}
+	l.in.Hold(l.id, nil) // the next owner's affair
 }
 
 // stand is where a lane that was taken begins.
@@ -75,6 +76,9 @@ func (l *lane) take() (stand, error) {
 		Start:            start,
 		HonourReset:      l.config.OnGroupReset == HonourGroupReset,
 	})
+	if errors.Is(err, message.ErrNoStart) {
+		return stand{}, &message.HoldError{Lane: l.id, Err: errNoStart}
+	}
 	if err != nil {
 		return stand{}, err
 	}
@@ -115,12 +119,11 @@ func (l *lane) start(committed int64) (int64, error) {
 	case l.config.Start == StartLatest:
 		return l.cluster.start(l.soft, l.topic, l.partition, endOffset)
 	default:
-		// The database may know it, but taking it to see would also begin it.
-		return 0, &message.HoldError{Lane: l.id, Err: errNoStart}
+		return -1, nil
 	}
 }
 
-var errNoStart = errors.New("the group has no offset, and start is group: commit one, or choose another start")
+var errNoStart = errors.New("neither the database nor the group has a position, and start is group: commit an offset for the group, or choose another start")
 
 // gapError says that retention at the broker has overtaken the lane.
 type gapError struct {
@@ -148,6 +151,7 @@ func (l *lane) trouble(err error) time.Duration {
 	var hold *message.HoldError
 	switch {
 	case errors.As(err, &hold):
+		l.in.Hold(l.id, err)
 		level, pause = slog.LevelError, holdPause
 	case errors.Is(err, errLost):
 		level, pause = slog.LevelDebug, 100*time.Millisecond // the worker has told
@@ -163,6 +167,7 @@ func (l *lane) trouble(err error) time.Duration {
 
 // well tells that the lane is read.
 func (l *lane) well() {
+	l.in.Hold(l.id, nil)
 	l.ready.set(l.id.Name, true)
 	if l.problem != "" {
 		l.problem = ""

@@ -139,6 +139,8 @@ func (x *session) abandoned(tokens []any) {
 		x.inHand.Add(-int64(len(t.([]jetstream.Msg))))
 		if x.closing.Err() != nil {
 			x.acks.add(t.([]jetstream.Msg), true)
+		} else {
+			x.foreign.Add(int64(len(t.([]jetstream.Msg)))) // still to be done, until the next look says who has them
 		}
 	}
 }

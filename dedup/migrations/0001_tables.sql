@@ -122,7 +122,8 @@ RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_catalog.set_config('lock_timeout', p_lock_timeout, true),
             pg_catalog.set_config('statement_timeout', p_statement_timeout, true),
-            pg_catalog.set_config('idle_in_transaction_session_timeout', p_idle_timeout, true);
+            pg_catalog.set_config('idle_in_transaction_session_timeout', p_idle_timeout, true),
+            pg_catalog.set_config('dedupd.entered', 'yes', true);
     IF pg_catalog.current_setting('synchronous_commit') = 'off' THEN
         PERFORM pg_catalog.set_config('synchronous_commit', 'on', true);
     END IF;
@@ -137,6 +138,10 @@ END $$;
 -- started, so that COMMIT can be sent behind it without waiting for its answer:
 -- a zero-row update is no error, and a fenced worker's writes would be committed.
 --
+-- It also refuses a transaction that enter() has not opened: a sink that ends the
+-- one it was given and begins another would leave effects without claims, or
+-- claims without effects. The mark is gone with the end of its transaction.
+--
 -- A lane without order (p_from is NULL) has no position to compare; its epoch only
 -- says that it is still the same row.
 CREATE FUNCTION {{schema}}.advance(
@@ -144,6 +149,9 @@ CREATE FUNCTION {{schema}}.advance(
     p_applied bigint, p_redelivered bigint, p_resent bigint, p_cross_source bigint, p_conflicts bigint, p_dead bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
+    IF pg_catalog.current_setting('dedupd.entered', true) IS DISTINCT FROM 'yes' THEN
+        RAISE EXCEPTION 'the sink ended the transaction it was given: it must neither commit nor roll back' USING ERRCODE = 'DD003';
+    END IF;
     UPDATE {{schema}}.lanes SET
         next_position   = CASE WHEN p_from IS NULL THEN greatest(next_position, p_next) ELSE p_next END,
         broker_position = coalesce(p_broker_position, broker_position),
