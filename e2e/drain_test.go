@@ -50,7 +50,7 @@ func TestDrain(t *testing.T) {
 	w.start()
 	db.awaitInFlight()
 	began := time.Now()
-	w.signal(syscall.SIGTERM)
+	w.Signal(syscall.SIGTERM)
 	// It is neither ready nor gone while it drains.
 	w.probe("/readyz", 503, 2*time.Second)
 	w.probe("/livez", 200, time.Second)
@@ -79,17 +79,17 @@ func TestSecondSignal(t *testing.T) {
 	w := newWorker(t, "worker", kafkaConfig(t, "e2e-second", tp, db.url))
 	w.start()
 	db.awaitInFlight()
-	w.signal(syscall.SIGTERM)
-	if w.wait(500 * time.Millisecond) {
-		t.Fatalf("the first signal has ended it at once, with code %d", w.code())
+	w.Signal(syscall.SIGTERM)
+	if w.Wait(500 * time.Millisecond) {
+		t.Fatalf("the first signal has ended it at once, with code %d", w.Code())
 	}
 	began := time.Now()
-	w.signal(syscall.SIGTERM)
-	if !w.wait(5 * time.Second) {
+	w.Signal(syscall.SIGTERM)
+	if !w.Wait(5 * time.Second) {
 		t.Fatal("still there 5 s after the second signal")
 	}
 	t.Logf("ended %s after the second signal", time.Since(began).Round(time.Millisecond))
-	if code := w.code(); code != 128+int(syscall.SIGTERM) {
+	if code := w.Code(); code != 128+int(syscall.SIGTERM) {
 		t.Errorf("exit code %d, want %d", code, 128+int(syscall.SIGTERM))
 	}
 	db.exec("DROP TRIGGER dawdle ON public.orders")
@@ -114,7 +114,7 @@ func TestTakeOver(t *testing.T) {
 	share := func() {
 		t.Helper()
 		await(t, "two lanes each", 45*time.Second, func() error {
-			if a, b := s.owned(f.workers[0].pid()), s.owned(f.workers[1].pid()); a != 2 || b != 2 {
+			if a, b := s.owned(f.workers[0].Pid()), s.owned(f.workers[1].Pid()); a != 2 || b != 2 {
 				return fmt.Errorf("%d and %d", a, b)
 			}
 			return nil
@@ -140,7 +140,7 @@ func TestTakeOver(t *testing.T) {
 
 	first, second := f.workers[0], f.workers[1]
 	at := time.Now()
-	s.lose("SIGTERM", first.pid(), at)
+	s.lose("SIGTERM", first.Pid(), at)
 	first.drain(drainLimit)
 	lands(10 * time.Second)
 	t.Logf("after SIGTERM all lanes go on within %.2f s", time.Since(at).Seconds())
@@ -148,8 +148,8 @@ func TestTakeOver(t *testing.T) {
 	share()
 
 	at = time.Now()
-	second.kill()
-	s.lose("SIGKILL", second.pid(), at)
+	second.Kill()
+	s.lose("SIGKILL", second.Pid(), at)
 	lands(20 * time.Second)
 	t.Logf("after SIGKILL all lanes go on within %.2f s", time.Since(at).Seconds())
 	second.start()

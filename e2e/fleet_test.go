@@ -35,8 +35,8 @@ func newFleet(t *testing.T, rng *rand.Rand, size int, config string) *fleet {
 func (f *fleet) mustLive() {
 	f.t.Helper()
 	for _, w := range f.workers {
-		if w.ended() {
-			f.t.Fatalf("%s has ended by itself, with code %d", w.name, w.code())
+		if w.Ended() {
+			f.t.Fatalf("%s has ended by itself, with code %d", w.name, w.Code())
 		}
 	}
 }
@@ -46,8 +46,8 @@ func (f *fleet) killOne(number int) (what string, pid int, at time.Time) {
 	f.t.Helper()
 	f.mustLive()
 	w := f.workers[f.rng.IntN(len(f.workers))]
-	pid, at = w.pid(), time.Now()
-	w.kill()
+	pid, at = w.Pid(), time.Now()
+	w.Kill()
 	w.start()
 	return fmt.Sprintf("kill %d (%s)", number, w.name), pid, at
 }
@@ -60,7 +60,7 @@ func (f *fleet) roll(due func(what string, pid int, at time.Time), settled func(
 	for _, w := range f.workers {
 		w.address() // before, it may not listen to signals yet
 		f.mustLive()
-		due("SIGTERM to "+w.name, w.pid(), time.Now())
+		due("SIGTERM to "+w.name, w.Pid(), time.Now())
 		took := w.drain(drainLimit)
 		f.t.Logf("%s drained in %.1f s", w.name, took.Seconds())
 		w.start()
@@ -76,7 +76,7 @@ func (f *fleet) end() {
 	}
 	f.mustLive()
 	for _, w := range f.workers {
-		w.signal(syscall.SIGTERM)
+		w.Signal(syscall.SIGTERM)
 	}
 	for _, w := range f.workers {
 		w.mustEnd(drainLimit)

@@ -65,7 +65,7 @@ func TestKafkaKills(t *testing.T) {
 				return fmt.Errorf("%d members", members)
 			}
 			for _, w := range f.workers {
-				if s.owned(w.pid()) == 0 {
+				if s.owned(w.Pid()) == 0 {
 					return fmt.Errorf("%s has none", w.name)
 				}
 			}

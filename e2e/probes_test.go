@@ -108,7 +108,7 @@ func TestProbes(t *testing.T) {
 	awaitBooks(db, scope, 5000)
 	db.checkMetrics(w, scope, "kafka")
 
-	pid := w.pid()
+	pid := w.Pid()
 	if err := server.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestProbes(t *testing.T) {
 	db.pool.Reset()
 	t.Logf("goes on within another %.2f s", db.awaitRows("public.orders", int64(ids+len(later)), 30*time.Second).Seconds())
 	awaitBooks(db, scope, 6000)
-	if w.ended() || w.pid() != pid {
+	if w.Ended() || w.Pid() != pid {
 		t.Fatal("it isn't the same process any more")
 	}
 	db.checkMetrics(w, scope, "kafka")

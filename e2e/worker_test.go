@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/dedupd/dedupd/internal/child"
 )
 
 // worker is one place in a fleet: the process that runs there now, or did last.
@@ -24,7 +26,7 @@ type worker struct {
 	env    []string
 	args   []string // beyond run -c FILE
 
-	*process
+	*child.Process
 	log *os.File // of all its processes
 	// from is where the log of the current process begins.
 	from int64
@@ -56,8 +58,8 @@ func newWorker(t *testing.T, name, config string, env ...string) *worker {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if w.process != nil && !w.ended() {
-			w.kill()
+		if w.Process != nil && !w.Ended() {
+			w.Kill()
 		}
 		w.judgeLog()
 		if t.Failed() {
@@ -79,7 +81,7 @@ func (w *worker) start() {
 	w.from = end
 	cmd := exec.Command(dedupd(w.t), append([]string{"run", "-c", w.config}, w.args...)...)
 	cmd.Env = w.env
-	if w.process, err = startProcess(w.name, cmd, w.log, w.log); err != nil {
+	if w.Process, err = startProcess(w.name, cmd, w.log, w.log); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -89,7 +91,7 @@ func (w *worker) start() {
 func (w *worker) drain(within time.Duration) time.Duration {
 	w.t.Helper()
 	began := time.Now()
-	w.signal(syscall.SIGTERM)
+	w.Signal(syscall.SIGTERM)
 	w.mustEnd(within)
 	return time.Since(began)
 }
@@ -97,10 +99,10 @@ func (w *worker) drain(within time.Duration) time.Duration {
 // mustEnd waits for the end of a worker that was told to drain.
 func (w *worker) mustEnd(within time.Duration) {
 	w.t.Helper()
-	if !w.wait(within) {
+	if !w.Wait(within) {
 		w.t.Fatalf("%s: still there %s after SIGTERM", w.name, within)
 	}
-	if code := w.code(); code != 0 {
+	if code := w.Code(); code != 0 {
 		w.t.Fatalf("%s: exit code %d after SIGTERM, want 0", w.name, code)
 	}
 }
@@ -133,8 +135,8 @@ func (w *worker) address() string {
 	w.t.Helper()
 	var address string
 	await(w.t, w.name+" tells its address", 20*time.Second, func() error {
-		if w.ended() {
-			w.t.Fatalf("%s has ended with code %d: %s", w.name, w.code(), w.logText())
+		if w.Ended() {
+			w.t.Fatalf("%s has ended with code %d: %s", w.name, w.Code(), w.logText())
 		}
 		if m := listening.FindStringSubmatch(w.logText()); m != nil {
 			address = m[1]
@@ -188,11 +190,11 @@ func command(t *testing.T, env []string, args ...string) result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !p.wait(90 * time.Second) {
-		p.kill()
+	if !p.Wait(90 * time.Second) {
+		p.Kill()
 		t.Fatalf("dedupd %s: not done after 90 s: %s", strings.Join(args, " "), stderr.String())
 	}
-	return result{p.code(), stdout.String(), stderr.String()}
+	return result{p.Code(), stdout.String(), stderr.String()}
 }
 
 // query runs a command that answers in JSON.

@@ -151,8 +151,8 @@ func (d *demo) supervise(ctx context.Context, produced <-chan struct{}) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-d.worker.process.done:
-			if err := d.worker.process.err; err != nil {
+		case <-d.worker.process.Done():
+			if err := d.worker.process.Err(); err != nil {
 				return d.worker.failed(fmt.Errorf("the worker ended by itself: %w", err))
 			}
 			over, err := d.isOver(ctx, produced)
@@ -232,7 +232,7 @@ func (d *demo) startWorker(untilIdle time.Duration) error {
 	if err := d.worker.start(untilIdle); err != nil {
 		return err
 	}
-	d.notes(d.worker.process.cmd.Process.Pid, "running")
+	d.notes(d.worker.process.Pid(), "running")
 	return nil
 }
 
@@ -316,8 +316,8 @@ func (d *demo) linger(ctx context.Context) error {
 	case <-ctx.Done():
 	case err = <-ended:
 		ended <- nil
-	case <-d.worker.process.done:
-		err = d.worker.failed(fmt.Errorf("the worker ended by itself: %w", d.worker.process.err))
+	case <-d.worker.process.Done():
+		err = d.worker.failed(fmt.Errorf("the worker ended by itself: %w", d.worker.process.Err()))
 	}
 	cancel()
 	<-ended //nolint:errcheck // whichever ended first is the reason

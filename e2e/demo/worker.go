@@ -9,10 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/dedupd/dedupd/internal/child"
 )
 
 // scope is the worker's name, and that of its durable consumers.
@@ -50,7 +51,7 @@ type worker struct {
 	log     string // file
 	metrics string // address of its HTTP server
 
-	process *process
+	process *child.Process
 }
 
 func newWorker(binary, folder, nats, postgres string) (*worker, error) {
@@ -83,34 +84,34 @@ func (w *worker) start(untilIdle time.Duration) error {
 		return err
 	}
 	defer log.Close()
-	if w.process, err = startProcess(log, w.binary, args...); err != nil {
+	cmd := exec.Command(w.binary, args...) // #nosec: the user names it
+	cmd.Stdout, cmd.Stderr = log, log
+	// A group of its own: Ctrl-C is for the demo, which decides what follows.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// kill -9 of the demo leaves no worker.
+	if w.process, err = child.Start(cmd, syscall.SIGKILL); err != nil {
 		return fmt.Errorf("start the worker: %w", err)
 	}
 	return nil
 }
 
 // kill is kill -9: the worker isn't asked, and can't tidy up.
-func (w *worker) kill() {
-	_ = w.process.cmd.Process.Kill()
-	<-w.process.done
-}
+func (w *worker) kill() { w.process.Kill() }
 
 // stop asks the worker to drain, and returns how it ended.
 func (w *worker) stop() error {
-	if w.process == nil || w.process.ended() {
+	if w.process == nil || w.process.Ended() {
 		return nil
 	}
-	_ = w.process.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-w.process.done:
-		if w.process.err != nil {
-			return w.failed(fmt.Errorf("the worker didn't drain after SIGTERM: %w", w.process.err))
-		}
-		return nil
-	case <-time.After(25 * time.Second):
+	w.process.Signal(syscall.SIGTERM)
+	if !w.process.Wait(25 * time.Second) {
 		w.kill()
 		return w.failed(errors.New("the worker didn't end within 25 s of SIGTERM"))
 	}
+	if err := w.process.Err(); err != nil {
+		return w.failed(fmt.Errorf("the worker didn't drain after SIGTERM: %w", err))
+	}
+	return nil
 }
 
 // failed adds the end of the worker's log to an error.
@@ -128,46 +129,6 @@ func (w *worker) failed(err error) error {
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	lines = lines[max(0, len(lines)-15):]
 	return fmt.Errorf("%w\nthe end of its log:\n  %s", err, strings.Join(lines, "\n  "))
-}
-
-// process is a child that the kernel ends when this program does.
-type process struct {
-	cmd  *exec.Cmd
-	done chan struct{}
-	err  error // valid once done is closed
-}
-
-func startProcess(output *os.File, program string, args ...string) (*process, error) {
-	p := &process{cmd: exec.Command(program, args...), done: make(chan struct{})} // #nosec: the user names it
-	p.cmd.Stdout, p.cmd.Stderr = output, output
-	// A group of its own: Ctrl-C is for the demo, which decides what follows.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	endWithParent(p.cmd.SysProcAttr)
-	started := make(chan error)
-	go func() {
-		// The kernel takes the thread for the parent: it must outlive the child.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := p.cmd.Start()
-		started <- err
-		if err == nil {
-			p.err = p.cmd.Wait()
-			close(p.done)
-		}
-	}()
-	if err := <-started; err != nil {
-		return nil, err
-	}
-	return p, nil
-}
-
-func (p *process) ended() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
 }
 
 // build makes the binary from this checkout, for a demo that was given none.

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/dedupd/dedupd/internal/child"
 )
 
 // AddrEnv names the environment variable with the host:port of a broker to use
@@ -38,7 +40,7 @@ type Broker struct {
 	dir  string // empty: not ours to start or stop
 	java string
 	libs string
-	proc *process
+	proc *child.Process
 }
 
 // Start formats dir, which must be empty or absent, and starts a broker on
@@ -114,7 +116,7 @@ func (b *Broker) end(sig syscall.Signal) error {
 	if b.proc == nil {
 		return nil
 	}
-	err := b.proc.end(sig, stopTimeout)
+	err := end(b.proc, sig, stopTimeout)
 	b.proc = nil
 	return err
 }
@@ -137,14 +139,12 @@ func (b *Broker) create() error {
 	if err != nil {
 		return err
 	}
-	select {
-	case <-proc.done:
-	case <-time.After(startTimeout):
-		_ = proc.end(syscall.SIGKILL, stopTimeout)
+	if !proc.Wait(startTimeout) {
+		_ = end(proc, syscall.SIGKILL, stopTimeout)
 		return errors.New("formatting took too long")
 	}
-	if proc.err != nil {
-		return fmt.Errorf("format: %w\n%s", proc.err, tail(out))
+	if err := proc.Err(); err != nil {
+		return fmt.Errorf("format: %w\n%s", err, tail(out))
 	}
 	return nil
 }
@@ -197,8 +197,8 @@ func (b *Broker) await(ctx context.Context) error {
 			return nil
 		}
 		select {
-		case <-b.proc.done:
-			return fmt.Errorf("kafka ended at its start: %w", b.proc.err)
+		case <-b.proc.Done():
+			return fmt.Errorf("kafka ended at its start: %w", b.proc.Err())
 		case <-ctx.Done():
 			return fmt.Errorf("kafka does not answer: %w", err)
 		case <-time.After(100 * time.Millisecond):

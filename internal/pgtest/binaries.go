@@ -197,9 +197,10 @@ func (b *binaries) initialise(version string) error {
 	if err != nil {
 		return err
 	}
-	if <-p.done; p.err != nil {
+	<-p.Done()
+	if err := p.Err(); err != nil {
 		text, _ := os.ReadFile(log.Name())
-		return fmt.Errorf("%w: %s", p.err, text)
+		return fmt.Errorf("%w: %s", err, text)
 	}
 	if err := os.WriteFile(filepath.Join(b.folder, "password"), []byte(password), 0o600); err != nil {
 		return err

@@ -8,23 +8,21 @@ import (
 	"strings"
 	"syscall"
 	"time"
-)
 
-// endWithParent has the kernel send SIGQUIT, at which Postgres ends at once and
-// frees its shared memory, when the thread that starts the child is gone.
-func endWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGQUIT }
+	"github.com/dedupd/dedupd/internal/child"
+)
 
 // killTree kills a postmaster and its backends. Backends live in sessions of
 // their own and survive their postmaster for a moment, time enough for a commit
 // that nobody expects after the crash.
-func killTree(p *process) error {
-	_ = syscall.Kill(p.pid, syscall.SIGSTOP) // it forks no more
-	children := childrenOf(p.pid)
-	_ = syscall.Kill(p.pid, syscall.SIGKILL)
+func killTree(p *child.Process) error {
+	_ = syscall.Kill(p.Pid(), syscall.SIGSTOP) // it forks no more
+	children := childrenOf(p.Pid())
+	_ = syscall.Kill(p.Pid(), syscall.SIGKILL)
 	for _, c := range children {
 		_ = syscall.Kill(c, syscall.SIGKILL)
 	}
-	if !p.wait(stopTimeout) {
+	if !p.Wait(stopTimeout) {
 		return errors.New("kill postgres: it is still there")
 	}
 	deadline := time.Now().Add(stopTimeout)

@@ -5,15 +5,13 @@ package pgtest
 import (
 	"errors"
 	"syscall"
+
+	"github.com/dedupd/dedupd/internal/child"
 )
 
-// Only Linux tells a child of its parent's death: elsewhere a test binary that
-// is killed leaves its server behind.
-func endWithParent(*syscall.SysProcAttr) {}
-
-func killTree(p *process) error {
-	_ = syscall.Kill(p.pid, syscall.SIGKILL)
-	if !p.wait(stopTimeout) {
+func killTree(p *child.Process) error {
+	_ = syscall.Kill(p.Pid(), syscall.SIGKILL)
+	if !p.Wait(stopTimeout) {
 		return errors.New("kill postgres: it is still there")
 	}
 	return nil

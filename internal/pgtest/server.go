@@ -14,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/dedupd/dedupd/internal/child"
 )
 
 // Options of a server. The zero value is a server for tests.
@@ -46,8 +48,8 @@ type Server struct {
 	account  account
 
 	mu      sync.Mutex
-	process *process // nil after Stop
-	killed  bool     // it ended without tidying up
+	process *child.Process // nil after Stop
+	killed  bool           // it ended without tidying up
 }
 
 const (
@@ -120,10 +122,10 @@ func (s *Server) URL(db string) string {
 func (s *Server) Pid() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.process == nil || s.process.ended() {
+	if s.process == nil || s.process.Ended() {
 		return 0
 	}
-	return s.process.pid
+	return s.process.Pid()
 }
 
 // Stop ends the server and removes its data. It may be called twice.
@@ -148,7 +150,7 @@ func (s *Server) Kill() error {
 	if s.process == nil {
 		return errors.New("kill postgres: it has been stopped")
 	}
-	if s.process.ended() {
+	if s.process.Ended() {
 		return nil
 	}
 	s.killed = true
@@ -178,11 +180,11 @@ func (s *Server) Restart() error {
 }
 
 func (s *Server) end(signal syscall.Signal) error {
-	if s.process.ended() {
+	if s.process.Ended() {
 		return nil
 	}
-	_ = syscall.Kill(s.process.pid, signal)
-	if s.process.wait(stopTimeout) {
+	s.process.Signal(signal)
+	if s.process.Wait(stopTimeout) {
 		return nil
 	}
 	s.killed = true
@@ -205,13 +207,13 @@ func (s *Server) start() error {
 		return fmt.Errorf("start postgres: %w", err)
 	}
 	deadline := time.Now().Add(startTimeout)
-	for !isReady(pidFile, p.pid) {
-		if p.ended() || time.Now().After(deadline) {
-			if !p.ended() {
+	for !isReady(pidFile, p.Pid()) {
+		if p.Ended() || time.Now().After(deadline) {
+			if !p.Ended() {
 				_ = killTree(p)
 			}
 			text, _ := os.ReadFile(s.LogFile())
-			return fmt.Errorf("start postgres: not ready (%w); its log:\n%s", p.result(), text)
+			return fmt.Errorf("start postgres: not ready (%w); its log:\n%s", p.Err(), text)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
