@@ -2,8 +2,11 @@ package dedup
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/dedupd/dedupd/message"
 )
@@ -16,6 +19,7 @@ func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest [
 		return nil, holdUnlessPassing(err)
 	}
 	lost := &message.FencedError{}
+	landed := false
 	for i, b := range batches {
 		at := rows[i]
 		switch {
@@ -26,6 +30,12 @@ func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest [
 		default:
 			// Our own commit, whose answer was lost, or the first part of a
 			// divided batch.
+			if !landed {
+				if err := p.Store.waitForStandby(ctx, b.Lane); err != nil {
+					return nil, holdUnlessPassing(err)
+				}
+				landed = true
+			}
 			p.confirm(b, at.next)
 			if at.next < b.Next {
 				rest = append(rest, trim(b, at.next))
@@ -40,6 +50,31 @@ func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest [
 		return nil, ctx.Err()
 	}
 	return rest, nil
+}
+
+// waitForStandby makes sure that what is visible is also as durable as the
+// database was asked to make it. A COMMIT that waits for a synchronous standby
+// in vain is ended by our own time-out, which cancels the wait: it then stands,
+// visible but not replicated. A small commit of our own comes after it in the
+// log, so that when that one is through, so is the other.
+func (s *Store) waitForStandby(ctx context.Context, lane message.Lane) error {
+	id, err := s.laneID(lane)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
+	defer cancel()
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'`); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET updated_at = updated_at WHERE id = $1`, id)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("lane %s has moved, but whether that is durable is not known: %w", lane, err)
+	}
+	return nil
 }
 
 // trim drops what stands below a position.

@@ -15,9 +15,7 @@ import (
 type Process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
-	// Valid once done is closed.
-	err     error
-	endedAt time.Time
+	err  error // valid once done is closed
 }
 
 // Start starts the command and waits for it in the background. When this process
@@ -38,7 +36,6 @@ func Start(cmd *exec.Cmd, deathSignal syscall.Signal) (*Process, error) {
 			return
 		}
 		p.err = cmd.Wait()
-		p.endedAt = time.Now()
 		close(p.done)
 	}()
 	if err := <-started; err != nil {
@@ -69,14 +66,6 @@ func (p *Process) Err() error {
 		return p.err
 	}
 	return nil
-}
-
-// EndedAt is when the process ended; zero while it runs.
-func (p *Process) EndedAt() time.Time {
-	if p.Ended() {
-		return p.endedAt
-	}
-	return time.Time{}
 }
 
 // Wait returns whether the process has ended within d.
