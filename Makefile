@@ -21,7 +21,7 @@ demo: build ## Shows the whole thing on embedded servers: a noisy producer, cras
 	$(BIN)/demo -dedupd $(BIN)/dedupd $(ARGS)
 
 .PHONY: test
-test: kafka ## Runs all tests, with the race detector, against real servers that it sets up
+test: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs all tests, with the race detector, against real servers that it sets up
 	$(GO) test -race -timeout 20m $(TESTFLAGS) ./...
 
 .PHONY: test-short

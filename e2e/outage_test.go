@@ -14,15 +14,7 @@ import (
 func TestKafkaOutage(t *testing.T) {
 	db := newDatabase(t)
 	db.exec(ordersTable)
-	broker, err := kafka.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := broker.Kill(); err != nil {
-			t.Error(err)
-		}
-	})
+	broker := kafka.Own(t)
 	tp := createTopic(t, broker, "e2e-outage", 2)
 	outage{
 		db: db, worker: newWorker(t, "worker", kafkaConfig(t, "e2e-outage", tp, db.url)),

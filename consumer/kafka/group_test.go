@@ -194,11 +194,7 @@ func TestBrokerRestarts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs a Kafka broker")
 	}
-	b, err := broker.Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = b.Kill() })
+	b := broker.Own(t)
 	r := newRig(t, b, 2, nil)
 	r.fill(r.client(), 0, 100)
 	w := r.start(nil)

@@ -23,11 +23,7 @@ func TestKillAndRestart(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	b, err := Start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Stop()
+	b := Own(t)
 	if err := b.CreateTopic(ctx, "orders", 2, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -28,6 +28,26 @@ func Run(tb testing.TB) *Broker {
 	return shared.broker
 }
 
+// Own starts a broker for one test, which may stop and kill it; it ends with the
+// test. Where the environment names another broker, the test is skipped: that
+// one isn't ours to kill.
+func Own(tb testing.TB) *Broker {
+	tb.Helper()
+	if addr := os.Getenv(AddrEnv); addr != "" {
+		tb.Skip("kills its broker, and " + AddrEnv + " names one that isn't ours: " + addr)
+	}
+	b, err := Start(tb.TempDir())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := b.Kill(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return b
+}
+
 func startShared() (*Broker, error) {
 	if addr := os.Getenv(AddrEnv); addr != "" {
 		return At(addr), nil
