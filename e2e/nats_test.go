@@ -14,7 +14,7 @@ func TestNATSKills(t *testing.T) {
 	needServices(t)
 	t.Parallel()
 	const (
-		messages, duplicates = 100_000, 20_000
+		messages, duplicates = 200_000, 40_000
 		kills                = 10
 		scope                = "e2e-queue"
 		lane                 = "queue"
