@@ -38,7 +38,7 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 		}, []string{"source"}),
 		lag: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "dedupd_lag_messages",
-			Help: "Messages the broker holds beyond what was read, by lane.",
+			Help: "Messages the broker holds beyond what was read, by lane; beyond what was committed, while nothing can be read.",
 		}, []string{"source", "lane"}),
 		lanePosition: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "dedupd_lane_position",

@@ -327,6 +327,18 @@ func TestUntilIdle(t *testing.T) {
 		}
 		r.checkEnd()
 	})
+	bubble(t, "not while what was given up is still to be done", func(t *testing.T) {
+		r := newRig(t, 1, idle, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })
+		r.store.FailBefore(1_000_000, errTransient)
+		r.lanes[0].mustOffer(1)
+		r.lanes[0].SetLag(0)
+		select {
+		case err := <-r.done:
+			t.Errorf("Run: %v, though its one message was given up", err)
+		case <-time.After(time.Minute):
+		}
+		r.stop()
+	})
 	bubble(t, "a held lane is an error", func(t *testing.T) {
 		r := newRig(t, 1, idle)
 		hold := &message.HoldError{Err: errors.New("no such table")}

@@ -37,10 +37,7 @@ func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []
 	if err == nil {
 		return nil
 	}
-	// An error that the server sent and survived is an answer: nothing was
-	// committed. Anything else may have hidden a success.
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.SeverityUnlocalized == "ERROR" {
+	if pg := answer(err); pg != nil {
 		if pg.SchemaName == p.Store.schema {
 			return &ownError{fmt.Errorf("move the lanes: %w", err)}
 		}
@@ -50,6 +47,17 @@ func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []
 		return fmt.Errorf("commit: %w", err)
 	}
 	return &commitError{err}
+}
+
+// answer is an error that the server sent and survived: it says that nothing was
+// committed. Anything else, for which it is nil, may have hidden a success. The
+// severity comes in two forms, one of them in the server's language.
+func answer(err error) *pgconn.PgError {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.SeverityUnlocalized == "ERROR" {
+		return pg
+	}
+	return nil
 }
 
 // burial tells why a message is written to the dead letters; nil: it isn't.

@@ -54,6 +54,23 @@ func TestErrorsHaveOneMeaning(t *testing.T) {
 	}
 }
 
+func TestWhatCountsAsAnAnswerToCommit(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{fmt.Errorf("commit: %w", &pgconn.PgError{Severity: "FEHLER", SeverityUnlocalized: "ERROR", Code: "40P01"}), true},
+		{&pgconn.PgError{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P01"}, false},
+		{errors.New("unexpected EOF"), false},
+		{context.DeadlineExceeded, false},
+	} {
+		if got := answer(c.err) != nil; got != c.want {
+			t.Errorf("%v: an answer %v, want %v", c.err, got, c.want)
+		}
+	}
+}
+
 func FuzzReactToState(f *testing.F) {
 	for _, code := range []string{"", "0", "40001", "DD001", "\xff\xff\xff\xff\xff"} {
 		f.Add(code)

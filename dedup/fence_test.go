@@ -358,6 +358,32 @@ func TestARotationIsNoticed(t *testing.T) {
 	}
 }
 
+// TestManyWritersNoticeOneRotation lets writers that share a store meet the same
+// change of the catalog: whoever finds it read anew by another goes on.
+func TestManyWritersNoticeOneRotation(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var lanes []*lane
+	for i := range 4 {
+		lanes = append(lanes, f.take("kafka", fmt.Sprint("orders/", i)))
+	}
+	for round := range 25 {
+		if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.scopes SET catalog_epoch = catalog_epoch + 1`); err != nil {
+			t.Fatal(err)
+		}
+		var writers sync.WaitGroup
+		for i, l := range lanes {
+			b := l.batch(fmt.Sprint(round, "/", i))
+			writers.Go(func() {
+				if err := f.Handle(t.Context(), []message.Batch{b}); err != nil {
+					t.Errorf("round %d, writer %d: %v", round, i, err)
+				}
+			})
+		}
+		writers.Wait()
+	}
+}
+
 // TestClaimsHoldTheRotationLock shows that a rotator's exclusive lock waits for
 // a claim transaction that is open.
 func TestClaimsHoldTheRotationLock(t *testing.T) {
