@@ -3,7 +3,6 @@ package dedup
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 
@@ -18,87 +17,197 @@ var beginStep = step{name: "dedupd_begin", sql: "begin isolation level read comm
 
 func (s *Store) enterStep(c *catalog) step {
 	return step{
-		name:   "dedupd_enter",
-		sql:    `SELECT ` + s.name("enter") + `($1::integer, $2::bigint, $3::text, $4::text, $5::text)`,
-		oids:   []uint32{pgtype.Int4OID, pgtype.Int8OID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
-		params: [][]byte{int4(c.scopeID), int8b(c.epoch), []byte(lockTimeout), []byte(statementTimeout), []byte(idleTimeout)},
+		name:   "dedupd_enter_2",
+		sql:    `SELECT ` + s.name("enter") + `($1::integer, $2::uuid, $3::text, $4::text, $5::text)`,
+		oids:   []uint32{pgtype.Int4OID, pgtype.UUIDOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
+		params: [][]byte{int4(c.scopeID), c.identity[:], []byte(lockTimeout), []byte(statementTimeout), []byte(idleTimeout)},
 	}
 }
 
-// claim opens the transaction, claims the group's keys in one statement, looks
-// at what the losers lost to, and gives every message its outcome.
-//
-// A key that another transaction holds makes the statement wait for that one's
-// end. No row back means that the other has committed, so that a duplicate may
-// be dropped; had it rolled back, the row would be ours.
+// claim opens the transaction, claims the group's keys, looks at what the losers
+// lost to, and gives every message its outcome.
 func (p *Processor) claim(ctx context.Context, conn *pgx.Conn, c *catalog, g *group) error {
-	steps := []step{beginStep, p.Store.enterStep(c)}
-	if len(g.firsts) > 0 {
-		claim, err := p.claimStep(c, g)
-		if err != nil {
-			return err
-		}
-		steps = append(steps, claim)
-	}
-	if err := roundTrip(ctx, conn, p.Store.prepare, steps); err != nil {
+	values, err := p.claimValues(g)
+	if err != nil {
 		return err
 	}
-	lost := g.losers()
-	var rows map[Key]*claimRow
-	if len(lost) > 0 {
-		rows = make(map[Key]*claimRow, len(lost))
-		// A statement of its own: the claims that won against ours are newer than
-		// the snapshot of the statement that lost to them.
-		if err := roundTrip(ctx, conn, p.Store.prepare, []step{lookupStep(c, g, lost, rows)}); err != nil {
-			return fmt.Errorf("look up duplicates: %w", err)
-		}
+	rows, counts, err := p.Store.claimKeys(ctx, conn, p.Store.prepare, c, g, []step{beginStep, p.Store.enterStep(c)}, values)
+	p.Metrics.probed(counts)
+	if err != nil {
+		return err
 	}
 	return p.settle(ctx, conn, g, rows)
 }
 
-func (p *Processor) claimStep(c *catalog, g *group) (step, error) {
-	n := len(g.firsts)
-	first := func(i int) *item { return &g.items[g.firsts[i]] }
-	lanes := make([]int32, len(g.batches))
-	for i := range g.batches {
-		var err error
-		if lanes[i], err = p.Store.laneID(g.batches[i].Lane); err != nil {
-			return step{}, err
+// claimKeys claims the keys of a group, whose items then tell which are won, and
+// gives the claims that the others lost to. The steps before are sent along with
+// the first round trip; the last of them must be enter().
+//
+// A sealed generation is never written again, and under the rotation lock none
+// is sealed or dropped, so a key that a sealed table doesn't hold now is in none
+// of them when the open one takes it. In the open table a key that another
+// transaction holds makes the statement wait for that one's end. No row back
+// means that the other has committed, so that a duplicate may be dropped; had it
+// rolled back, the row would be ours.
+func (s *Store) claimKeys(ctx context.Context, conn *pgx.Conn, prepare bool, c *catalog, g *group, before []step, values claimValues) (map[Key]*claimRow, probeResult, error) {
+	steps := before
+	rows := make(map[Key]*claimRow)
+	probes, result := g.probes(c)
+	g.claims = g.firsts
+	if len(probes) > 0 {
+		for _, p := range probes {
+			steps = append(steps, s.lookupStep(p.generation, len(p.firsts), func(i int) *Key { return &g.keys[p.firsts[i]] }, rows))
+		}
+		if err := roundTrip(ctx, conn, prepare, steps); err != nil {
+			return nil, result, fmt.Errorf("look through sealed generations: %w", err)
+		}
+		steps = nil
+		result.settle(g, probes, rows)
+		if len(rows) > 0 {
+			g.claims = make([]int32, 0, len(g.firsts))
+			for _, at := range g.firsts {
+				if rows[g.items[at].key] == nil {
+					g.claims = append(g.claims, at)
+				}
+			}
 		}
 	}
-	fingerprint := "u.fingerprint"
-	if p.Fingerprint.none() {
-		fingerprint = "NULL"
+	if len(g.claims) > 0 {
+		steps = append(steps, values.step(c.open, g))
 	}
+	if err := roundTrip(ctx, conn, prepare, steps); err != nil {
+		return nil, result, err
+	}
+	lost := g.losers()
+	if len(lost) == 0 {
+		return rows, result, nil
+	}
+	// A statement of its own: the claims that won against ours are newer than
+	// the snapshot of the statement that lost to them.
+	lookup := s.lookupStep(c.open, len(lost), func(i int) *Key { return &g.items[lost[i]].key }, rows)
+	if err := roundTrip(ctx, conn, prepare, []step{lookup}); err != nil {
+		return nil, result, fmt.Errorf("look up duplicates: %w", err)
+	}
+	return rows, result, nil
+}
+
+// probe is what has to be looked up in the table of a sealed generation: indexes
+// of a group's firsts. Those before unfiltered have passed a filter.
+type probe struct {
+	generation *generation
+	firsts     []int32
+	unfiltered int
+}
+
+// probeResult counts pairs of an id and a sealed generation whose zone it falls
+// into, each under one name.
+type probeResult struct {
+	excluded      int64 // the filter said no
+	found         int64 // the table holds it
+	falsePositive int64 // the filter said maybe, the table no
+	unfiltered    int64 // no filter was loaded, and the table said no
+}
+
+// probes finds out which keys have to be looked up in which sealed generation.
+func (g *group) probes(c *catalog) (probes []probe, result probeResult) {
+	if len(c.sealed) == 0 {
+		return nil, result
+	}
+	g.hash()
+	for _, gen := range c.sealed {
+		firsts, unfiltered, excluded := gen.candidates(g.keys, g.hashes)
+		result.excluded += int64(excluded)
+		if len(firsts) > 0 {
+			probes = append(probes, probe{gen, firsts, unfiltered})
+		}
+	}
+	return probes, result
+}
+
+// settle counts the answers of the tables.
+func (r *probeResult) settle(g *group, probes []probe, rows map[Key]*claimRow) {
+	r.found = int64(len(rows))
+	// A key is in one sealed table at most: where it was found, the others' maybe
+	// was as wrong as if it were in none.
+	looked, passed := 0, 0
+	for _, p := range probes {
+		looked += len(p.firsts)
+		passed += p.unfiltered
+	}
+	foundPassed := 0
+	for _, p := range probes {
+		for _, i := range p.firsts[:p.unfiltered] {
+			if row := rows[g.keys[i]]; row != nil && row.generation == p.generation {
+				foundPassed++
+			}
+		}
+	}
+	r.falsePositive = int64(passed - foundPassed)
+	r.unfiltered = int64(looked-passed) - (r.found - int64(foundPassed))
+}
+
+// claimValues is what is stored with a claim besides its key.
+type claimValues struct {
+	// lanes are the batches' numbers; nil: the claims come by no lane.
+	lanes       []int32
+	fingerprint bool
+}
+
+func (p *Processor) claimValues(g *group) (v claimValues, err error) {
+	v.fingerprint = !p.Fingerprint.none()
+	v.lanes = make([]int32, len(g.batches))
+	for i := range g.batches {
+		if v.lanes[i], err = p.Store.laneID(g.batches[i].Lane); err != nil {
+			return v, err
+		}
+	}
+	return v, nil
+}
+
+// step is the statement that claims, in one go, what is left to claim.
+func (v claimValues) step(open *generation, g *group) step {
+	n := len(g.claims)
+	claim := func(i int) *item { return &g.items[g.claims[i]] }
 	next := 0
-	return step{
-		name: "dedupd_claim_" + c.identity + "_" + fingerprint,
-		sql: `INSERT INTO ` + c.table + ` (key, fingerprint, position, lane)
-			SELECT u.key, ` + fingerprint + `, u.position, u.lane
-			FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::integer[]) AS u (key, fingerprint, position, lane)
-			ON CONFLICT (key) DO NOTHING RETURNING key`,
-		oids: []uint32{pgtype.UUIDArrayOID, pgtype.Int8ArrayOID, pgtype.Int8ArrayOID, pgtype.Int4ArrayOID},
-		params: [][]byte{
-			appendKeys(make([]byte, 0, 20*n+20), n, func(i int) *Key { return &first(i).key }),
-			appendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return first(i).fingerprint }),
-			appendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return g.message(first(i)).Position.Offset }),
-			appendInt4s(make([]byte, 0, 8*n+20), n, func(i int) int32 { return lanes[first(i).batch] }),
-		},
-		row: func(v [][]byte) error {
-			key, err := readKey(v[0])
+	st := step{
+		generation: open,
+		oids:       []uint32{pgtype.UUIDArrayOID},
+		params:     [][]byte{appendKeys(make([]byte, 0, 20*n+20), n, func(i int) *Key { return &claim(i).key })},
+		row: func(row [][]byte) error {
+			key, err := readKey(row[0])
 			if err != nil {
 				return err
 			}
 			next, err = g.won(key, next)
 			return err
 		},
-	}, nil
+	}
+	if v.lanes == nil {
+		st.name = "dedupd_claim_bare_" + open.identity.String()
+		st.sql = `INSERT INTO ` + open.table + ` (key) SELECT key FROM unnest($1::uuid[]) AS u (key) ON CONFLICT (key) DO NOTHING RETURNING key`
+		return st
+	}
+	fingerprint, kind := "u.fingerprint", "value"
+	if !v.fingerprint {
+		fingerprint, kind = "NULL", "none"
+	}
+	st.name = "dedupd_claim_" + kind + "_" + open.identity.String()
+	st.sql = `INSERT INTO ` + open.table + ` (key, fingerprint, position, lane)
+		SELECT u.key, ` + fingerprint + `, u.position, u.lane
+		FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::integer[]) AS u (key, fingerprint, position, lane)
+		ON CONFLICT (key) DO NOTHING RETURNING key`
+	st.oids = append(st.oids, pgtype.Int8ArrayOID, pgtype.Int8ArrayOID, pgtype.Int4ArrayOID)
+	st.params = append(st.params,
+		appendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return claim(i).fingerprint }),
+		appendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return g.message(claim(i)).Position.Offset }),
+		appendInt4s(make([]byte, 0, 8*n+20), n, func(i int) int32 { return v.lanes[claim(i).batch] }))
+	return st
 }
 
-// losers are the firsts whose key was claimed before.
+// losers are what was to be claimed, and had been before.
 func (g *group) losers() []int32 {
 	var lost []int32
-	for _, at := range g.firsts {
+	for _, at := range g.claims {
 		if !g.items[at].wins {
 			lost = append(lost, at)
 		}
@@ -108,6 +217,7 @@ func (g *group) losers() []int32 {
 
 // claimRow is a claim that was there before us.
 type claimRow struct {
+	generation  *generation
 	fingerprint *int64
 	lane        *int32 // nil: claimed by no lane
 	position    *int64
@@ -128,21 +238,21 @@ func (r *claimRow) positionParam() []byte {
 	return int8b(*r.position)
 }
 
-func lookupStep(c *catalog, g *group, lost []int32, rows map[Key]*claimRow) step {
+// lookupStep reads n claims of a generation into rows, as far as they are there.
+func (s *Store) lookupStep(g *generation, n int, key func(i int) *Key, rows map[Key]*claimRow) step {
 	return step{
-		name: "dedupd_lookup_" + c.identity,
-		sql: `SELECT key, fingerprint, lane, position, extract(epoch FROM now() - claimed_at)::float8
-			FROM ` + c.table + ` WHERE key = ANY ($1::uuid[])`,
-		oids: []uint32{pgtype.UUIDArrayOID},
-		params: [][]byte{
-			appendKeys(make([]byte, 0, 20*len(lost)+20), len(lost), func(i int) *Key { return &g.items[lost[i]].key }),
-		},
+		name:       "dedupd_lookup_" + g.identity.String(),
+		generation: g,
+		sql: `SELECT key, fingerprint, lane, position, extract(epoch FROM ` + s.name("clock") + `() - claimed_at)::float8
+			FROM ` + g.table + ` WHERE key = ANY ($1::uuid[])`,
+		oids:   []uint32{pgtype.UUIDArrayOID},
+		params: [][]byte{appendKeys(make([]byte, 0, 20*n+20), n, key)},
 		row: func(v [][]byte) error {
 			key, err := readKey(v[0])
 			if err != nil {
 				return err
 			}
-			r := new(claimRow)
+			r := &claimRow{generation: g}
 			if v[1] != nil {
 				n, err := readInt8(v[1])
 				if err != nil {
@@ -261,27 +371,11 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (won []bool,
 		g.items[i] = item{key: KeyOf(id), twin: -1}
 	}
 	g.fold()
-	if _, err := tx.Exec(ctx, `SELECT `+s.name("enter")+`($1, $2, $3, $4, $5)`, c.scopeID, c.epoch, lockTimeout, statementTimeout, idleTimeout); err != nil {
-		var pg *pgconn.PgError
-		if errors.As(err, &pg) && pg.Code == stateCatalog {
+	// Nothing is prepared: the connection is the caller's.
+	if _, _, err := s.claimKeys(ctx, tx.Conn(), false, c, g, []step{s.enterStep(c)}, claimValues{}); err != nil {
+		if sqlstate(err) == stateCatalog {
 			s.catalog.CompareAndSwap(c, nil) // read anew by the next call
 		}
-		return nil, fmt.Errorf("claim: %w", err)
-	}
-	keys := make([][16]byte, len(g.firsts))
-	for i, at := range g.firsts {
-		keys[i] = g.items[at].key
-	}
-	rows, err := tx.Query(ctx, `INSERT INTO `+c.table+` (key) SELECT * FROM unnest($1::uuid[]) ON CONFLICT (key) DO NOTHING RETURNING key`, keys)
-	if err != nil {
-		return nil, fmt.Errorf("claim: %w", err)
-	}
-	var key [16]byte
-	next := 0
-	if _, err := pgx.ForEachRow(rows, []any{&key}, func() error {
-		next, err = g.won(key, next)
-		return err
-	}); err != nil {
 		return nil, fmt.Errorf("claim: %w", err)
 	}
 	won = make([]bool, len(ids))

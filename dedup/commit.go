@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -98,21 +99,38 @@ func (s *Store) advanceSteps(batches []message.Batch, all []tally) ([]step, erro
 		if b.Ordered {
 			from = int8b(b.From)
 		}
-		var streamTime time.Time
-		if n := len(b.Messages); n > 0 {
-			streamTime = b.Messages[n-1].Time
-		}
 		steps = append(steps, step{
 			name: "dedupd_advance",
 			sql:  `SELECT ` + s.name("advance") + `(` + advanceParams + `)`,
 			oids: advanceOIDs,
 			params: [][]byte{
-				int4(lane), int8b(b.Epoch), from, int8b(b.Next), optional(b.BrokerPosition), timestamptz(streamTime), optional(b.Lag),
+				int4(lane), int8b(b.Epoch), from, int8b(b.Next), optional(b.BrokerPosition), timestamptz(streamTime(b.Messages)), optional(b.Lag),
 				int8b(sum[applied]), int8b(sum[redelivered]), int8b(sum[resent]), int8b(sum[crossSource]), int8b(sum[conflict]), int8b(sum[dead]),
 			},
 		})
 	}
 	return steps, nil
+}
+
+// streamTime is how far a lane's clock comes with these messages: the median of
+// their timestamps. Producers set timestamps, and one whose clock is ahead would
+// otherwise, with its first message in a backlog, carry the lane's clock to the
+// present, and claims would expire that the rest of the backlog needs. Of a
+// large batch a sample is enough.
+func streamTime(messages []message.Message) time.Time {
+	const sample = 63
+	times := make([]time.Time, 0, sample)
+	step := max(1, len(messages)/sample)
+	for i := len(messages) - 1; i >= 0 && len(times) < sample; i -= step {
+		if t := messages[i].Time; !t.IsZero() {
+			times = append(times, t)
+		}
+	}
+	if len(times) == 0 {
+		return time.Time{}
+	}
+	slices.SortFunc(times, time.Time.Compare)
+	return times[(len(times)-1)/2]
 }
 
 var advanceOIDs = []uint32{

@@ -143,29 +143,15 @@ func (s *Store) CountDeadLetters(ctx context.Context) (n int64, err error) {
 	return n, err
 }
 
-// retentionLock is the class of the advisory lock that one process holds while
-// it works for all ("dedr").
-const retentionLock = 0x64656472
-
 // ExpireDeadLetters deletes dead letters older than age, by the database's clock,
 // in small transactions, and tells how many. led is false, and nothing done,
 // while another process is at it.
 func (s *Store) ExpireDeadLetters(ctx context.Context, age time.Duration) (n int64, led bool, err error) {
-	c, err := s.loaded(ctx)
-	if err != nil {
-		return 0, false, err
-	}
 	for {
 		var some int64
-		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '1s', true), set_config('statement_timeout', '30s', true)`); err != nil {
-				return err
-			}
-			if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_try_advisory_xact_lock($1, $2)`, retentionLock, c.scopeID).Scan(&led); err != nil || !led {
-				return err
-			}
+		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			tag, err := tx.Exec(ctx, `DELETE FROM `+s.name("dead_letters")+` WHERE id IN (
-				SELECT id FROM `+s.name("dead_letters")+` WHERE scope = $1 AND created_at < now() - make_interval(secs => $2) ORDER BY created_at LIMIT 1000)`,
+				SELECT id FROM `+s.name("dead_letters")+` WHERE scope = $1 AND created_at < `+s.name("clock")+`() - make_interval(secs => $2) ORDER BY created_at LIMIT 1000)`,
 				s.scope, age.Seconds())
 			some = tag.RowsAffected()
 			return err

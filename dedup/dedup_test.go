@@ -82,7 +82,7 @@ func newFixture(t *testing.T) *fixture {
 func attach(t *testing.T, db *pgtest.DB) *fixture {
 	t.Helper()
 	f := &fixture{t: t, db: db, pool: db.Pool(t), sink: &rows{}, reg: prometheus.NewRegistry()}
-	store, err := dedup.NewStore(dedup.StoreConfig{Pool: f.pool, Scope: "test", Owner: t.Name()})
+	store, err := dedup.NewStore(dedup.StoreConfig{Pool: f.pool, Scope: "test", Owner: t.Name(), FilterMemory: 64 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}

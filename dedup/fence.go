@@ -22,6 +22,10 @@ func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest [
 	landed := false
 	for i, b := range batches {
 		at := rows[i]
+		if at.epoch < b.Epoch || at.epoch == b.Epoch && b.Ordered && at.next < b.From {
+			// Epochs and positions only rise.
+			p.Store.Forget("lane " + b.Lane.String() + " went back")
+		}
 		switch {
 		case at.epoch != b.Epoch, b.Ordered && (at.next < b.From || at.next > b.Next):
 			lost.Lanes = append(lost.Lanes, b.Lane)

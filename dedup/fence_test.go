@@ -344,7 +344,7 @@ func TestARotationIsNoticed(t *testing.T) {
 		CREATE TABLE dedupd.claims_test_2 (PRIMARY KEY (key)) INHERITS (dedupd.claims_root);
 		DELETE FROM dedupd.generations;
 		INSERT INTO dedupd.generations (scope, generation, table_name, state) VALUES ('test', 2, 'claims_test_2', 'open');
-		UPDATE dedupd.scopes SET catalog_epoch = catalog_epoch + 1;
+		UPDATE dedupd.scopes SET catalog_epoch = catalog_epoch + 1, catalog = gen_random_uuid();
 		COMMIT;`); err != nil {
 		t.Fatal(err)
 	}
@@ -368,7 +368,7 @@ func TestManyWritersNoticeOneRotation(t *testing.T) {
 		lanes = append(lanes, f.take("kafka", fmt.Sprint("orders/", i)))
 	}
 	for round := range 25 {
-		if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.scopes SET catalog_epoch = catalog_epoch + 1`); err != nil {
+		if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.scopes SET catalog_epoch = catalog_epoch + 1, catalog = gen_random_uuid()`); err != nil {
 			t.Fatal(err)
 		}
 		var writers sync.WaitGroup

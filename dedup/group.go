@@ -70,6 +70,12 @@ type group struct {
 	// firsts are the items to claim: one for each key, sorted by key, which is
 	// the order in which every transaction of every version claims.
 	firsts []int32
+	// keys are those of the firsts, and hashes what filters know them by; made
+	// when there is a sealed generation to look through.
+	keys   []Key
+	hashes []uint64
+	// claims are the firsts that no sealed generation holds: what is claimed.
+	claims []int32
 	// catalog is the one that the last try was built for.
 	catalog *catalog
 	// ages are those of the duplicates found by the last try, in seconds.
@@ -175,27 +181,35 @@ func (g *group) reset() {
 	g.ages = g.ages[:0]
 }
 
-// won marks the first item with that key as the winner of its claim. Keys come
-// back in the order they were sent; from is where the last one was found.
+// won marks the item with that key as the winner of its claim. Keys come back in
+// the order they were sent; from is where the last one was found.
 func (g *group) won(key Key, from int) (at int, err error) {
-	for i := from; i < len(g.firsts); i++ {
-		if it := &g.items[g.firsts[i]]; it.key == key {
+	for i := from; i < len(g.claims); i++ {
+		if it := &g.items[g.claims[i]]; it.key == key {
 			it.wins = true
 			return i + 1, nil
 		}
 	}
-	i, ok := g.find(key)
+	i, ok := slices.BinarySearchFunc(g.claims, &key, func(at int32, key *Key) int {
+		return g.items[at].key.compare(key)
+	})
 	if !ok {
 		return 0, fmt.Errorf("claim: the server returned the key %s, which was not sent", key)
 	}
-	g.items[g.firsts[i]].wins = true
+	g.items[g.claims[i]].wins = true
 	return from, nil
 }
 
-func (g *group) find(key Key) (int, bool) {
-	return slices.BinarySearchFunc(g.firsts, key, func(at int32, key Key) int {
-		return slices.Compare(g.items[at].key[:], key[:])
-	})
+// hash prepares the keys for the filters.
+func (g *group) hash() {
+	if g.hashes != nil {
+		return
+	}
+	g.keys, g.hashes = make([]Key, len(g.firsts)), make([]uint64, len(g.firsts))
+	for i, at := range g.firsts {
+		g.keys[i] = g.items[at].key
+		g.hashes[i] = g.keys[i].hash()
+	}
 }
 
 // tally counts a lane's outcomes.

@@ -39,7 +39,36 @@ func (s *Store) Take(ctx context.Context, t message.Take) (taken message.Taken, 
 	if err != nil {
 		return message.Taken{}, fmt.Errorf("take lane %s: %w", t.Lane, err)
 	}
+	if taken.Rewound {
+		s.Forget("lane " + t.Lane.String() + " went back")
+	}
 	return taken, nil
+}
+
+// CaughtUp tells that these lanes had nothing left to read, so that their clocks
+// follow the database's. A lane that was taken by another worker, or that has
+// moved since, is passed over, and so is one that is just being moved.
+func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
+	var sources, names []string
+	var epochs, next []int64
+	var ages []float64
+	for _, l := range lanes {
+		sources, names = append(sources, l.Lane.Source), append(names, l.Lane.Name)
+		epochs, next, ages = append(epochs, l.Epoch), append(next, l.Next), append(ages, l.Age.Seconds())
+	}
+	_, err := s.pool.Exec(ctx, `
+		WITH told AS (
+			SELECT l.id, u.age FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::float8[]) AS u (source, lane, epoch, next, age)
+			JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = u.source AND l.lane = u.lane
+				AND l.epoch = u.epoch AND (NOT l.ordered OR l.next_position = u.next)
+			FOR UPDATE OF l SKIP LOCKED)
+		UPDATE `+s.name("lanes")+` l SET lag = 0, stream_time = greatest(l.stream_time, `+s.name("clock")+`() - make_interval(secs => told.age))
+		FROM told WHERE l.id = told.id`,
+		s.scope, sources, names, epochs, next, ages)
+	if err != nil {
+		return fmt.Errorf("tell that lanes are caught up: %w", err)
+	}
+	return nil
 }
 
 func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken message.Taken, err error) {
@@ -92,8 +121,10 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		case t.Committed > taken.Next:
 			taken.Rewound = true
 		case t.Committed < taken.BrokerPosition && t.HonourReset:
-			// Both columns, or the same reset is seen again at the next start.
-			if _, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, broker_position = $2 WHERE id = $1`, id, t.Committed); err != nil {
+			// Both columns, or the same reset is seen again at the next start. The
+			// lane's clock goes back with it, to what isn't known yet: claims must
+			// not expire before what is read again has passed them.
+			if _, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, broker_position = $2, stream_time = NULL WHERE id = $1`, id, t.Committed); err != nil {
 				return taken, err
 			}
 			taken.Reset, taken.Next, taken.BrokerPosition = true, t.Committed, t.Committed

@@ -17,6 +17,7 @@ type Metrics struct {
 	sink        prometheus.Histogram
 	retries     *prometheus.CounterVec
 	deadLetters *prometheus.CounterVec
+	probes      *prometheus.CounterVec
 }
 
 // NewMetrics registers the processor's metrics.
@@ -45,8 +46,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "dedupd_dead_letters_total",
 			Help: "Messages written to the dead letters, by class.",
 		}, []string{"class"}),
+		probes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dedupd_filter_probes_total",
+			Help: "Ids within the zone of a sealed generation: excluded by its filter; found, or false_positive where the filter said maybe and the table no; unfiltered: looked up in vain in a table whose filter isn't loaded.",
+		}, []string{"result"}),
 	}
-	reg.MustRegister(m.messages, m.duplicates, m.age, m.delay, m.transaction, m.claim, m.sink, m.retries, m.deadLetters)
+	reg.MustRegister(m.messages, m.duplicates, m.age, m.delay, m.transaction, m.claim, m.sink, m.retries, m.deadLetters, m.probes)
 	return m
 }
 
@@ -69,6 +74,17 @@ func (m *Metrics) count(source string, t tally) {
 	m.duplicates.WithLabelValues(source, "redelivery").Add(float64(t[redelivered]))
 	m.duplicates.WithLabelValues(source, "resend").Add(float64(t[resent]))
 	m.duplicates.WithLabelValues(source, "cross_source").Add(float64(t[crossSource]))
+}
+
+// probed counts what became of look-ups in sealed generations.
+func (m *Metrics) probed(r probeResult) {
+	if r == (probeResult{}) {
+		return
+	}
+	m.probes.WithLabelValues("excluded").Add(float64(r.excluded))
+	m.probes.WithLabelValues("found").Add(float64(r.found))
+	m.probes.WithLabelValues("false_positive").Add(float64(r.falsePositive))
+	m.probes.WithLabelValues("unfiltered").Add(float64(r.unfiltered))
 }
 
 // observe books a group that has landed.

@@ -82,7 +82,8 @@ func (s *Store) createScope() []string {
 	scope := quoteLiteral(s.scope)
 	return []string{
 		`INSERT INTO ` + s.name("scopes") + ` (scope) VALUES (` + scope + `) ON CONFLICT DO NOTHING`,
-		`CREATE TABLE IF NOT EXISTS ` + s.name(table) + ` (PRIMARY KEY (key)) INHERITS (` + s.name("claims_root") + `)`,
+		`CREATE TABLE IF NOT EXISTS ` + s.name(table) + ` (PRIMARY KEY (key)) INHERITS (` + s.name("claims_root") + `)
+    WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_insert_threshold = 100000)`,
 		`INSERT INTO ` + s.name("generations") + ` (scope, generation, table_name, state) VALUES (` + scope + `, 1, ` + quoteLiteral(table) + `, 'open')`,
 	}
 }
@@ -258,8 +259,8 @@ func (s *Store) MigrationSQL(workerRole string) string {
 	return b.String()
 }
 
-// GrantSQL is all that a worker's role needs on dedupd's own tables: nothing is
-// created, changed in its structure, or dropped with it.
+// GrantSQL is all that a worker's role needs on dedupd's own tables. Generations
+// are made, sealed and dropped by functions that have their owner's rights.
 func (s *Store) GrantSQL(role string) string {
 	schema, worker := pgx.Identifier{s.schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
 	lines := []string{
@@ -268,7 +269,10 @@ func (s *Store) GrantSQL(role string) string {
 		"GRANT SELECT ON ALL TABLES IN SCHEMA " + schema + " TO " + worker + ";",
 		"GRANT INSERT ON " + s.name("claims_root") + ", " + s.name(claimsTable(s.scope, 1)) + " TO " + worker + ";",
 		"GRANT INSERT, UPDATE ON " + s.name("lanes") + " TO " + worker + ";",
-		"GRANT INSERT, DELETE ON " + s.name("dead_letters") + " TO " + worker + ";",
+		"GRANT INSERT, DELETE ON " + s.name("dead_letters") + ", " + s.name("filters") + " TO " + worker + ";",
+		"GRANT INSERT, UPDATE ON " + s.name("duplicate_ages") + " TO " + worker + ";",
+		"GRANT EXECUTE ON FUNCTION " + s.name("prepare_generation") + "(text), " + s.name("rotate") + "(text, uuid, text), " +
+			s.name("expire") + "(text, interval, interval, text), " + s.name("drop_generation") + "(text, integer, text), " + s.name("sweep") + "(text, text) TO " + worker + ";",
 		"-- generations that are made later",
 		"ALTER DEFAULT PRIVILEGES IN SCHEMA " + schema + " GRANT SELECT, INSERT ON TABLES TO " + worker + ";",
 	}

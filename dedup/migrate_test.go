@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -19,7 +20,7 @@ import (
 
 func newStore(t *testing.T, pool *pgxpool.Pool, schema, scope string) *dedup.Store {
 	t.Helper()
-	s, err := dedup.NewStore(dedup.StoreConfig{Pool: pool, Schema: schema, Scope: scope, Owner: "test"})
+	s, err := dedup.NewStore(dedup.StoreConfig{FilterMemory: 1 << 20, Pool: pool, Schema: schema, Scope: scope, Owner: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,8 +134,33 @@ func TestLeastPrivilege(t *testing.T) {
 	if _, led, err := store.ExpireDeadLetters(t.Context(), 0); err != nil || !led {
 		t.Errorf("expire: %v, %v", led, err)
 	}
+	// The leader's work needs no more than the grants either.
+	if led, err := store.PrepareGeneration(t.Context()); err != nil || !led {
+		t.Fatalf("prepare: %v, %v", led, err)
+	}
+	if rotated, led, _, err := store.Rotate(t.Context(), 1); err != nil || !led || !rotated {
+		t.Fatalf("rotate: %v, %v, %v", rotated, led, err)
+	}
+	if n, led, err := store.BuildFilter(t.Context()); err != nil || !led || n == 0 {
+		t.Fatalf("build a filter: %v, %v, %v", n, led, err)
+	}
+	if err := store.LoadFilters(t.Context()); err != nil || store.FilterBytes() == 0 {
+		t.Fatalf("load filters: %v, %d bytes", err, store.FilterBytes())
+	}
+	f.handle(l.batch("a", "x"))
+	f.wantBooks(l, "3/0/2/0/1/1@7")
+	exec(`UPDATE "De""dup".lanes SET stream_time = now() + interval '1 day'; UPDATE "De""dup".generations SET sealed_at = now() - interval '1 day' WHERE state = 'sealed'`)
+	if n, led, err := store.Expire(t.Context(), time.Hour, 24*time.Hour); err != nil || !led || n != 1 {
+		t.Fatalf("expire: %v, %v, %v", n, led, err)
+	}
+	if led, err := store.DropExpired(t.Context(), 1); err != nil || !led {
+		t.Fatalf("drop: %v, %v", led, err)
+	}
+	if dropped, led, err := store.Sweep(t.Context()); err != nil || !led || len(dropped) != 0 {
+		t.Fatalf("sweep: %v, %v, %v", dropped, led, err)
+	}
 	for _, sql := range []string{
-		`DELETE FROM "De""dup".lanes`, `DROP TABLE "De""dup"."claims_a-b_1"`, `DELETE FROM "De""dup"."claims_a-b_1"`,
+		`DELETE FROM "De""dup".lanes`, `DROP TABLE "De""dup"."claims_a-b_2"`, `DELETE FROM "De""dup"."claims_a-b_2"`,
 		`UPDATE "De""dup".scopes SET catalog_epoch = 0`, `CREATE TABLE "De""dup".x (y int)`,
 	} {
 		var pg *pgconn.PgError
@@ -175,8 +201,10 @@ func TestNamesThatNoTableCouldBear(t *testing.T) {
 			t.Errorf("scope %q was taken", scope)
 		}
 	}
-	if _, err := dedup.NewStore(dedup.StoreConfig{Scope: "a", Schema: strings.Repeat("s", 64)}); err == nil {
-		t.Error("a schema's name of 64 bytes was taken")
+	for _, schema := range []string{strings.Repeat("s", 64), "it's", "100%", "a$$b"} {
+		if _, err := dedup.NewStore(dedup.StoreConfig{Scope: "a", Schema: schema}); err == nil {
+			t.Errorf("schema %q was taken", schema)
+		}
 	}
 }
 
@@ -187,7 +215,7 @@ func TestTheCatalogIsLost(t *testing.T) {
 	f := newFixture(t)
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a"))
-	for _, sql := range []string{`UPDATE dedupd.generations SET state = 'sealed'`, `UPDATE dedupd.scopes SET catalog_epoch = catalog_epoch + 1`} {
+	for _, sql := range []string{`UPDATE dedupd.generations SET state = 'sealed', sealed_at = now()`, `UPDATE dedupd.scopes SET catalog = gen_random_uuid()`} {
 		if _, err := f.pool.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
 		}

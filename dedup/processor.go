@@ -136,14 +136,14 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, known re
 				return &message.HoldError{Err: err}
 			}
 			p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
-			if now, err := p.Store.loaded(ctx); err == nil && *now != *g.catalog {
+			if now, err := p.Store.loaded(ctx); err == nil && now.identity != g.catalog.identity {
 				continue // another writer has read it anew
 			}
 			now, failed := p.Store.refresh(ctx)
 			if failed != nil {
 				return holdUnlessPassing(failed)
 			}
-			if *now == *g.catalog {
+			if now.identity == g.catalog.identity {
 				return &message.HoldError{Err: fmt.Errorf("the catalog of generations doesn't fit the tables: %w", err)}
 			}
 		case isolate:

@@ -7,10 +7,10 @@ package dedup
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"regexp"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,7 +37,12 @@ type Store struct {
 	prepare bool
 	log     *slog.Logger
 
-	catalog atomic.Pointer[catalog]
+	filterMemory int64
+	chunkClaims  int
+
+	refreshing sync.Mutex
+	catalog    atomic.Pointer[catalog]
+	filters    filterCache
 
 	mu      sync.RWMutex
 	laneIDs map[message.Lane]int32
@@ -57,18 +62,10 @@ type StoreConfig struct {
 	// and gives each transaction another connection: statements are then not
 	// prepared.
 	TransactionPooler bool
-	Logger            *slog.Logger
-}
-
-// catalog is what a claim transaction is built for.
-type catalog struct {
-	scopeID int32
-	epoch   int64
-	// table is the quoted name of the open generation's table; statements are
-	// prepared under names that contain its identity, since after a restore the
-	// same table name may mean another table.
-	table    string
-	identity string
+	// FilterMemory bounds the bytes of filters that are kept in memory. Beyond it
+	// sealed generations are looked up through their index.
+	FilterMemory int64
+	Logger       *slog.Logger
 }
 
 // ScopePattern is what a scope's name must match: it is a part of table names.
@@ -85,12 +82,15 @@ func NewStore(c StoreConfig) (*Store, error) {
 	if len(c.Schema) > 63 {
 		return nil, fmt.Errorf("schema %q is longer than the 63 bytes a name may have", c.Schema)
 	}
+	if strings.ContainsAny(c.Schema, `'%$`) {
+		return nil, fmt.Errorf("schema %q must contain none of ' %% $", c.Schema)
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Store{
 		pool: c.Pool, schema: c.Schema, scope: c.Scope, owner: c.Owner,
-		prepare: !c.TransactionPooler, log: c.Logger,
+		prepare: !c.TransactionPooler, log: c.Logger, filterMemory: c.FilterMemory, chunkClaims: chunkClaims,
 		laneIDs: make(map[message.Lane]int32), lanes: make(map[int32]message.Lane),
 	}, nil
 }
@@ -138,65 +138,9 @@ func (s *Store) Load(ctx context.Context) error {
 	return err
 }
 
-// refresh reads the catalog anew.
-func (s *Store) refresh(ctx context.Context) (*catalog, error) {
-	var c catalog
-	var table string
-	err := s.pool.QueryRow(ctx, `
-		SELECT s.id, s.catalog_epoch, g.table_name, g.identity::text
-		FROM `+s.name("scopes")+` s
-		JOIN `+s.name("generations")+` g ON g.scope = s.scope AND g.state = 'open'
-		WHERE s.scope = $1`, s.scope).Scan(&c.scopeID, &c.epoch, &table, &c.identity)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, &SchemaError{Reason: fmt.Sprintf("the database has no scope %q yet: run `dedupd migrate up` with this configuration and the owner's rights (or set database.migrate: true)", s.scope)}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the catalog: %w", err)
-	}
-	c.table = s.name(table)
-	s.catalog.Store(&c)
-	return &c, nil
-}
-
-// loaded is the catalog, read at the latest now.
-func (s *Store) loaded(ctx context.Context) (*catalog, error) {
-	if c := s.catalog.Load(); c != nil {
-		return c, nil
-	}
-	return s.refresh(ctx)
-}
-
 // Ping tells whether the database answers.
 func (s *Store) Ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	return s.pool.Ping(ctx)
-}
-
-// Generation is one table of claims.
-type Generation struct {
-	Scope      string    `json:"scope"`
-	Generation int       `json:"generation"`
-	State      string    `json:"state"`
-	OpenedAt   time.Time `json:"opened_at"`
-	// Claims is the planner's estimate; -1 where it has none yet.
-	Claims int64 `json:"claims_estimate"`
-	// Bytes on disk, with index and all.
-	Bytes int64 `json:"bytes"`
-}
-
-// Generations lists the scope's generations, oldest first.
-func (s *Store) Generations(ctx context.Context) ([]Generation, error) {
-	rows, err := s.pool.Query(ctx, `
-		SELECT g.scope, g.generation, g.state, g.opened_at,
-		       coalesce(st.n_live_tup, -1), coalesce(pg_catalog.pg_total_relation_size(t.oid), 0)
-		FROM `+s.name("generations")+` g
-		LEFT JOIN pg_catalog.pg_class t ON t.relname = g.table_name
-		     AND t.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $2)
-		LEFT JOIN pg_catalog.pg_stat_all_tables st ON st.relid = t.oid
-		WHERE g.scope = $1 ORDER BY g.generation`, s.scope, s.schema)
-	if err != nil {
-		return nil, fmt.Errorf("list generations: %w", err)
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[Generation])
 }

@@ -47,6 +47,9 @@ func (p *Processor) transact(ctx context.Context, g *group) (all []tally, err er
 
 	start := time.Now()
 	g.reset()
+	if err := deallocate(ctx, conn, catalog); err != nil {
+		return nil, err
+	}
 	if err := p.claim(ctx, conn, catalog, g); err != nil {
 		return nil, &ownError{fmt.Errorf("claim: %w", err)}
 	}

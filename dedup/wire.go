@@ -16,10 +16,13 @@ import (
 // in Postgres' binary format, written by the append functions below: the claim
 // statement's arrays are the hot path, and have no use for a general encoder.
 type step struct {
-	name   string // of the prepared statement; empty: not worth keeping
-	sql    string
-	oids   []uint32
-	params [][]byte
+	name string // of the prepared statement; empty: not worth keeping
+	// generation, if not nil, is what the statement is about; it is deallocated
+	// when the catalog doesn't have that generation any more.
+	generation *generation
+	sql        string
+	oids       []uint32
+	params     [][]byte
 	// row is given each result row; the values are valid until it returns.
 	row func(values [][]byte) error
 	// affected, if not nil, is told the number of rows that the statement changed.
@@ -42,6 +45,9 @@ func roundTrip(ctx context.Context, conn *pgx.Conn, prepare bool, steps []step) 
 			if s := &steps[i]; s.name != "" {
 				if _, err := conn.Prepare(ctx, s.name, s.sql); err != nil {
 					return err
+				}
+				if s.generation != nil {
+					preparedOn(conn).names[s.name] = s.generation.identity
 				}
 			}
 		}
@@ -68,6 +74,42 @@ func roundTrip(ctx context.Context, conn *pgx.Conn, prepare bool, steps []step) 
 			return err
 		}
 	}
+	return nil
+}
+
+// prepared are the statements about generations that a connection knows.
+type prepared struct {
+	catalog Key // the one for which the names were last looked through
+	names   map[string]Key
+}
+
+func preparedOn(conn *pgx.Conn) *prepared {
+	const key = "dedupd"
+	data := conn.PgConn().CustomData()
+	p, ok := data[key].(*prepared)
+	if !ok {
+		p = &prepared{names: make(map[string]Key)}
+		data[key] = p
+	}
+	return p
+}
+
+// deallocate drops the connection's statements about generations that the
+// catalog doesn't have: a connection may live through many.
+func deallocate(ctx context.Context, conn *pgx.Conn, c *catalog) error {
+	p := preparedOn(conn)
+	if p.catalog == c.identity {
+		return nil
+	}
+	for name, identity := range p.names {
+		if !c.has(identity) {
+			if err := conn.Deallocate(ctx, name); err != nil {
+				return err
+			}
+			delete(p.names, name)
+		}
+	}
+	p.catalog = c.identity
 	return nil
 }
 

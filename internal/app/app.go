@@ -184,7 +184,7 @@ func (h housekeeper) Stats(ctx context.Context) (s retention.Stats, err error) {
 	}
 	for i, g := range generations {
 		if i == 0 {
-			s.OldestClaim = time.Since(g.OpenedAt)
+			s.OldestClaim = time.Since(*g.OpenedAt)
 		}
 		s.Generations++
 		s.Claims += max(0, g.Claims)

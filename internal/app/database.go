@@ -34,7 +34,7 @@ func OpenDatabase(ctx context.Context, cfg *config.Config, maxConnections int, l
 	}
 	store, err := dedup.NewStore(dedup.StoreConfig{
 		Pool: pool, Schema: cfg.Database.Schema, Scope: cfg.Scope, Owner: owner(), Logger: logger,
-		TransactionPooler: cfg.Database.Pooler != "none",
+		TransactionPooler: cfg.Database.Pooler != "none", FilterMemory: int64(cfg.Retention.FilterMemory),
 	})
 	if err != nil {
 		pool.Close()

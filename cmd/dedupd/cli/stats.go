@@ -131,15 +131,19 @@ func (c *command) writeStats(s Stats) error {
 		percent(s.Rates.Duplicates), percent(s.Rates.Redelivered), percent(s.Rates.Resent), percent(s.Rates.CrossSource))
 	fmt.Fprintf(c.stdout, "dead        %s of the fetched; %s kept\n\n", percent(s.Rates.Dead), count(int(s.DeadLetters), "dead letter"))
 
-	generations := table{columns: []column{right("GENERATION"), left("STATE"), left("OPENED"), right("CLAIMS ~"), right("BYTES")}}
+	generations := table{columns: []column{right("GENERATION"), left("STATE"), left("OPENED"), right("CLAIMS"), right("BYTES")}}
 	for _, g := range s.Generations {
-		claims := fmt.Sprint(g.Claims)
-		if g.Claims < 0 {
-			claims = "-"
-		}
-		generations.add(g.Generation, g.State, g.OpenedAt.UTC().Format(time.RFC3339), claims, size(g.Bytes))
+		generations.add(g.Generation, g.State, timestamp(g.OpenedAt), claims(g), size(g.Bytes))
 	}
 	return generations.write(c.stdout)
+}
+
+// claims is how many a generation holds, "~" before an estimate.
+func claims(g dedup.Generation) string {
+	if g.Exact {
+		return fmt.Sprint(g.Claims)
+	}
+	return fmt.Sprintf("~%d", g.Claims)
 }
 
 // known is a number, or "-" for one that nobody knows.

@@ -1,0 +1,152 @@
+package dedup
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/FastFilter/xorfilter"
+	"github.com/cespare/xxhash/v2"
+)
+
+// chunk is the filter of a run of a sealed generation's keys: a binary fuse
+// filter (Graf and Lemire, "Binary Fuse Filters: Fast and Smaller Than Xor
+// Filters", 2022) with fingerprints of 16 bits. It takes about 2.3 bytes a key
+// and says "maybe" to one of 65,536 keys that it doesn't hold; it never says no
+// to one that it holds.
+//
+// A generation is cut into chunks by its keys' order, so that one can be built
+// in bounded memory, and so that the budget is used to the last chunk. Chunk n
+// covers the keys above chunk n-1's last key, up to its own.
+type chunk struct {
+	number  int32
+	claims  int32
+	lastKey Key
+	// last tells that there are no keys above lastKey in the generation.
+	last   bool
+	filter xorfilter.BinaryFuse[uint16]
+}
+
+// chunkClaims is how many keys a chunk holds at most. Building one takes about
+// 60 bytes of memory a key.
+const chunkClaims = 1 << 19
+
+// hash is what filters know a key by. Filters are stored: it must never change.
+func (k *Key) hash() uint64 { return xxhash.Sum64(k[:]) }
+
+// bytes is the memory that the chunk takes.
+func (c *chunk) bytes() int64 { return int64(len(c.filter.Fingerprints)) * 2 }
+
+// filterHeader is seed, segment length and segment count.
+const filterHeader = 8 + 4 + 4
+
+// buildFilter makes the filter of keys, which are sorted and distinct, as it is
+// stored. There must be one at least.
+func buildFilter(keys []Key) ([]byte, error) {
+	hashes := make([]uint64, len(keys))
+	for i := range keys {
+		hashes[i] = keys[i].hash()
+	}
+	f, err := xorfilter.NewBinaryFuse[uint16](hashes)
+	if err != nil {
+		return nil, fmt.Errorf("build the filter of %d keys: %w", len(keys), err)
+	}
+	data := make([]byte, filterHeader, filterHeader+2*len(f.Fingerprints))
+	binary.LittleEndian.PutUint64(data, f.Seed)
+	binary.LittleEndian.PutUint32(data[8:], f.SegmentLength)
+	binary.LittleEndian.PutUint32(data[12:], f.SegmentCount)
+	for _, v := range f.Fingerprints {
+		data = binary.LittleEndian.AppendUint16(data, v)
+	}
+	return data, nil
+}
+
+var errFilter = errors.New("its content is not a filter")
+
+// decode reads a filter as it is stored. The bytes may be anything.
+func (c *chunk) decode(data []byte) error {
+	if len(data) < filterHeader {
+		return errFilter
+	}
+	f := xorfilter.BinaryFuse[uint16]{
+		Seed:          binary.LittleEndian.Uint64(data),
+		SegmentLength: binary.LittleEndian.Uint32(data[8:]),
+		SegmentCount:  binary.LittleEndian.Uint32(data[12:]),
+	}
+	data = data[filterHeader:]
+	// A look-up touches three neighbouring segments.
+	size := (uint64(f.SegmentCount) + 2) * uint64(f.SegmentLength)
+	if f.SegmentCount == 0 || f.SegmentLength == 0 || f.SegmentLength&(f.SegmentLength-1) != 0 || size > 1<<31 || size*2 != uint64(len(data)) {
+		return errFilter
+	}
+	f.SegmentLengthMask = f.SegmentLength - 1
+	f.SegmentCountLength = f.SegmentCount * f.SegmentLength
+	f.Fingerprints = make([]uint16, size)
+	for i := range f.Fingerprints {
+		f.Fingerprints[i] = binary.LittleEndian.Uint16(data[2*i:])
+	}
+	c.filter = f
+	return nil
+}
+
+// checksum is of all that is stored of a chunk, with the generation it belongs
+// to.
+func (c *chunk) checksum(generation Key, data []byte) int64 {
+	var h xxhash.Digest
+	h.Reset()
+	head := append([]byte(nil), generation[:]...)
+	head = binary.BigEndian.AppendUint32(head, uint32(c.number))
+	head = binary.BigEndian.AppendUint32(head, uint32(c.claims))
+	head = append(head, c.lastKey[:]...)
+	if c.last {
+		head = append(head, 1)
+	} else {
+		head = append(head, 0)
+	}
+	_, _ = h.Write(head) // a hash takes everything
+	_, _ = h.Write(data)
+	return int64(h.Sum64())
+}
+
+// candidates are the indexes of the keys that the sealed generation may hold:
+// first those of which a filter says maybe, then, from unfiltered on, those for
+// which none is loaded. excluded is how many the filters have spared us. The keys
+// are sorted; hashes are theirs.
+func (g *generation) candidates(keys []Key, hashes []uint64) (found []int32, unfiltered, excluded int) {
+	from, _ := searchKeys(keys, &g.first)
+	to, exact := searchKeys(keys, &g.last)
+	if exact {
+		to++
+	}
+	for _, c := range g.chunks {
+		if from >= to {
+			break
+		}
+		end, exact := searchKeys(keys[:to], &c.lastKey)
+		if exact {
+			end++
+		}
+		end = max(end, from)
+		before := len(found)
+		for i, h := range hashes[from:end] {
+			if c.filter.Contains(h) {
+				found = append(found, int32(from+i))
+			}
+		}
+		excluded += end - from - (len(found) - before)
+		from = end
+		if c.last {
+			from = to // what is above was never claimed here
+		}
+	}
+	unfiltered = len(found)
+	for i := from; i < to; i++ {
+		found = append(found, int32(i))
+	}
+	return found, unfiltered, excluded
+}
+
+func searchKeys(keys []Key, key *Key) (int, bool) {
+	return slices.BinarySearchFunc(keys, key, func(k Key, key *Key) int { return k.compare(key) })
+}

@@ -1,0 +1,280 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// filterCache holds the filters that are loaded, by the identity of their
+// generation. Chunks are never changed, so that whoever has a catalog may read
+// them without a lock.
+type filterCache struct {
+	mu     sync.Mutex
+	chunks map[Key][]*chunk
+	bytes  int64
+	// behind tells that a generation's filter isn't loaded though there may be
+	// room for it.
+	behind bool
+
+	loading sync.Mutex // held by the one that loads
+}
+
+// keepOnly drops the filters of all other generations.
+func (f *filterCache) keepOnly(sealed []*generation) {
+	keep := make(map[Key][]*chunk, len(sealed))
+	f.bytes, f.behind = 0, false
+	for _, g := range sealed {
+		chunks := f.chunks[g.identity]
+		if len(chunks) > 0 {
+			keep[g.identity] = chunks
+		}
+		for _, c := range chunks {
+			f.bytes += c.bytes()
+		}
+		f.behind = f.behind || !complete(chunks)
+	}
+	f.chunks = keep
+}
+
+func complete(chunks []*chunk) bool { return len(chunks) > 0 && chunks[len(chunks)-1].last }
+
+// equip is the catalog with the filters that are loaded.
+func (f *filterCache) equip(c *catalog) *catalog {
+	with := *c
+	with.sealed = make([]*generation, len(c.sealed))
+	for i, g := range c.sealed {
+		equipped := *g
+		equipped.chunks = f.chunks[g.identity]
+		with.sealed[i] = &equipped
+	}
+	return &with
+}
+
+// makeRoom drops chunks of generations older than sealed[at], oldest first,
+// until size more bytes fit into the budget, and tells whether they do.
+func (f *filterCache) makeRoom(sealed []*generation, at int, size, budget int64) bool {
+	for old := len(sealed) - 1; old > at && f.bytes+size > budget; old-- {
+		chunks := f.chunks[sealed[old].identity]
+		for len(chunks) > 0 && f.bytes+size > budget {
+			f.bytes -= chunks[len(chunks)-1].bytes()
+			chunks = slices.Clone(chunks[:len(chunks)-1])
+		}
+		f.chunks[sealed[old].identity] = chunks
+	}
+	return f.bytes+size <= budget
+}
+
+// FilterBytes is the memory that the loaded filters take.
+func (s *Store) FilterBytes() int64 {
+	s.filters.mu.Lock()
+	defer s.filters.mu.Unlock()
+	return s.filters.bytes
+}
+
+// FiltersBehind tells that LoadFilters may have something to do.
+func (s *Store) FiltersBehind() bool {
+	s.filters.mu.Lock()
+	defer s.filters.mu.Unlock()
+	return s.filters.behind
+}
+
+// LoadFilters reads the filters of sealed generations into memory, newest first,
+// as far as the budget goes. A filter that isn't what was stored is deleted, to
+// be built again; until then its generation is looked up through its index.
+func (s *Store) LoadFilters(ctx context.Context) error {
+	s.filters.loading.Lock()
+	defer s.filters.loading.Unlock()
+	c, err := s.loaded(ctx)
+	if err != nil {
+		return err
+	}
+	waiting := false
+	for at, g := range c.sealed {
+		for {
+			s.filters.mu.Lock()
+			have := s.filters.chunks[g.identity]
+			s.filters.mu.Unlock()
+			if complete(have) {
+				break
+			}
+			next, err := s.readChunk(ctx, g, have)
+			if err != nil {
+				return err
+			}
+			if next == nil {
+				waiting = true // not built yet
+				break
+			}
+			if !s.addChunk(c, at, next) {
+				s.filters.mu.Lock()
+				s.filters.behind = waiting // the rest is beyond the budget
+				s.filters.mu.Unlock()
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// addChunk publishes one more chunk of c.sealed[at], and tells whether the
+// budget had room for it. A generation that is gone meanwhile takes its filter
+// along.
+func (s *Store) addChunk(c *catalog, at int, next *chunk) bool {
+	s.filters.mu.Lock()
+	defer s.filters.mu.Unlock()
+	if !s.filters.makeRoom(c.sealed, at, next.bytes(), s.filterMemory) {
+		return false
+	}
+	id := c.sealed[at].identity
+	// A new slice: the old one may be in use.
+	s.filters.chunks[id] = append(slices.Clone(s.filters.chunks[id]), next)
+	if now := s.catalog.Load(); now != nil {
+		s.filters.keepOnly(now.sealed)
+		s.catalog.Store(s.filters.equip(now))
+	} else {
+		s.filters.keepOnly(nil)
+	}
+	return true
+}
+
+// readChunk reads the chunk that follows those that are loaded; nil: it isn't
+// there.
+func (s *Store) readChunk(ctx context.Context, g *generation, have []*chunk) (*chunk, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	c := &chunk{number: int32(len(have))}
+	var checksum int64
+	var data []byte
+	err := s.pool.QueryRow(ctx, `SELECT claims, last_key, last, checksum, data FROM `+s.name("filters")+` WHERE identity = $1 AND chunk = $2`,
+		[16]byte(g.identity), c.number).Scan(&c.claims, (*[16]byte)(&c.lastKey), &c.last, &checksum, &data)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		// Chunks are built in their order: one that follows a missing one would
+		// keep it from being built again.
+		return nil, s.deleteChunks(ctx, g, c.number)
+	case err != nil:
+		return nil, fmt.Errorf("load the filter of generation %d: %w", g.number, err)
+	}
+	switch {
+	case c.checksum(g.identity, data) != checksum:
+		err = errors.New("its checksum is wrong")
+	case c.claims <= 0 || len(have) > 0 && c.lastKey.compare(&have[len(have)-1].lastKey) <= 0:
+		err = errFilter
+	default:
+		err = c.decode(data)
+	}
+	if err == nil {
+		return c, nil
+	}
+	s.log.Warn("a stored filter can't be trusted: it will be built again", "generation", g.number, "chunk", c.number, "error", err)
+	return nil, s.deleteChunks(ctx, g, c.number)
+}
+
+func (s *Store) deleteChunks(ctx context.Context, g *generation, from int32) error {
+	if _, err := s.pool.Exec(ctx, `DELETE FROM `+s.name("filters")+` WHERE identity = $1 AND chunk >= $2`, [16]byte(g.identity), from); err != nil {
+		return fmt.Errorf("delete the broken filter of generation %d: %w", g.number, err)
+	}
+	return nil
+}
+
+// BuildFilter builds and stores the next missing chunk of the scope's filters,
+// newest generation first. claims is how many keys it holds: 0 means that
+// nothing is missing. led is false, and nothing done, while another process is
+// at it. Each chunk is a transaction of its own, so that whoever comes next goes
+// on where the last one ended.
+func (s *Store) BuildFilter(ctx context.Context) (claims int, led bool, err error) {
+	var (
+		identity, first, last Key
+		table                 string
+		number                int
+		missing               chunk
+		after                 *[16]byte
+	)
+	find := func(q querier) error {
+		return q.QueryRow(ctx, `
+			SELECT g.identity, g.first_key, g.last_key, g.table_name, g.generation, coalesce(f.chunk + 1, 0), f.last_key
+			FROM `+s.name("generations")+` g
+			LEFT JOIN LATERAL (SELECT chunk, last_key, last FROM `+s.name("filters")+` WHERE identity = g.identity ORDER BY chunk DESC LIMIT 1) f ON true
+			WHERE g.scope = $1 AND g.state = 'sealed' AND g.first_key IS NOT NULL AND f.last IS NOT TRUE
+			ORDER BY g.generation DESC LIMIT 1`, s.scope).Scan(
+			(*[16]byte)(&identity), (*[16]byte)(&first), (*[16]byte)(&last), &table, &number, &missing.number, &after)
+	}
+	switch err := find(s.pool); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return 0, true, nil
+	case err != nil:
+		return 0, false, fmt.Errorf("find missing filters: %w", err)
+	}
+	if missing.number == 0 {
+		s.vacuum(ctx, table)
+	}
+	led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		missing.claims = 0
+		if err := find(tx); errors.Is(err, pgx.ErrNoRows) {
+			return nil // another was faster
+		} else if err != nil {
+			return err
+		}
+		above := ">="
+		if after != nil {
+			above, first = ">", *after
+		}
+		keys, more, err := s.readKeys(ctx, tx.Conn(), table, above, first)
+		if err != nil {
+			return err
+		}
+		if len(keys) == 0 {
+			// Whatever was there has been forgotten. A filter may hold keys that
+			// the table doesn't.
+			keys = []Key{last}
+		}
+		data, err := buildFilter(keys)
+		if err != nil {
+			return err
+		}
+		missing.claims, missing.lastKey, missing.last = int32(len(keys)), keys[len(keys)-1], !more
+		_, err = tx.Exec(ctx, `INSERT INTO `+s.name("filters")+` (identity, chunk, claims, last_key, last, checksum, data) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+			[16]byte(identity), missing.number, missing.claims, [16]byte(missing.lastKey), missing.last, missing.checksum(identity, data), data)
+		return err
+	})
+	if err != nil {
+		return 0, led, fmt.Errorf("build the filter of generation %d: %w", number, err)
+	}
+	return int(missing.claims), led, nil
+}
+
+// readKeys reads a table's keys from one on, in their order, as many as a chunk
+// holds, and tells whether there are more.
+func (s *Store) readKeys(ctx context.Context, conn *pgx.Conn, table, above string, first Key) (keys []Key, more bool, err error) {
+	limit := s.chunkClaims
+	err = roundTrip(ctx, conn, false, []step{{
+		sql:  `SELECT key FROM ` + s.name(table) + ` WHERE key ` + above + ` $1::uuid ORDER BY key LIMIT $2::bigint`,
+		oids: []uint32{pgtype.UUIDOID, pgtype.Int8OID}, params: [][]byte{first[:], int8b(int64(limit + 1))},
+		row: func(v [][]byte) error {
+			key, err := readKey(v[0])
+			keys = append(keys, key)
+			return err
+		},
+	}})
+	if err != nil || len(keys) <= limit {
+		return keys, false, err
+	}
+	return keys[:limit], true, nil
+}
+
+// vacuum makes a sealed table quick to read: its pages are marked visible to
+// all, once, so that the index alone tells its keys; and frozen, so that no
+// later vacuum has to come and stand in the way of its end. A role that may not
+// do it gets a warning of the server, and everything works, a little slower.
+func (s *Store) vacuum(ctx context.Context, table string) {
+	if _, err := s.pool.Exec(ctx, `VACUUM (FREEZE, TRUNCATE false, SKIP_LOCKED) `+s.name(table)); err != nil {
+		s.log.Debug("vacuum of a sealed generation failed", "table", table, "error", err)
+	}
+}

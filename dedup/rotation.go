@@ -1,0 +1,149 @@
+package dedup
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// retentionLock is the class of the advisory lock that one process holds while
+// it works for all ("dedr").
+const retentionLock = 0x64656472
+
+// lead does a step of housekeeping in a transaction that holds the scope's
+// retention lock. It tells whether it had the lock; without it, nothing is done.
+// The lock ends with the step, and each step leaves things in order, so that the
+// leader may change at any point between them.
+func (s *Store) lead(ctx context.Context, work func(ctx context.Context, tx pgx.Tx) error) (led bool, err error) {
+	c, err := s.loaded(ctx)
+	if err != nil {
+		return false, err
+	}
+	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '1s', true), set_config('statement_timeout', '60s', true)`); err != nil {
+			return err
+		}
+		if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_try_advisory_xact_lock($1, $2)`, retentionLock, c.scopeID).Scan(&led); err != nil || !led {
+			return err
+		}
+		return work(ctx, tx)
+	})
+	return led, err
+}
+
+// PrepareGeneration makes the table that the next rotation opens, if it isn't
+// there.
+func (s *Store) PrepareGeneration(ctx context.Context) (led bool, err error) {
+	led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SELECT `+s.name("prepare_generation")+`($1)`, s.scope)
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("prepare the next generation: %w", err)
+	}
+	return led, err
+}
+
+// lockWaits are how long the tries of a change of the catalog wait for the
+// rotation lock. All claims wait with them, so they begin short. Where
+// transactions are so long that short waits never succeed, a late rotation is
+// worse than a stall.
+var lockWaits = []time.Duration{
+	100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond,
+	100 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second,
+}
+
+// dropWait is how long the drop of a table waits for its readers, who make
+// others wait with it.
+const dropWait = 200 * time.Millisecond
+
+// withLock tries a step that waits for a lock, with a pause of random length
+// between the tries.
+func withLock(ctx context.Context, waits []time.Duration, try func(wait string) error) error {
+	for i, wait := range waits {
+		err := try(fmt.Sprintf("%dms", wait.Milliseconds()))
+		if sqlstate(err) != "55P03" || i == len(waits)-1 {
+			return err
+		}
+		if !pause(ctx, wait+rand.N(5*wait)) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Rotate seals the open generation, if it is the one of that number, and opens
+// the next, which must have been prepared. took is how long the change itself
+// held up claims at most, the last try's wait for the lock included.
+func (s *Store) Rotate(ctx context.Context, generation int) (rotated, led bool, took time.Duration, err error) {
+	err = withLock(ctx, lockWaits, func(wait string) error {
+		start := time.Now()
+		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			return tx.QueryRow(ctx, `SELECT coalesce((SELECT `+s.name("rotate")+`($1, identity, $3) FROM `+s.name("generations")+`
+				WHERE scope = $1 AND generation = $2 AND state = 'open'), false)`, s.scope, generation, wait).Scan(&rotated)
+		})
+		took = time.Since(start)
+		return err
+	})
+	if err != nil {
+		return false, led, took, fmt.Errorf("rotate generation %d: %w", generation, err)
+	}
+	if rotated {
+		// The others find out at their next transaction.
+		if _, err := s.refresh(ctx); err != nil {
+			return true, led, took, err
+		}
+	}
+	return rotated, led, took, nil
+}
+
+// Expire takes the generations out of the catalog that every lane's clock has
+// passed by the window, or that have been held for maxHold. DropExpired drops
+// their tables.
+func (s *Store) Expire(ctx context.Context, window, maxHold time.Duration) (n int, led bool, err error) {
+	err = withLock(ctx, lockWaits, func(wait string) error {
+		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			return tx.QueryRow(ctx, `SELECT `+s.name("expire")+`($1, make_interval(secs => $2), make_interval(secs => $3), $4)`,
+				s.scope, window.Seconds(), maxHold.Seconds(), wait).Scan(&n)
+		})
+		return err
+	})
+	if err != nil {
+		return 0, led, fmt.Errorf("expire generations: %w", err)
+	}
+	return n, led, nil
+}
+
+// DropExpired drops the table of one expired generation, the oldest.
+func (s *Store) DropExpired(ctx context.Context, generation int) (led bool, err error) {
+	err = withLock(ctx, []time.Duration{dropWait, dropWait, dropWait, dropWait, dropWait}, func(wait string) error {
+		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT `+s.name("drop_generation")+`($1, $2, $3)`, s.scope, generation, wait)
+			return err
+		})
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("drop generation %d: %w", generation, err)
+	}
+	return led, err
+}
+
+// Sweep drops tables of claims that the catalog doesn't know, and names them.
+func (s *Store) Sweep(ctx context.Context) (dropped []string, led bool, err error) {
+	led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `SELECT `+s.name("sweep")+`($1, $2)`, s.scope, fmt.Sprintf("%dms", dropWait.Milliseconds()))
+		if err != nil {
+			return err
+		}
+		dropped, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("sweep: %w", err)
+	}
+	return dropped, led, err
+}
