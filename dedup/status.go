@@ -1,0 +1,48 @@
+package dedup
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// Status is what expiry goes by: the clocks and the generations of the scope.
+type Status struct {
+	// Now is the database's clock.
+	Now time.Time
+	// Stream is the stream clock, as far as every lane has come; zero while of
+	// some lane nothing is known.
+	Stream time.Time
+	// Lane is the one furthest behind, which holds up expiry, as source:lane;
+	// empty where the scope has no lanes. LaneTime is its clock; nil: not known.
+	Lane     string
+	LaneTime *time.Time
+	// Generations are all of the scope's, oldest first.
+	Generations []Generation
+}
+
+// Status reads the scope's clocks and generations.
+func (s *Store) Status(ctx context.Context) (status Status, err error) {
+	var stream *time.Time
+	var source, name *string
+	// The stream clock is -infinity while a lane's is not known.
+	err = s.pool.QueryRow(ctx, `
+		SELECT c.now, CASE WHEN pg_catalog.isfinite(c.stream) THEN c.stream END, l.source, l.lane, l.stream_time
+		FROM (SELECT `+s.name("clock")+`() AS now, `+s.name("stream_clock")+`($1) AS stream) c
+		LEFT JOIN LATERAL (SELECT source, lane, stream_time FROM `+s.name("lanes")+` WHERE scope = $1
+		                   ORDER BY stream_time NULLS FIRST, source, lane LIMIT 1) l ON true`, s.scope).
+		Scan(&status.Now, &stream, &source, &name, &status.LaneTime)
+	if err != nil {
+		return Status{}, fmt.Errorf("read the clocks: %w", err)
+	}
+	if stream != nil {
+		status.Stream = *stream
+	}
+	if source != nil && name != nil {
+		status.Lane = message.Lane{Source: *source, Name: *name}.String()
+	}
+	status.Generations, err = s.Generations(ctx)
+	return status, err
+}
