@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,32 +17,37 @@ import (
 )
 
 // Two workers over one broker, while everything goes wrong that may: each id has
-// one effect, none is missing, and each worker's books balance.
+// one effect, none is missing, each worker's books balance, and no lane is told to
+// be caught up that isn't.
 func TestChaos(t *testing.T) {
 	const partitions, total = 6, 20_000
 	broker, store := consumertest.NewBroker(partitions), consumertest.NewStore()
+	ends := &knownEnds{Lanes: store, t: t, end: make(map[message.Lane]int64)}
 	for i := range total {
 		id := fmt.Sprintf("m%06d", i)
 		m := message.Message{Topic: "t", Value: []byte(id), Headers: []message.Header{{Key: consumertest.IDHeader, Value: []byte(id)}}}
+		lane := message.Lane{Source: "chaos", Name: strconv.Itoa(i % partitions)}
 		broker.Produce(i%partitions, m)
+		ends.end[lane]++
 		if i%10 == 0 {
 			broker.Produce(i%partitions, m) // sent twice
+			ends.end[lane]++
 		}
 	}
 	handled := [2]*counting{{store: store}, {store: store}}
-	var ends []func()
+	var stops []func()
 	var registries []*prometheus.Registry
 	for i := range 2 {
 		budget, registry := consumer.NewBudget(1<<20), prometheus.NewRegistry()
 		w := &consumer.Worker{
-			Handler: handled[i], Lanes: store, Sources: []consumer.Source{broker.Source("chaos")},
-			Writers: 3, MaxMessages: 50, MaxBytes: 1 << 18, Budget: budget, Drain: time.Second,
+			Handler: handled[i], Lanes: ends, Sources: []consumer.Source{broker.Source("chaos")},
+			Writers: 3, MaxMessages: 50, MaxBytes: 1 << 18, Budget: budget, Drain: time.Second, Pulse: time.Millisecond,
 			Logger: quiet(), Metrics: consumer.NewMetrics(registry, budget),
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() { done <- w.Run(ctx) }()
-		ends = append(ends, func() {
+		stops = append(stops, func() {
 			cancel()
 			if err := <-done; err != nil {
 				t.Error(err)
@@ -73,8 +79,14 @@ func TestChaos(t *testing.T) {
 		}
 		time.Sleep(rand.N(10 * time.Millisecond))
 	}
-	for i, end := range ends {
-		end()
+	for ends.told.Load() == 0 && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if ends.told.Load() == 0 {
+		t.Error("no lane was told to be caught up")
+	}
+	for i, stop := range stops {
+		stop()
 		fetched, abandoned := sum(t, registries[i], "dedupd_messages_fetched_total"), sum(t, registries[i], "dedupd_messages_abandoned_total")
 		if fetched != float64(handled[i].told.Load())+abandoned {
 			t.Errorf("worker %d: fetched %v, handled %d, abandoned %v", i, fetched, handled[i].told.Load(), abandoned)
@@ -86,6 +98,24 @@ func TestChaos(t *testing.T) {
 	for _, v := range store.Violations() {
 		t.Error("contract broken: ", v)
 	}
+}
+
+// knownEnds checks what is told of lanes to which nothing more comes.
+type knownEnds struct {
+	consumer.Lanes
+	t    *testing.T
+	end  map[message.Lane]int64
+	told atomic.Int64
+}
+
+func (k *knownEnds) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
+	for _, c := range lanes {
+		if c.Next != k.end[c.Lane] {
+			k.t.Errorf("lane %s is told to be caught up at %d of %d", c.Lane, c.Next, k.end[c.Lane])
+		}
+		k.told.Add(1)
+	}
+	return k.Lanes.CaughtUp(ctx, lanes)
 }
 
 // counting counts the messages of the hand-overs that were answered by nil.

@@ -26,6 +26,9 @@ type Lane struct {
 	closed  bool
 	lag     int64
 
+	position int64     // where the lane's row stands
+	asked    time.Time // the broker last held nothing beyond what was offered; zero: it never said so
+
 	cancel context.CancelFunc // of the running transaction
 
 	attempts  int
@@ -114,6 +117,23 @@ func (l *Lane) SetLag(n int64) {
 	}
 }
 
+// CaughtUp tells that the broker, when it was asked at that time, held nothing
+// beyond what has been offered by now: nothing that may not be read yet, either,
+// and nothing that others have in hand. Once all that was offered is committed,
+// the lane's clock may follow the database's up to then.
+//
+// A lag of 0 says less. It may be old when it is told, for an Offer may have
+// waited in between; and it leaves out what will come with an old timestamp.
+func (l *Lane) CaughtUp(asked time.Time) {
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	l.asked = asked
+}
+
+// idle tells whether everything that was offered is committed, and there is
+// nothing more to offer.
+func (l *Lane) idle() bool { return l.flight == nil && l.pending == nil && l.lag == 0 }
+
 // Lost is closed when the lane was fenced: its batches are abandoned, and the
 // source takes the lane anew or lets it go.
 func (l *Lane) Lost() <-chan struct{} { return l.lost }
@@ -190,7 +210,7 @@ func (l *Lane) retry(after time.Duration) {
 		l.abandonLocked(l.flight)
 		l.flight = nil
 		l.attempts = 0
-		l.lag = -1 // what was given up is still to be done
+		l.lag, l.asked = -1, time.Time{} // what was given up is still to be done
 		l.enqueue()
 	case after == 0:
 		l.enqueue()

@@ -101,7 +101,7 @@ func (r *rig) open(ctx context.Context, in *consumer.Intake, i int, changes []an
 	}
 	l.epoch, l.next = taken.Epoch, taken.Next
 	o := consumer.LaneOptions{
-		Lane: l.name, Next: taken.Next,
+		Lane: l.name, Epoch: taken.Epoch, Next: taken.Next,
 		Committed: func(next int64, tokens []any) { l.told(&l.committed, tokens); l.position = next },
 		Abandoned: func(tokens []any) { l.told(&l.abandoned, tokens) },
 	}

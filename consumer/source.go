@@ -37,6 +37,12 @@ type Lanes interface {
 	// Take makes this worker the owner of a lane under a new epoch, and says
 	// where reading starts. message.ErrStale: a newer owner is at work.
 	Take(ctx context.Context, t message.Take) (message.Taken, error)
+	// CaughtUp tells that these lanes had nothing left to read, so that their
+	// clocks follow the database's: a quiet lane commits nothing that would move
+	// them. A lane that was taken by another, or that has moved since, is passed
+	// over. Failures are harmless: it is told again. The lanes are sorted, and
+	// each stands there once.
+	CaughtUp(ctx context.Context, lanes []message.CaughtUp) error
 }
 
 // Source reads one configured broker subscription.
@@ -56,6 +62,8 @@ var ErrClosed = errors.New("the lane is closed")
 // LaneOptions describe a lane that a source opens.
 type LaneOptions struct {
 	Lane message.Lane
+	// Epoch is the epoch under which the lane was taken.
+	Epoch int64
 	// Next is the position where reading starts.
 	Next int64
 	// Committed is told after a commit, with the lane's new position and the

@@ -35,8 +35,10 @@ type Worker struct {
 	// UntilIdle, if not zero, ends Run once every lane has been caught up for
 	// that long.
 	UntilIdle time.Duration
-	Logger    *slog.Logger
-	Metrics   *Metrics
+	// Pulse is how often Lanes is told which lanes are caught up. Zero: 15 s.
+	Pulse   time.Duration
+	Logger  *slog.Logger
+	Metrics *Metrics
 
 	// hard outlives the context of Run by Drain: it is what transactions run
 	// under. One context for both would either kill a good transaction at the
@@ -100,6 +102,7 @@ func (w *Worker) Run(ctx context.Context) error {
 			stop(err)
 		})
 	}
+	sources.Go(func() { w.pulse(soft) })
 	if w.UntilIdle > 0 {
 		sources.Go(func() { w.watchIdle(soft, stop) })
 	}
@@ -177,7 +180,7 @@ func (w *Worker) isIdle(now time.Time) (bool, error) {
 		if l.held != nil && l.attempts >= 3 && now.Sub(l.heldSince) >= w.UntilIdle {
 			return false, l.held
 		}
-		caughtUp = caughtUp && l.flight == nil && l.pending == nil && l.lag == 0
+		caughtUp = caughtUp && l.idle()
 	}
 	if !caughtUp {
 		w.activity = now
@@ -282,6 +285,7 @@ func (w *Worker) committed(group []*Lane) {
 		if l.lastError != "" {
 			w.Logger.Info("lane goes on", "source", l.options.Lane.Source, "lane", l.options.Lane.Name, "attempts", l.attempts+1)
 		}
+		l.position = l.flight.batch.Next
 		l.flight = nil
 		l.attempts, l.alone, l.lastError = 0, false, ""
 		l.setHeld(nil)

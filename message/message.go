@@ -129,3 +129,16 @@ type Taken struct {
 	// Reset tells that an operator's reset of the group was honoured.
 	Reset bool
 }
+
+// CaughtUp says that a lane had nothing left to read: every message that the
+// broker held was committed.
+type CaughtUp struct {
+	Lane  Lane
+	Epoch int64
+	// Next is the position that the lane's row stands at. It says nothing of an
+	// unordered lane.
+	Next int64
+	// Age is how long ago that was: when the broker was asked, not when it
+	// answered.
+	Age time.Duration
+}

@@ -146,8 +146,13 @@ func (b *Broker) assign(m *member) assignment {
 	return a
 }
 
-// fetch waits for at least one record, or a hole, at or after a position.
+// pollWait is how long a fetch that finds nothing is held.
+const pollWait = 100 * time.Millisecond
+
+// fetch waits for at least one record, or a hole, at or after a position. When
+// none has come for a while, next is that position.
 func (b *Broker) fetch(ctx context.Context, number int, from int64, n int) (msgs []message.Message, next, lag int64, err error) {
+	expired := time.After(pollWait)
 	for {
 		b.mu.Lock()
 		p, changed := b.partitions[number], b.changed
@@ -166,6 +171,8 @@ func (b *Broker) fetch(ctx context.Context, number int, from int64, n int) (msgs
 		}
 		select {
 		case <-changed:
+		case <-expired:
+			return nil, from, 0, nil
 		case <-ctx.Done():
 			return nil, 0, 0, ctx.Err()
 		}

@@ -74,7 +74,7 @@ func (s *Store) Rewind(l message.Lane, to int64) {
 	if r == nil || r.Next <= to {
 		return
 	}
-	r.Next = to
+	r.Next, r.CaughtUp = to, time.Time{}
 	r.BrokerPosition = min(r.BrokerPosition, to)
 	s.log = slices.DeleteFunc(s.log, func(e Effect) bool {
 		return e.Message.Position.Lane == l && e.Message.Position.Offset >= to

@@ -88,7 +88,7 @@ func (m *member) read(ctx context.Context, in *consumer.Intake, generation int64
 	if committed < taken.Next {
 		tell(taken.Next, nil) // what was committed without our hearing of it
 	}
-	lane := in.Open(consumer.LaneOptions{Lane: m.lane(number), Next: taken.Next, Committed: tell})
+	lane := in.Open(consumer.LaneOptions{Lane: m.lane(number), Epoch: taken.Epoch, Next: taken.Next, Committed: tell})
 	defer func() {
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.Drain())
 		defer cancel()
@@ -109,12 +109,17 @@ func (m *member) read(ctx context.Context, in *consumer.Intake, generation int64
 func (m *member) offer(ctx context.Context, in *consumer.Intake, lane *consumer.Lane, taken message.Taken, number int, confirmed *atomic.Int64) {
 	from := taken.Next
 	for {
+		asked := time.Now()
 		if m.broker.at(number) <= from {
 			lane.SetLag(0)
+			lane.CaughtUp(asked)
 		}
 		msgs, next, lag, err := m.broker.fetch(ctx, number, from, in.MaxMessages())
 		if err != nil {
 			return
+		}
+		if next == from {
+			continue
 		}
 		batch := message.Batch{
 			Lane: m.lane(number), Ordered: true, Incarnation: taken.Incarnation, Epoch: taken.Epoch,

@@ -175,6 +175,45 @@ func testUntilIdle(f *fixture) {
 	f.ended(f.start(idle)) // nothing new
 }
 
+func testCaughtUp(f *fixture) {
+	const pulse = 20 * time.Millisecond
+	// asOf is the time as of which all lanes, or any of them, count as caught up.
+	asOf := func() (all, anyLane time.Time) {
+		for i, lane := range f.store.Lanes() {
+			row, _ := f.store.Row(lane)
+			if i == 0 || row.CaughtUp.Before(all) {
+				all = row.CaughtUp
+			}
+			if row.CaughtUp.After(anyLane) {
+				anyLane = row.CaughtUp
+			}
+		}
+		return all, anyLane
+	}
+	told := func(since time.Time) {
+		f.Helper()
+		f.eventually("all lanes to be told to be caught up", func() bool { all, _ := asOf(); return all.After(since) })
+	}
+	r := f.start(func(w *consumer.Worker) { w.Pulse = pulse })
+	told(time.Now()) // an empty topic is caught up
+	f.produce(f.Messages)
+	f.all()
+	told(time.Now())
+
+	release := f.store.Hold()
+	defer release()
+	f.produce(f.Features.Partitions) // one for each lane
+	held := time.Now()
+	time.Sleep(2500 * time.Millisecond) // the broker is asked every two seconds, at least
+	if _, last := asOf(); last.After(held) {
+		f.Errorf("a lane was told to be caught up %s after a message had come that isn't durable", last.Sub(held))
+	}
+	release()
+	f.all()
+	told(time.Now())
+	f.stop(r)
+}
+
 func testPayloads(f *fixture) {
 	every := make([]byte, 256)
 	for i := range every {

@@ -63,6 +63,9 @@ type tenure struct {
 type Row struct {
 	Epoch, Next, BrokerPosition int64
 	Incarnation                 string
+	// CaughtUp is the time as of which the lane was last told to have nothing
+	// left to read.
+	CaughtUp time.Time
 }
 
 // Effect is the one effect of an id.
@@ -131,6 +134,37 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	}
 	taken.Next, taken.BrokerPosition, taken.Incarnation = r.Next, r.BrokerPosition, r.Incarnation
 	return taken, nil
+}
+
+// CaughtUp notes since when lanes had nothing left to read. One that was taken by
+// another, or that has moved since, is passed over.
+func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	for i, c := range lanes {
+		if i > 0 && lanes[i-1].Lane.Compare(c.Lane) >= 0 {
+			s.violate("lane %s is told to be caught up after lane %s", c.Lane, lanes[i-1].Lane)
+		}
+		if c.Age < 0 {
+			s.violate("lane %s is told to be caught up in %s from now", c.Lane, -c.Age)
+		}
+		r := s.rows[c.Lane]
+		if r == nil {
+			s.violate("lane %s is told to be caught up, and was never taken", c.Lane)
+			continue
+		}
+		if r.Epoch != c.Epoch || r.ordered && r.Next != c.Next {
+			continue
+		}
+		if at := time.Now().Add(-c.Age); at.After(r.CaughtUp) {
+			r.CaughtUp = at
+		}
+	}
+	return nil
 }
 
 func (s *Store) newRow(t message.Take) *row {

@@ -94,6 +94,7 @@ func Run(t *testing.T, c Config) {
 		{"a single message does not wait for others", testLatency, false},
 		{"a stop while idle is prompt", testStopIdle, false},
 		{"until idle ends", testUntilIdle, false},
+		{"a lane is told to be caught up when all the broker holds is durable", testCaughtUp, false},
 		{"payloads survive", testPayloads, false},
 		{"the byte budget is kept", testBudget, false},
 		{"a message larger than the budget gets through", testHuge, false},

@@ -1,0 +1,272 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/message"
+)
+
+// tellings records what the authority is told, and passes it on.
+type tellings struct {
+	consumer.Lanes
+	mu   sync.Mutex
+	all  []telling
+	tell func(ctx context.Context) error // nil: pass it on
+}
+
+type telling struct {
+	at    time.Time
+	lanes []message.CaughtUp
+}
+
+func (t *tellings) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
+	t.mu.Lock()
+	t.all = append(t.all, telling{time.Now(), lanes})
+	tell := t.tell
+	t.mu.Unlock()
+	if tell != nil {
+		return tell(ctx)
+	}
+	return t.Lanes.CaughtUp(ctx, lanes)
+}
+
+func (t *tellings) list() []telling {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return append([]telling(nil), t.all...)
+}
+
+// of are those that tell of one lane.
+func (t *tellings) of(lane message.Lane) (all []message.CaughtUp) {
+	for _, told := range t.list() {
+		for _, c := range told.lanes {
+			if c.Lane == lane {
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+// newPulseRig is a rig whose lane i was taken i times before, if at all at 10.
+func newPulseRig(t *testing.T, lanes int, changes ...any) (*rig, *tellings) {
+	told := &tellings{}
+	takeBefore := func(w *consumer.Worker) {
+		for i := range lanes {
+			for range i {
+				take(t, w.Lanes, message.Take{Lane: laneNamed(i), Ordered: true, Committed: -1, Start: 10})
+			}
+		}
+		told.Lanes, w.Lanes = w.Lanes, told
+	}
+	return newRig(t, lanes, append([]any{takeBefore}, changes...)...), told
+}
+
+func laneNamed(i int) message.Lane { return message.Lane{Source: "test", Name: string(rune('0' + i))} }
+
+func take(t *testing.T, lanes consumer.Lanes, how message.Take) {
+	t.Helper()
+	if _, err := lanes.Take(t.Context(), how); err != nil {
+		t.Error(err)
+	}
+}
+
+// caughtUp lets a lane be caught up as of now.
+func (l *lane) caughtUp() {
+	l.SetLag(0)
+	l.CaughtUp(time.Now())
+}
+
+func (r *rig) caughtUpAt(lane message.Lane) time.Time {
+	row, _ := r.store.Row(lane)
+	return row.CaughtUp
+}
+
+func TestCaughtUp(t *testing.T) {
+	bubble(t, "is told from time to time", func(t *testing.T) {
+		r, told := newPulseRig(t, 2)
+		begun := time.Now()
+		r.lanes[0].mustOffer(3)
+		time.Sleep(time.Second)
+		r.lanes[0].CaughtUp(begun)
+		r.lanes[1].caughtUp()
+		time.Sleep(16 * time.Second)
+		first := told.list()
+		if len(first) != 1 || first[0].at.Sub(begun) < 13*time.Second {
+			t.Fatalf("told %v, want to be told once after about 15 s", first)
+		}
+		age := first[0].at.Sub(begun)
+		want := []message.CaughtUp{
+			{Lane: laneNamed(0), Epoch: 1, Next: 3, Age: age},
+			{Lane: laneNamed(1), Epoch: 2, Next: 10, Age: age - time.Second},
+		}
+		if !reflect.DeepEqual(first[0].lanes, want) {
+			t.Errorf("told %v, want %v", first[0].lanes, want)
+		}
+		if at := r.caughtUpAt(laneNamed(0)); !at.Equal(begun) {
+			t.Errorf("the lane was caught up at %s, the store knows of %s", begun, at)
+		}
+
+		r.lanes[0].mustOffer(1)
+		r.lanes[0].caughtUp()
+		again := time.Now()
+		time.Sleep(time.Minute)
+		if n := len(told.list()) - 1; n < 3 || n > 5 {
+			t.Errorf("told %d times in a minute", n)
+		}
+		if at := r.caughtUpAt(laneNamed(0)); !at.Equal(again) {
+			t.Errorf("the lane was caught up at %s, the store knows of %s", again, at)
+		}
+		r.stop()
+		n := len(told.list())
+		time.Sleep(time.Minute)
+		if len(told.list()) != n {
+			t.Error("told after the end")
+		}
+	})
+
+	const keep = 30 * time.Second
+	keepFor := func(o *consumer.LaneOptions) { o.KeepFor = keep }
+	hold := &message.HoldError{Lane: laneNamed(0), Err: errors.New("no such table")}
+	// What lane 0 does that it mustn't be told of, while lane 1 is. Lane 2 is for
+	// the case to use.
+	for name, behind := range map[string]func(r *rig, l *lane){
+		"of which the broker said nothing": func(_ *rig, l *lane) { l.mustOffer(1); l.SetLag(0) },
+		"whose lag is not known":           func(_ *rig, l *lane) { l.CaughtUp(time.Now()); l.SetLag(-1) },
+		"that is behind":                   func(_ *rig, l *lane) { l.CaughtUp(time.Now()); l.SetLag(5) },
+		"that is behind its last batch": func(_ *rig, l *lane) {
+			l.caughtUp()
+			l.next++
+			_ = l.Offer(context.Background(), message.Batch{Lane: l.name, Ordered: true, Incarnation: "incarnation-1", Epoch: l.epoch, Next: 1, Lag: 5}, 0)
+		},
+		"in its transaction": func(r *rig, l *lane) {
+			r.store.Hold()
+			l.mustOffer(1)
+			l.caughtUp()
+		},
+		"that no writer has taken": func(r *rig, l *lane) {
+			r.store.Hold()
+			r.lanes[2].mustOffer(1)
+			synctest.Wait()
+			l.mustOffer(1)
+			l.caughtUp()
+		},
+		"that is held": func(r *rig, l *lane) {
+			r.store.FailBefore(1_000_000, hold)
+			l.mustOffer(1)
+			l.caughtUp()
+			time.Sleep(2 * keep)
+			l.caughtUp() // what it was held for was given up
+		},
+		"that gave its batch up": func(r *rig, l *lane) {
+			r.store.FailBefore(1_000_000, errTransient)
+			l.mustOffer(1)
+			l.caughtUp()
+			time.Sleep(2 * keep)
+			l.SetLag(0)
+		},
+		"that was closed": func(_ *rig, l *lane) { l.caughtUp(); l.Close(context.Background()) },
+		"that was lost": func(r *rig, l *lane) {
+			r.store.Steal(l.name)
+			l.mustOffer(1)
+			l.caughtUp()
+			<-l.Lost()
+		},
+	} {
+		bubble(t, "is not told of a lane "+name, func(t *testing.T) {
+			r, told := newPulseRig(t, 3, writers(1), keepFor)
+			r.lanes[1].caughtUp()
+			behind(r, r.lanes[0])
+			time.Sleep(keep / 3 * 2) // longer than a pulse, shorter than a batch is kept
+			if all := told.of(laneNamed(0)); len(all) > 0 {
+				t.Errorf("told %v", all)
+			}
+			if len(told.of(laneNamed(1))) == 0 {
+				t.Error("nothing was told of its neighbour")
+			}
+			r.end()
+			<-r.done
+		})
+	}
+
+	bubble(t, "is passed over where another has the lane, or it has moved", func(t *testing.T) {
+		r, told := newPulseRig(t, 2)
+		for _, l := range r.lanes {
+			l.mustOffer(2)
+			l.caughtUp()
+		}
+		synctest.Wait()
+		r.store.Steal(laneNamed(0))
+		r.store.Rewind(laneNamed(1), 11)
+		time.Sleep(20 * time.Second)
+		for i := range 2 {
+			if len(told.of(laneNamed(i))) == 0 {
+				t.Errorf("lane %d is idle, and nothing was told of it", i)
+			}
+			if at := r.caughtUpAt(laneNamed(i)); !at.IsZero() {
+				t.Errorf("lane %d counts as caught up at %s", i, at)
+			}
+		}
+		r.stop()
+	})
+	bubble(t, "is told of a queue when all slots are, once", func(t *testing.T) {
+		queue := message.Lane{Source: "test", Name: "queue"}
+		r, told := newPulseRig(t, 3, func(w *consumer.Worker) { take(t, w.Lanes, message.Take{Lane: queue, Committed: -1}) },
+			func(o *consumer.LaneOptions) { o.Lane, o.Epoch, o.Next = queue, 0, 0 })
+		begun := time.Now()
+		r.lanes[0].caughtUp()
+		r.lanes[1].caughtUp()
+		time.Sleep(time.Minute)
+		if all := told.list(); len(all) > 0 {
+			t.Errorf("told %v while a slot is behind", all)
+		}
+		r.lanes[2].caughtUp()
+		r.lanes[1].caughtUp()
+		time.Sleep(17 * time.Second)
+		if len(told.list()) == 0 {
+			t.Error("told nothing")
+		}
+		for _, each := range told.list() {
+			if want := (message.CaughtUp{Lane: queue, Age: each.at.Sub(begun)}); len(each.lanes) != 1 || each.lanes[0] != want {
+				t.Errorf("told %v, want the queue once, as old as the slot that was told first: %v", each.lanes, want)
+			}
+		}
+		r.stop()
+	})
+	bubble(t, "and told again when that failed", func(t *testing.T) {
+		var log strings.Builder
+		r, told := newPulseRig(t, 1, func(w *consumer.Worker) {
+			w.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelInfo}))
+		})
+		told.mu.Lock()
+		told.tell = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+		told.mu.Unlock()
+		begun := time.Now()
+		r.lanes[0].caughtUp()
+		time.Sleep(3 * 22 * time.Second) // a pulse and the wait for an answer are at most 21.875 s
+		if n := len(told.list()); n < 3 || n > 4 {
+			t.Errorf("told %d times", n)
+		}
+		if log.Len() > 0 {
+			t.Errorf("that is no news: %s", &log)
+		}
+		// In the middle of one.
+		for n := len(told.list()); len(told.list()) == n && time.Since(begun) < time.Hour; {
+			time.Sleep(time.Millisecond)
+		}
+		ended := time.Now()
+		r.stop()
+		if d := time.Since(ended); d > 0 {
+			t.Errorf("the end waited for %s", d)
+		}
+	})
+}
