@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 
 	"github.com/FastFilter/xorfilter"
@@ -109,6 +110,32 @@ func (c *chunk) checksum(generation Key, data []byte) int64 {
 	return int64(h.Sum64())
 }
 
+// maybe appends the indexes, counted from base, of the hashes that the filter may
+// hold. It is BinaryFuse.Contains for many: what is looked up misses every cache,
+// and in a loop as tight as this the processor waits for a dozen of them at once.
+func (c *chunk) maybe(hashes []uint64, base int32, found []int32) []int32 {
+	seed, length, mask, span := c.filter.Seed, c.filter.SegmentLength, c.filter.SegmentLengthMask, uint64(c.filter.SegmentCountLength)
+	fingerprints := c.filter.Fingerprints
+	for i, h := range hashes {
+		h += seed
+		h ^= h >> 33
+		h *= 0xff51afd7ed558ccd
+		h ^= h >> 33
+		h *= 0xc4ceb9fe1a85ec53
+		h ^= h >> 33
+		at, _ := bits.Mul64(h, span)
+		h0 := uint32(at)
+		h1 := h0 + length
+		h2 := h1 + length
+		h1 ^= uint32(h>>18) & mask
+		h2 ^= uint32(h) & mask
+		if uint16(h)^uint16(h>>32) == fingerprints[h0]^fingerprints[h1]^fingerprints[h2] {
+			found = append(found, base+int32(i))
+		}
+	}
+	return found
+}
+
 // candidates are the indexes of the keys that the sealed generation may hold:
 // first those of which a filter says maybe, then, from unfiltered on, those for
 // which none is loaded. excluded is how many the filters have spared us. The keys
@@ -129,11 +156,7 @@ func (g *generation) candidates(keys []Key, hashes []uint64) (found []int32, unf
 		}
 		end = max(end, from)
 		before := len(found)
-		for i, h := range hashes[from:end] {
-			if c.filter.Contains(h) {
-				found = append(found, int32(from+i))
-			}
-		}
+		found = c.maybe(hashes[from:end], int32(from), found)
 		excluded += end - from - (len(found) - before)
 		from = end
 		if c.last {
