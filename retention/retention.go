@@ -1,137 +1,384 @@
-// Package retention decides when the housekeeping of one scope is done: on a
-// schedule, with jitter, by one process at a time. It imports nothing of dedupd's
-// own: how it is done is the store's affair.
+// Package retention decides when the housekeeping of one scope is done: when a
+// generation of claims is sealed, when one has had its time, what to keep in
+// memory. It imports nothing of dedupd's own: how things are done is the store's
+// affair.
 //
-// Dead letters expire by their age. Claims do not expire yet: a generation stays
-// open, and keeps every claim.
+// Every process of a scope runs a Loop. What changes the database is done by one
+// of them at a time, whichever has the lock at that moment.
 package retention
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Store does what the Loop decides. It may be called by one goroutine at a time.
+// Store does what the Loop decides. Steps that change what is kept are done by
+// one process at a time: led is false, and nothing done, while another is at it.
+// Each step leaves things in order, whatever comes after it.
 type Store interface {
-	// ExpireDeadLetters deletes dead letters that are older than age, by the
-	// database's clock. led is false while another process is at it.
+	// Status looks at what is kept, by the database's clock.
+	Status(ctx context.Context) (Status, error)
+
+	// PrepareGeneration makes the table for the next rotation.
+	PrepareGeneration(ctx context.Context) (led bool, err error)
+	// Rotate seals the open generation, if it is the one of that number, and
+	// opens the prepared one. took is how long claims were held up at most.
+	Rotate(ctx context.Context, generation int) (rotated, led bool, took time.Duration, err error)
+	// BuildFilter builds and stores a missing part of a sealed generation's
+	// filter, and tells of how many claims; 0: nothing is missing.
+	BuildFilter(ctx context.Context) (claims int, led bool, err error)
+	// Expire takes generations out of use that every lane has passed by the
+	// window, or that are older than maxHold, and tells how many.
+	Expire(ctx context.Context, window, maxHold time.Duration) (n int, led bool, err error)
+	// DropExpired drops the table of a generation that was taken out of use.
+	DropExpired(ctx context.Context, generation int) (led bool, err error)
+	// Sweep drops tables of claims that nothing refers to, and names them.
+	Sweep(ctx context.Context) (dropped []string, led bool, err error)
+	// ExpireDeadLetters deletes dead letters that are older than age.
 	ExpireDeadLetters(ctx context.Context, age time.Duration) (n int64, led bool, err error)
-	// Stats looks at what is kept.
-	Stats(ctx context.Context) (Stats, error)
+
+	// FlushAges writes down how old the duplicates were that this process met.
+	FlushAges(ctx context.Context) error
+	// LoadFilters reads filters into this process's memory, as far as its budget
+	// goes; FiltersBehind tells that there may be some to read.
+	LoadFilters(ctx context.Context) error
+	FiltersBehind() bool
 }
 
-// Stats is what the scope keeps.
-type Stats struct {
-	Generations int
-	// Claims is an estimate, ClaimsBytes their size on disk with the index.
-	Claims, ClaimsBytes int64
-	// OldestClaim is the age of the oldest generation's start.
-	OldestClaim time.Duration
+// Status is what the scope keeps.
+type Status struct {
+	// Now is the database's clock, Stream how far all lanes have come; zero: of
+	// one of them nothing is known yet.
+	Now, Stream time.Time
+	// Lane is the one that is furthest behind; empty: there are no lanes.
+	Lane string
+	// Generations are in their order, oldest first.
+	Generations []Generation
 	DeadLetters int64
 }
 
-// passTimeout bounds one pass: the next one goes on where it ended.
-const passTimeout = 2 * time.Minute
+// Generation is one table of claims.
+type Generation struct {
+	Number int
+	// State is next, open, sealed or dropping.
+	State    string
+	OpenedAt time.Time // zero: not yet
+	SealedAt time.Time // zero: not yet
+	// Claims is exact or estimated; Bytes are on disk, with the index.
+	Claims, Bytes int64
+	// Missing tells that the table is gone.
+	Missing bool
+}
 
-// Loop does the housekeeping until its context ends.
+func (s *Status) in(state string) (all []Generation) {
+	for _, g := range s.Generations {
+		if g.State == state {
+			all = append(all, g)
+		}
+	}
+	return all
+}
+
+// passTimeout bounds one pass: the next one goes on where it ended.
+const passTimeout = 5 * time.Minute
+
+// followInterval is how often a process looks for filters that were built since.
+const followInterval = 2 * time.Second
+
+// Loop does the housekeeping until its context ends. The fields are set before
+// Run.
 type Loop struct {
 	Store Store
 	// Schedule is the time between passes; each wait is up to a tenth longer, so
 	// that many processes don't come at the same moment.
 	Schedule time.Duration
+	// Window is how long claims are kept at least, in stream time; MaxHold how
+	// long they are kept at most for lanes that don't move.
+	Window, MaxHold time.Duration
+	// A generation is sealed when it is as old as Generation, or holds MaxClaims.
+	Generation time.Duration
+	MaxClaims  int64
 	// DeadLetterAge is how long dead letters are kept.
 	DeadLetterAge time.Duration
 	Logger        *slog.Logger
 	Metrics       *Metrics
+
+	warned time.Time // when a lane that holds up expiry was last told of
 }
 
-// Run makes a pass soon after the start and then by the schedule. It returns when
-// ctx ends. A pass that fails is logged when its reason changes, and made again:
-// housekeeping is never a reason to stop consuming.
+// Run loads the filters there are, makes a pass soon after the start and then by
+// the schedule. It returns when ctx ends. A pass that fails is logged when its
+// reason changes, and made again: housekeeping is never a reason to stop
+// consuming.
 func (l *Loop) Run(ctx context.Context) {
-	last := ""
+	var follower sync.WaitGroup
+	defer follower.Wait()
+	follower.Go(func() { l.follow(ctx) })
+	told := teller{log: l.Logger, what: "retention failed, trying again by the schedule"}
 	wait := rand.N(max(min(l.Schedule, 5*time.Second), 1))
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(wait):
-		}
+	for sleep(ctx, wait) {
 		wait = l.Schedule + rand.N(max(l.Schedule/10, 1))
-		err := l.Pass(ctx)
+		_, err := l.Pass(ctx, false)
 		if ctx.Err() != nil {
 			return
 		}
-		if err == nil {
-			last = ""
-		} else if text := err.Error(); text != last {
-			last = text
-			l.Logger.Warn("retention failed, trying again by the schedule", "error", err)
+		told.tell(err)
+	}
+}
+
+// follow loads filters as they are built, by whichever process.
+func (l *Loop) follow(ctx context.Context) {
+	told := teller{log: l.Logger, what: "filters could not be loaded: sealed generations are looked up through their indexes"}
+	for {
+		if l.Store.FiltersBehind() {
+			if err := l.Store.LoadFilters(ctx); ctx.Err() == nil {
+				told.tell(err)
+			}
+		}
+		if !sleep(ctx, followInterval) {
+			return
 		}
 	}
 }
 
-// Pass does the housekeeping once.
-func (l *Loop) Pass(ctx context.Context) error {
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// teller warns of an error when its text changes.
+type teller struct {
+	log  *slog.Logger
+	what string
+	last string
+}
+
+func (t *teller) tell(err error) {
+	if err == nil {
+		t.last = ""
+	} else if text := err.Error(); text != t.last {
+		t.last = text
+		t.log.Warn(t.what, "error", err)
+	}
+}
+
+// Report is what a pass has done.
+type Report struct {
+	// Led tells that no other process was at it. If not, what that one does is
+	// missing here.
+	Led bool `json:"led"`
+	// Sealed is the generation that was sealed; 0: none.
+	Sealed int `json:"sealed"`
+	// Filtered is how many claims new filters cover.
+	Filtered int64 `json:"filtered_claims"`
+	// Expired generations were taken out of use; Dropped ones are gone.
+	Expired int   `json:"expired"`
+	Dropped []int `json:"dropped"`
+	// Swept are tables that nothing referred to.
+	Swept       []string `json:"swept"`
+	DeadLetters int64    `json:"expired_dead_letters"`
+}
+
+// Pass does the housekeeping once. With rotate the open generation is sealed
+// whatever its age and size. A step that fails doesn't keep the others from
+// their work.
+func (l *Loop) Pass(ctx context.Context, rotate bool) (Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, passTimeout)
 	defer cancel()
-	n, led, err := l.Store.ExpireDeadLetters(ctx, l.DeadLetterAge)
-	l.Metrics.expiredDeadLetters.Add(float64(n))
-	if err != nil {
-		return err
+	p := &pass{Loop: l, report: Report{Led: true, Dropped: []int{}, Swept: []string{}}}
+	p.own(l.Store.FlushAges(ctx))
+	p.step(ctx, p.deadLetters)
+	p.step(ctx, func(ctx context.Context, s *Status) (bool, error) { return p.rotate(ctx, s, rotate) })
+	p.step(ctx, p.expire)
+	p.step(ctx, p.drop)
+	p.step(ctx, p.sweep)
+	p.step(ctx, p.filters)
+	p.own(l.Store.LoadFilters(ctx))
+	status, err := l.Store.Status(ctx)
+	p.own(err)
+	if err == nil {
+		l.Metrics.show(&status, l.Window)
+		l.warn(&status)
+		p.own(missing(&status))
 	}
-	if n > 0 {
-		l.Logger.Info("dead letters expired", "count", n, "age", l.DeadLetterAge)
-	}
-	stats, err := l.Store.Stats(ctx)
-	if err != nil {
-		return err
-	}
-	l.Metrics.generations.Set(float64(stats.Generations))
-	l.Metrics.claims.Set(float64(stats.Claims))
-	l.Metrics.claimsBytes.Set(float64(stats.ClaimsBytes))
-	l.Metrics.oldestClaim.Set(stats.OldestClaim.Seconds())
-	l.Metrics.deadLetters.Set(float64(stats.DeadLetters))
-	if led {
+	if p.report.Led && p.err == nil {
 		l.Metrics.lastSuccess.SetToCurrentTime()
 	}
-	return nil
+	return p.report, p.err
 }
 
-// Metrics are the loop's.
-type Metrics struct {
-	generations        prometheus.Gauge
-	claims             prometheus.Gauge
-	claimsBytes        prometheus.Gauge
-	oldestClaim        prometheus.Gauge
-	deadLetters        prometheus.Gauge
-	lastSuccess        prometheus.Gauge
-	expiredDeadLetters prometheus.Counter
+// pass is one pass under way.
+type pass struct {
+	*Loop
+	report Report
+	err    error
 }
 
-// NewMetrics registers the loop's metrics. The gauges are of the whole scope, as
-// of the last pass; every process shows the same.
-func NewMetrics(reg prometheus.Registerer) *Metrics {
-	gauge := func(name, help string) prometheus.Gauge {
-		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-		reg.MustRegister(g)
-		return g
+// step does one step of the leader's, on the latest state of things, unless
+// another process turned out to be the leader.
+func (p *pass) step(ctx context.Context, do func(ctx context.Context, s *Status) (led bool, err error)) {
+	if !p.report.Led {
+		return
 	}
-	m := &Metrics{
-		generations: gauge("dedupd_generations", "Generations of claims in the database."),
-		claims:      gauge("dedupd_claims", "Claims kept, as the database's statistics estimate them."),
-		claimsBytes: gauge("dedupd_claims_bytes", "Size of the claims on disk, with their indexes."),
-		oldestClaim: gauge("dedupd_oldest_claim_age_seconds", "Age of the oldest generation of claims."),
-		deadLetters: gauge("dedupd_dead_letters", "Dead letters kept."),
-		lastSuccess: gauge("dedupd_retention_last_success_timestamp_seconds", "When this process last made a pass as the leader."),
-		expiredDeadLetters: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "dedupd_expired_dead_letters_total", Help: "Dead letters deleted since they were older than dead_letters.retention.",
-		}),
+	status, err := p.Store.Status(ctx)
+	if err == nil {
+		var led bool
+		led, err = do(ctx, &status)
+		p.report.Led = led || err != nil
 	}
-	reg.MustRegister(m.expiredDeadLetters)
-	return m
+	p.own(err)
+}
+
+func (p *pass) own(err error) {
+	if err != nil && (p.err == nil || !errors.Is(err, context.DeadlineExceeded)) {
+		p.err = errors.Join(p.err, err)
+	}
+}
+
+func (p *pass) deadLetters(ctx context.Context, _ *Status) (bool, error) {
+	n, led, err := p.Store.ExpireDeadLetters(ctx, p.DeadLetterAge)
+	p.report.DeadLetters = n
+	p.Metrics.expiredDeadLetters.Add(float64(n))
+	if n > 0 {
+		p.Logger.Info("dead letters expired", "count", n, "age", p.DeadLetterAge)
+	}
+	return led, err
+}
+
+// rotate seals the open generation when its time has come. The table for the
+// next is made ahead of that time. One without claims may stay open.
+func (p *pass) rotate(ctx context.Context, s *Status, force bool) (led bool, err error) {
+	open := s.in("open")
+	if len(open) == 0 {
+		return true, nil
+	}
+	if len(s.in("next")) == 0 {
+		if led, err := p.Store.PrepareGeneration(ctx); err != nil || !led {
+			return led, err
+		}
+	}
+	g := open[0]
+	due := s.Now.Sub(g.OpenedAt) >= p.Generation || g.Claims >= p.MaxClaims
+	if g.Claims == 0 || !due && !force {
+		return true, nil
+	}
+	rotated, led, took, err := p.Store.Rotate(ctx, g.Number)
+	if err != nil || !rotated {
+		return led, err
+	}
+	p.report.Sealed = g.Number
+	p.Metrics.rotation.Observe(took.Seconds())
+	p.Logger.Info("generation sealed", "generation", g.Number, "claims", g.Claims, "age", s.Now.Sub(g.OpenedAt).Round(time.Second), "took", took.Round(time.Millisecond))
+	return true, nil
+}
+
+func (p *pass) expire(ctx context.Context, s *Status) (led bool, err error) {
+	due := false
+	for _, g := range s.in("sealed") {
+		passed := g.SealedAt.Add(p.Window).Before(s.Stream)
+		held := g.SealedAt.Add(p.MaxHold).Before(s.Now)
+		due = due || passed || held
+		if held && !passed {
+			p.Logger.Warn("claims expire though a lane has not passed them, since they were held for retention.max_hold: copies of these ids that the lane still brings are applied again",
+				"generation", g.Number, "lane", s.Lane, "max_hold", p.MaxHold)
+		}
+	}
+	if !due {
+		return true, nil
+	}
+	p.report.Expired, led, err = p.Store.Expire(ctx, p.Window, p.MaxHold)
+	return led, err
+}
+
+// drop drops one table a pass: dropping a large one gives the disk much to do.
+func (p *pass) drop(ctx context.Context, s *Status) (led bool, err error) {
+	expired := s.in("dropping")
+	if len(expired) == 0 {
+		return true, nil
+	}
+	g := expired[0]
+	led, err = p.Store.DropExpired(ctx, g.Number)
+	if err != nil || !led {
+		return led, err
+	}
+	p.report.Dropped = append(p.report.Dropped, g.Number)
+	p.Metrics.expiredClaims.Add(float64(g.Claims))
+	p.Logger.Info("generation dropped", "generation", g.Number, "claims", g.Claims, "bytes", g.Bytes)
+	return true, nil
+}
+
+func (p *pass) sweep(ctx context.Context, _ *Status) (bool, error) {
+	swept, led, err := p.Store.Sweep(ctx)
+	for _, table := range swept {
+		p.report.Swept = append(p.report.Swept, table)
+		p.Logger.Warn("a table of claims that the catalog doesn't know was dropped", "table", table)
+	}
+	return led, err
+}
+
+func (p *pass) filters(ctx context.Context, _ *Status) (bool, error) {
+	start := time.Now()
+	for {
+		n, led, err := p.Store.BuildFilter(ctx)
+		if err != nil || !led || n == 0 {
+			if p.report.Filtered > 0 {
+				p.Logger.Info("filters built", "claims", p.report.Filtered, "took", time.Since(start).Round(time.Millisecond))
+			}
+			return led, err
+		}
+		p.report.Filtered += int64(n)
+	}
+}
+
+// warnAfter is how long a lane may hold up expiry before it is told of, and
+// warnEvery how often that is repeated.
+const (
+	warnAfter = time.Hour
+	warnEvery = 24 * time.Hour
+)
+
+// warn tells of a lane that keeps claims from expiring, long before max_hold.
+func (l *Loop) warn(s *Status) {
+	held := s.held(l.Window)
+	if held < min(warnAfter, l.MaxHold/2) {
+		l.warned = time.Time{}
+		return
+	}
+	if time.Since(l.warned) < warnEvery {
+		return
+	}
+	l.warned = time.Now()
+	l.Logger.Warn("a lane that neither moves nor is caught up keeps claims from expiring: see to its worker, or let the lane of a deleted topic go with `dedupd lanes forget`",
+		"lane", s.Lane, "overdue", held.Round(time.Second), "held_until", s.in("sealed")[0].SealedAt.Add(l.MaxHold))
+}
+
+// held is for how long the oldest sealed generation has been kept beyond the
+// window for a lane that is behind.
+func (s *Status) held(window time.Duration) time.Duration {
+	sealed := s.in("sealed")
+	if len(sealed) == 0 {
+		return 0
+	}
+	return max(0, s.Now.Sub(sealed[0].SealedAt.Add(window)))
+}
+
+// missing is an error where the catalog has a generation and the database no
+// such table.
+func missing(s *Status) error {
+	var all []error
+	for _, g := range s.Generations {
+		if g.Missing && g.State != "dropping" {
+			all = append(all, fmt.Errorf("the table of generation %d is gone, and with it its claims: bring it back from a backup; until then ids that it may hold are neither applied nor dropped", g.Number))
+		}
+	}
+	return errors.Join(all...)
 }

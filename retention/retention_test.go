@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,92 +17,437 @@ import (
 	"github.com/dedupd/dedupd/retention"
 )
 
-// store is a scope with few dead letters.
+const day = 24 * time.Hour
+
+// store keeps generations in memory, by the clock of the test's bubble.
 type store struct {
-	passes atomic.Int64
-	age    time.Duration
-	led    bool
-	err    error
-	hang   bool
+	mu          sync.Mutex
+	generations []retention.Generation
+	// stream is how far all lanes have come; nil: they are caught up.
+	stream     *time.Time
+	unbuilt    int // chunks of filters to be built
+	behind     bool
+	loads      int
+	calls      []string
+	led        bool
+	fail       string // the step that fails
+	err        error
+	hang       bool
+	deadAge    time.Duration
+	passes     int
+	rotateTook time.Duration
 }
 
-func (s *store) ExpireDeadLetters(ctx context.Context, age time.Duration) (int64, bool, error) {
-	s.passes.Add(1)
-	s.age = age
+func newStore() *store {
+	return &store{led: true, generations: []retention.Generation{{Number: 1, State: "open", OpenedAt: time.Now()}}}
+}
+
+func (s *store) call(name string) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, name)
+	if s.fail == name {
+		return false, s.err
+	}
+	return s.led, nil
+}
+
+func (s *store) Status(ctx context.Context) (retention.Status, error) {
 	if s.hang {
 		<-ctx.Done()
-		return 0, false, ctx.Err()
+		return retention.Status{}, ctx.Err()
 	}
-	return 2, s.led, s.err
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := retention.Status{Now: time.Now(), Stream: time.Now(), Lane: "kafka:orders/0", DeadLetters: 3, Generations: slices.Clone(s.generations)}
+	if s.stream != nil {
+		st.Stream = *s.stream
+	}
+	return st, nil
 }
 
-func (s *store) Stats(context.Context) (retention.Stats, error) {
-	return retention.Stats{Generations: 1, Claims: 10, ClaimsBytes: 1000, OldestClaim: time.Hour, DeadLetters: 3}, nil
+func (s *store) PrepareGeneration(context.Context) (bool, error) {
+	led, err := s.call("prepare")
+	if led && err == nil {
+		last := s.generations[len(s.generations)-1]
+		s.generations = append(s.generations, retention.Generation{Number: last.Number + 1, State: "next"})
+	}
+	return led, err
 }
 
-func newLoop(s *store, log *slog.Logger) (*retention.Loop, *prometheus.Registry) {
-	reg := prometheus.NewRegistry()
-	return &retention.Loop{Store: s, Schedule: time.Minute, DeadLetterAge: 30 * 24 * time.Hour, Logger: log, Metrics: retention.NewMetrics(reg)}, reg
+func (s *store) Rotate(_ context.Context, generation int) (bool, bool, time.Duration, error) {
+	led, err := s.call("rotate")
+	if !led || err != nil {
+		return false, led, 0, err
+	}
+	for i := range s.generations {
+		switch g := &s.generations[i]; {
+		case g.Number == generation && g.State == "open":
+			g.State, g.SealedAt = "sealed", time.Now()
+			s.unbuilt++
+		case g.State == "next":
+			g.State, g.OpenedAt = "open", time.Now()
+		}
+	}
+	return true, led, s.rotateTook, nil
+}
+
+func (s *store) BuildFilter(context.Context) (int, bool, error) {
+	led, err := s.call("filter")
+	if !led || err != nil || s.unbuilt == 0 {
+		return 0, led, err
+	}
+	s.unbuilt--
+	s.behind = true
+	return 10, led, nil
+}
+
+func (s *store) Expire(_ context.Context, window, maxHold time.Duration) (n int, led bool, err error) {
+	led, err = s.call("expire")
+	if !led || err != nil {
+		return 0, led, err
+	}
+	status, _ := s.Status(context.Background())
+	for i := range s.generations {
+		if g := &s.generations[i]; g.State == "sealed" && (g.SealedAt.Add(window).Before(status.Stream) || g.SealedAt.Add(maxHold).Before(status.Now)) {
+			g.State = "dropping"
+			n++
+		}
+	}
+	return n, led, nil
+}
+
+func (s *store) DropExpired(_ context.Context, generation int) (bool, error) {
+	led, err := s.call("drop")
+	if led && err == nil {
+		s.generations = slices.DeleteFunc(s.generations, func(g retention.Generation) bool { return g.Number == generation && g.State == "dropping" })
+	}
+	return led, err
+}
+
+func (s *store) Sweep(context.Context) ([]string, bool, error) {
+	led, err := s.call("sweep")
+	return nil, led, err
+}
+
+func (s *store) ExpireDeadLetters(_ context.Context, age time.Duration) (int64, bool, error) {
+	s.mu.Lock()
+	s.deadAge = age
+	s.passes++
+	s.mu.Unlock()
+	led, err := s.call("dead letters")
+	return 2, led, err
+}
+
+func (s *store) FlushAges(context.Context) error {
+	_, err := s.call("flush")
+	return err
+}
+
+func (s *store) LoadFilters(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loads++
+	s.behind = false
+	return nil
+}
+
+func (s *store) FiltersBehind() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.behind
+}
+
+func (s *store) states() string {
+	var all []string
+	for _, g := range s.generations {
+		all = append(all, g.State)
+	}
+	return strings.Join(all, " ")
+}
+
+// claim gives the open generation claims.
+func (s *store) claim(n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.generations {
+		if g := &s.generations[i]; g.State == "open" {
+			g.Claims += n
+		}
+	}
+}
+
+type rig struct {
+	*retention.Loop
+	store *store
+	reg   *prometheus.Registry
+	log   *strings.Builder
+}
+
+func newRig() *rig {
+	r := &rig{store: newStore(), reg: prometheus.NewRegistry(), log: new(strings.Builder)}
+	r.Loop = &retention.Loop{
+		Store: r.store, Schedule: time.Minute, Window: 7 * day, MaxHold: 28 * day, Generation: 6 * time.Hour, MaxClaims: 1000,
+		DeadLetterAge: 30 * day, Logger: slog.New(slog.NewTextHandler(r.log, nil)), Metrics: retention.NewMetrics(r.reg),
+	}
+	return r
+}
+
+func (r *rig) pass(t *testing.T) retention.Report {
+	t.Helper()
+	report, err := r.Pass(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+func (r *rig) wantMetric(t *testing.T, name string, want float64) {
+	t.Helper()
+	families, err := r.reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			m := f.GetMetric()[0]
+			if got := m.GetGauge().GetValue() + m.GetCounter().GetValue(); got != want {
+				t.Errorf("%s is %g, want %g", name, got, want)
+			}
+			return
+		}
+	}
+	t.Errorf("there is no metric %s", name)
 }
 
 func TestPassesFollowTheSchedule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &store{led: true}
-		loop, reg := newLoop(s, slog.New(slog.DiscardHandler))
+		r := newRig()
 		ctx, stop := context.WithCancel(t.Context())
-		go loop.Run(ctx)
+		go r.Run(ctx)
 		time.Sleep(5 * time.Second)
-		if n := s.passes.Load(); n != 1 {
-			t.Errorf("%d passes right after the start, want 1", n)
+		if r.store.passes != 1 {
+			t.Errorf("%d passes right after the start, want 1", r.store.passes)
 		}
 		time.Sleep(time.Hour)
 		// Each wait is a minute and up to a tenth.
-		if n := s.passes.Load(); n < 54 || n > 61 {
+		if n := r.store.passes; n < 54 || n > 61 {
 			t.Errorf("%d passes in an hour", n)
 		}
 		stop()
 		synctest.Wait()
-		if s.age != 30*24*time.Hour {
-			t.Errorf("dead letters were kept for %s", s.age)
+		if r.store.deadAge != 30*day {
+			t.Errorf("dead letters were kept for %s", r.store.deadAge)
 		}
-		if n, err := testutil.GatherAndCount(reg); err != nil || n == 0 {
-			t.Errorf("%d metrics, %v", n, err)
+		r.wantMetric(t, "dedupd_dead_letters", 3)
+	})
+}
+
+func TestAGenerationIsSealedByAgeOrSize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		time.Sleep(7 * time.Hour)
+		if report := r.pass(t); report.Sealed != 0 {
+			t.Error("a generation without claims was sealed")
 		}
-		if err := testutil.GatherAndCompare(reg, strings.NewReader(`
-# HELP dedupd_dead_letters Dead letters kept.
-# TYPE dedupd_dead_letters gauge
-dedupd_dead_letters 3
-`), "dedupd_dead_letters"); err != nil {
-			t.Error(err)
+		r.store.claim(1)
+		if report := r.pass(t); report.Sealed != 1 || report.Filtered != 10 {
+			t.Errorf("after its time: %+v", report)
+		}
+		time.Sleep(time.Hour)
+		r.store.claim(999)
+		if report := r.pass(t); report.Sealed != 0 {
+			t.Error("a generation was sealed before its time")
+		}
+		r.store.claim(1)
+		if report := r.pass(t); report.Sealed != 2 {
+			t.Errorf("at its size: %+v", report)
+		}
+		r.store.claim(1)
+		if report, err := r.Pass(t.Context(), true); err != nil || report.Sealed != 3 {
+			t.Errorf("by hand: %+v, %v", report, err)
+		}
+		r.wantMetric(t, "dedupd_generations", 4)
+		r.wantMetric(t, "dedupd_claims", 1002)
+	})
+}
+
+func TestGenerationsGoWhenTheWindowHasPassed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		for range 3 {
+			r.store.claim(5)
+			if _, err := r.Pass(t.Context(), true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(7 * day)
+		r.pass(t)
+		if got := r.store.states(); got != "sealed sealed sealed open next" {
+			t.Errorf("just before the window's end: %s", got)
+		}
+		time.Sleep(time.Second)
+		// One table is dropped a pass.
+		for _, want := range []string{"dropping dropping open next", "dropping open next", "open next"} {
+			r.pass(t)
+			if got := r.store.states(); got != want {
+				t.Errorf("after the window: %s, want %s", got, want)
+			}
+		}
+		r.wantMetric(t, "dedupd_expired_claims_total", 15)
+		r.wantMetric(t, "dedupd_retention_held_seconds", 0)
+	})
+}
+
+func TestALaneThatHoldsUpExpiryIsToldOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		r.store.claim(5)
+		if _, err := r.Pass(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		r.store.stream = new(time.Now())
+		time.Sleep(7*day + 30*time.Minute)
+		r.pass(t)
+		r.wantMetric(t, "dedupd_retention_held_seconds", 1800)
+		if strings.Contains(r.log.String(), "orders/0") {
+			t.Errorf("told at once: %s", r.log)
+		}
+		for range 3 {
+			time.Sleep(time.Hour)
+			r.pass(t)
+		}
+		if n := strings.Count(r.log.String(), "lane=kafka:orders/0"); n != 1 {
+			t.Errorf("told %d times within hours, want once: %s", n, r.log)
+		}
+		time.Sleep(2 * day)
+		r.pass(t)
+		if n := strings.Count(r.log.String(), "lane=kafka:orders/0"); n != 2 {
+			t.Errorf("told %d times after two more days, want twice", n)
+		}
+		time.Sleep(19 * day)
+		r.pass(t)
+		if got := r.store.states(); got != "open" && got != "open next" {
+			t.Errorf("after max_hold: %s", got)
+		}
+		if !strings.Contains(r.log.String(), "max_hold=672h") {
+			t.Errorf("not told that max_hold ended it: %s", r.log)
 		}
 	})
 }
 
+func TestFiltersAreLoadedSoonAfterTheyAreBuilt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		r.store.led = false // another process builds them
+		r.store.behind = true
+		ctx, stop := context.WithCancel(t.Context())
+		go r.Run(ctx)
+		synctest.Wait()
+		if r.store.loads != 1 {
+			t.Errorf("filters were loaded %d times at the start, want once", r.store.loads)
+		}
+		time.Sleep(10 * time.Second)
+		r.store.mu.Lock()
+		r.store.behind = true
+		before := r.store.loads
+		r.store.mu.Unlock()
+		time.Sleep(3 * time.Second)
+		if r.store.loads != before+1 {
+			t.Errorf("filters were loaded %d times soon after they were built, want once", r.store.loads-before)
+		}
+		stop()
+		synctest.Wait()
+	})
+}
+
+func TestWhoIsNotTheLeaderOnlyLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		r.store.led = false
+		r.store.claim(5)
+		time.Sleep(8 * time.Hour)
+		report := r.pass(t)
+		if report.Led || report.Sealed != 0 {
+			t.Errorf("%+v", report)
+		}
+		if want := []string{"flush", "dead letters"}; !slices.Equal(r.store.calls, want) {
+			t.Errorf("it went on to %q", r.store.calls)
+		}
+		r.wantMetric(t, "dedupd_retention_last_success_timestamp_seconds", 0)
+		r.wantMetric(t, "dedupd_claims", 5)
+		if r.store.loads != 1 {
+			t.Errorf("it loaded filters %d times, want once", r.store.loads)
+		}
+	})
+}
+
+func TestAFailedStepDoesNotKeepTheOthers(t *testing.T) {
+	for _, step := range []string{"flush", "dead letters", "prepare", "rotate", "expire", "drop", "sweep", "filter"} {
+		t.Run(step, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig()
+				r.store.generations = append([]retention.Generation{
+					{Number: -1, State: "dropping", SealedAt: time.Now()}, {Number: 0, State: "sealed", SealedAt: time.Now()},
+				}, r.store.generations...)
+				r.store.claim(5)
+				time.Sleep(8 * day)
+				r.store.fail, r.store.err = step, errors.New("permission denied")
+				if _, err := r.Pass(t.Context(), false); err == nil || !strings.Contains(err.Error(), "permission denied") {
+					t.Errorf("got %v", err)
+				}
+				r.wantMetric(t, "dedupd_retention_last_success_timestamp_seconds", 0)
+				for _, other := range []string{"flush", "dead letters", "expire", "drop", "sweep", "filter"} {
+					if !slices.Contains(r.store.calls, other) {
+						t.Errorf("%s was not done", other)
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestFailuresAreToldOnceAndTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log strings.Builder
-		s := &store{err: errors.New("permission denied")}
-		loop, _ := newLoop(s, slog.New(slog.NewTextHandler(&log, nil)))
+		r := newRig()
+		r.store.fail, r.store.err = "sweep", errors.New("permission denied")
 		ctx, stop := context.WithCancel(t.Context())
-		go loop.Run(ctx)
+		go r.Run(ctx)
 		time.Sleep(time.Hour)
 		stop()
 		synctest.Wait()
-		if n := s.passes.Load(); n < 50 {
-			t.Errorf("%d passes in an hour of failures", n)
+		if r.store.passes < 50 {
+			t.Errorf("%d passes in an hour of failures", r.store.passes)
 		}
-		if n := strings.Count(log.String(), "permission denied"); n != 1 {
+		if n := strings.Count(r.log.String(), "permission denied"); n != 1 {
 			t.Errorf("the same failure was logged %d times", n)
+		}
+	})
+}
+
+func TestAMissingTableIsAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		r.store.generations = append([]retention.Generation{{Number: 0, State: "sealed", SealedAt: time.Now(), Missing: true}}, r.store.generations...)
+		if _, err := r.Pass(t.Context(), false); err == nil || !strings.Contains(err.Error(), "generation 0 is gone") {
+			t.Errorf("got %v", err)
 		}
 	})
 }
 
 func TestAPassThatHangsIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &store{hang: true}
-		loop, _ := newLoop(s, slog.New(slog.DiscardHandler))
-		if err := loop.Pass(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+		r := newRig()
+		r.store.hang = true
+		if _, err := r.Pass(t.Context(), false); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+func TestMetricsAreRegisteredOnce(t *testing.T) {
+	r := newRig()
+	if n, err := testutil.GatherAndCount(r.reg); err != nil || n == 0 {
+		t.Errorf("%d metrics, %v", n, err)
+	}
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/message"
-	"github.com/dedupd/dedupd/retention"
 	"github.com/dedupd/dedupd/sinks"
 )
 
@@ -116,10 +115,9 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	worker.Handler, worker.Lanes = processor, store
 
 	housekeeping, stop := context.WithCancel(ctx)
-	loop := &retention.Loop{
-		Store: housekeeper{store}, Schedule: time.Duration(cfg.Retention.Schedule), DeadLetterAge: time.Duration(cfg.DeadLetters.Retention),
-		Logger: log, Metrics: retention.NewMetrics(reg),
-	}
+	loop := newLoop(cfg, store, func(context.Context) error { return nil }, reg, log)
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dedupd_filter_bytes", Help: "Memory that the filters of sealed generations take in this process."},
+		func() float64 { return float64(store.FilterBytes()) }))
 	kept := make(chan struct{})
 	go func() {
 		defer close(kept)
@@ -172,26 +170,6 @@ func newProcessor(cfg *config.Config, store *dedup.Store, sink sinks.Sink, reg p
 		MaxDeadShare: cfg.DeadLetters.MaxShare, DeadWindow: cfg.DeadLetters.Window,
 		Metrics: dedup.NewMetrics(reg),
 	}, nil
-}
-
-// housekeeper is the store as retention wants it.
-type housekeeper struct{ *dedup.Store }
-
-func (h housekeeper) Stats(ctx context.Context) (s retention.Stats, err error) {
-	generations, err := h.Generations(ctx)
-	if err != nil {
-		return s, err
-	}
-	for i, g := range generations {
-		if i == 0 {
-			s.OldestClaim = time.Since(*g.OpenedAt)
-		}
-		s.Generations++
-		s.Claims += max(0, g.Claims)
-		s.ClaimsBytes += g.Bytes
-	}
-	s.DeadLetters, err = h.CountDeadLetters(ctx)
-	return s, err
 }
 
 func newRegistry() *prometheus.Registry {

@@ -1,0 +1,65 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/retention"
+)
+
+// newLoop is the scope's housekeeping. flush writes down what the process has
+// learnt of duplicates since the last time.
+func newLoop(cfg *config.Config, store *dedup.Store, flush func(context.Context) error, reg prometheus.Registerer, log *slog.Logger) *retention.Loop {
+	r := &cfg.Retention
+	return &retention.Loop{
+		Store:    housekeeper{store, flush},
+		Schedule: time.Duration(r.Schedule),
+		Window:   time.Duration(r.Window), MaxHold: time.Duration(r.MaxHold),
+		Generation: time.Duration(r.Generation), MaxClaims: r.GenerationMaxClaims,
+		DeadLetterAge: time.Duration(cfg.DeadLetters.Retention),
+		Logger:        log, Metrics: retention.NewMetrics(reg),
+	}
+}
+
+// Retain makes one pass of housekeeping now, as a running worker does by its
+// schedule. With rotate the open generation is sealed whatever its age and size.
+func Retain(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger, rotate bool) (retention.Report, error) {
+	nothing := func(context.Context) error { return nil }
+	return newLoop(cfg, store, nothing, prometheus.NewRegistry(), log).Pass(ctx, rotate)
+}
+
+// housekeeper is the store as retention wants it.
+type housekeeper struct {
+	*dedup.Store
+	flush func(context.Context) error
+}
+
+func (h housekeeper) FlushAges(ctx context.Context) error { return h.flush(ctx) }
+
+func (h housekeeper) Status(ctx context.Context) (s retention.Status, err error) {
+	status, err := h.Store.Status(ctx)
+	if err != nil {
+		return s, err
+	}
+	s.Now, s.Stream, s.Lane = status.Now, status.Stream, status.Lane
+	for _, g := range status.Generations {
+		s.Generations = append(s.Generations, retention.Generation{
+			Number: g.Generation, State: g.State, OpenedAt: orZero(g.OpenedAt), SealedAt: orZero(g.SealedAt),
+			Claims: g.Claims, Bytes: g.Bytes, Missing: g.Missing,
+		})
+	}
+	s.DeadLetters, err = h.CountDeadLetters(ctx)
+	return s, err
+}
+
+func orZero(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
+}

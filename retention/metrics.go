@@ -1,0 +1,75 @@
+package retention
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Metrics are the loop's.
+type Metrics struct {
+	generations        prometheus.Gauge
+	claims             prometheus.Gauge
+	claimsBytes        prometheus.Gauge
+	oldestClaim        prometheus.Gauge
+	held               prometheus.Gauge
+	deadLetters        prometheus.Gauge
+	lastSuccess        prometheus.Gauge
+	expiredClaims      prometheus.Counter
+	expiredDeadLetters prometheus.Counter
+	rotation           prometheus.Histogram
+}
+
+// NewMetrics registers the loop's metrics. The gauges are of the whole scope, as
+// of the last pass; every process shows the same. Counters and the histogram
+// count what this process did as the leader.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+		reg.MustRegister(g)
+		return g
+	}
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		reg.MustRegister(c)
+		return c
+	}
+	m := &Metrics{
+		generations:        gauge("dedupd_generations", "Generations of claims in the database."),
+		claims:             gauge("dedupd_claims", "Claims kept: counted where a generation is sealed, estimated from the table's size elsewhere."),
+		claimsBytes:        gauge("dedupd_claims_bytes", "Size of the claims on disk, with their indexes."),
+		oldestClaim:        gauge("dedupd_oldest_claim_age_seconds", "Age of the oldest generation of claims."),
+		held:               gauge("dedupd_retention_held_seconds", "For how long the oldest sealed generation has been kept beyond the window, since a lane has not passed it. At retention.max_hold less the window it is dropped all the same."),
+		deadLetters:        gauge("dedupd_dead_letters", "Dead letters kept."),
+		lastSuccess:        gauge("dedupd_retention_last_success_timestamp_seconds", "When this process last made a pass as the leader."),
+		expiredClaims:      counter("dedupd_expired_claims_total", "Claims dropped with their generations since the window had passed."),
+		expiredDeadLetters: counter("dedupd_expired_dead_letters_total", "Dead letters deleted since they were older than dead_letters.retention."),
+		rotation: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "dedupd_rotation_seconds", Help: "For how long a rotation of the generations held up claims at most.",
+			Buckets:                     prometheus.ExponentialBuckets(0.001, 2, 13),
+			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
+		}),
+	}
+	reg.MustRegister(m.rotation)
+	return m
+}
+
+func (m *Metrics) show(s *Status, window time.Duration) {
+	var claims, bytes int64
+	kept := 0
+	for _, g := range s.Generations {
+		claims += g.Claims
+		bytes += g.Bytes
+		if g.State == "open" || g.State == "sealed" {
+			if kept == 0 {
+				m.oldestClaim.Set(s.Now.Sub(g.OpenedAt).Seconds())
+			}
+			kept++
+		}
+	}
+	m.generations.Set(float64(kept))
+	m.claims.Set(float64(claims))
+	m.claimsBytes.Set(float64(bytes))
+	m.held.Set(s.held(window).Seconds())
+	m.deadLetters.Set(float64(s.DeadLetters))
+}
