@@ -1,6 +1,10 @@
 package dedup
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // SetChunkClaims makes filters of smaller chunks.
 func (s *Store) SetChunkClaims(n int) { s.chunkClaims = n }
@@ -10,3 +14,12 @@ func (s *Store) SetFilterMemory(n int64) { s.filterMemory = n }
 
 // Probes is the counter of look-ups that ended so.
 func (m *Metrics) Probes(result string) prometheus.Counter { return m.probes.WithLabelValues(result) }
+
+// WindowUsed is the gauge of the largest recent age.
+func (m *Metrics) WindowUsed() prometheus.Gauge { return m.windowUsed }
+
+// NoteAges counts ages of duplicates, in seconds, as if they had landed then.
+func (p *Processor) NoteAges(now time.Time, seconds ...float64) { p.ages.note(seconds, now) }
+
+// RecentAge is the largest age of the time before now.
+func (p *Processor) RecentAge(now time.Time) float64 { return p.ages.largest(now) }

@@ -18,6 +18,7 @@ type Metrics struct {
 	retries     *prometheus.CounterVec
 	deadLetters *prometheus.CounterVec
 	probes      *prometheus.CounterVec
+	windowUsed  prometheus.Gauge
 }
 
 // NewMetrics registers the processor's metrics.
@@ -50,8 +51,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "dedupd_filter_probes_total",
 			Help: "Ids within the zone of a sealed generation: excluded by its filter; found, or false_positive where the filter said maybe and the table no; unfiltered: looked up in vain in a table whose filter isn't loaded.",
 		}, []string{"result"}),
+		windowUsed: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "dedupd_window_used_ratio",
+			Help: "Largest age of a duplicate in the last half hour to hour, as a share of the window. Near 1, later copies are probably missed.",
+		}),
 	}
-	reg.MustRegister(m.messages, m.duplicates, m.age, m.delay, m.transaction, m.claim, m.sink, m.retries, m.deadLetters, m.probes)
+	reg.MustRegister(m.messages, m.duplicates, m.age, m.delay, m.transaction, m.claim, m.sink, m.retries, m.deadLetters, m.probes, m.windowUsed)
 	return m
 }
 

@@ -270,7 +270,7 @@ func (s *Store) GrantSQL(role string) string {
 		"GRANT INSERT ON " + s.name("claims_root") + ", " + s.name(claimsTable(s.scope, 1)) + " TO " + worker + ";",
 		"GRANT INSERT, UPDATE ON " + s.name("lanes") + " TO " + worker + ";",
 		"GRANT INSERT, DELETE ON " + s.name("dead_letters") + ", " + s.name("filters") + " TO " + worker + ";",
-		"GRANT INSERT, UPDATE ON " + s.name("duplicate_ages") + " TO " + worker + ";",
+		"GRANT INSERT, UPDATE, DELETE ON " + s.name("duplicate_ages") + " TO " + worker + ";",
 		"GRANT EXECUTE ON FUNCTION " + s.name("prepare_generation") + "(text), " + s.name("rotate") + "(text, uuid, text), " +
 			s.name("expire") + "(text, interval, interval, text), " + s.name("drop_generation") + "(text, integer, text), " + s.name("sweep") + "(text, text) TO " + worker + ";",
 		"-- generations that are made later",

@@ -159,6 +159,18 @@ func TestLeastPrivilege(t *testing.T) {
 	if dropped, led, err := store.Sweep(t.Context()); err != nil || !led || len(dropped) != 0 {
 		t.Fatalf("sweep: %v, %v, %v", dropped, led, err)
 	}
+	// The duplicates above are counted, and old counts deleted, all by the grants.
+	exec(`INSERT INTO "De""dup".duplicate_ages VALUES ('a-b', current_date - 500, 1, 1)`)
+	if err := f.FlushAges(t.Context()); err != nil {
+		t.Fatalf("flush ages: %v", err)
+	}
+	f.handle(l.batch("a", "a"))
+	if err := f.FlushAges(t.Context()); err != nil {
+		t.Fatalf("flush ages again: %v", err)
+	}
+	if all, err := store.DuplicateAges(t.Context(), 600*24*time.Hour); err != nil || len(all) != 1 || all[0].Duplicates != 3 {
+		t.Fatalf("ages %+v, %v", all, err)
+	}
 	for _, sql := range []string{
 		`DELETE FROM "De""dup".lanes`, `DROP TABLE "De""dup"."claims_a-b_2"`, `DELETE FROM "De""dup"."claims_a-b_2"`,
 		`UPDATE "De""dup".scopes SET catalog_epoch = 0`, `CREATE TABLE "De""dup".x (y int)`,

@@ -42,9 +42,13 @@ type Processor struct {
 	// above it the fault isn't the messages', and the lane is held.
 	MaxDeadShare float64
 	DeadWindow   int
-	Metrics      *Metrics
+	// Window is how long claims are kept at least; duplicates are told as a share
+	// of it. Zero: not told.
+	Window  time.Duration
+	Metrics *Metrics
 
 	poison    poisonGuard
+	ages      ageCounter
 	sinkStale atomic.Bool // the sink's view of the database may be out of date
 
 	mu sync.Mutex
@@ -194,6 +198,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 func (p *Processor) landed(g *group, all []tally) {
 	p.poison.note(g, all)
 	p.Metrics.observe(p, g, all)
+	p.ages.note(g.ages, time.Now())
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.unknown) > 0 {

@@ -1,0 +1,209 @@
+package dedup
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	hour = 60 * 60
+	day  = 24 * hour
+)
+
+// ageBounds are the upper bounds, in seconds, of the buckets that ages of
+// duplicates are counted in, fine where windows are short and coarse where they
+// are long. The last stands for "or older". Rows with other bounds, of another
+// version, are counted beside them and harm nobody.
+var ageBounds = [...]int64{
+	1, 10, 60, 300, 900, 1800, hour, 2 * hour, 4 * hour, 6 * hour, 12 * hour,
+	day, 2 * day, 3 * day, 4 * day, 5 * day, 6 * day, 7 * day, 10 * day, 14 * day, 21 * day, 28 * day, 42 * day, 60 * day, 90 * day,
+	math.MaxInt64,
+}
+
+const (
+	// agesKept is how many days the counts of a day are kept: a year, and a month
+	// to look at it.
+	agesKept = 400
+	// pruneAges is how often a process looks for days that are older.
+	pruneAges = 24 * time.Hour
+	// recentSlot is half of the time that the largest recent age is taken of.
+	recentSlot = 30 * time.Minute
+)
+
+// ageCounts are duplicates by their age, as ageBounds has the buckets.
+type ageCounts [len(ageBounds)]int64
+
+// ageCounter counts the ages of the duplicates that have landed. Those of a
+// commit whose answer was lost are left out.
+type ageCounter struct {
+	flushing sync.Mutex // held by the one that flushes
+	pruned   time.Time  // when this process last deleted old days; with flushing
+
+	mu     sync.Mutex
+	counts ageCounts // not yet in the database
+	// recent are the largest ages, in seconds, of the slot that began at turned
+	// and of the one before.
+	recent [2]float64
+	turned time.Time
+}
+
+// note counts the ages of one transaction, in seconds.
+func (a *ageCounter) note(seconds []float64, now time.Time) {
+	if len(seconds) == 0 {
+		return
+	}
+	var counts ageCounts
+	largest := 0.0
+	for _, s := range seconds {
+		counts[bucketOf(s)]++
+		largest = max(largest, s)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i, n := range counts {
+		a.counts[i] += n
+	}
+	a.turn(now)
+	a.recent[0] = max(a.recent[0], largest)
+}
+
+func bucketOf(seconds float64) int {
+	return sort.Search(len(ageBounds)-1, func(i int) bool { return seconds <= float64(ageBounds[i]) })
+}
+
+// turn begins new slots as time goes on.
+func (a *ageCounter) turn(now time.Time) {
+	switch passed := now.Sub(a.turned); {
+	case passed >= 2*recentSlot:
+		a.recent, a.turned = [2]float64{}, now
+	case passed >= recentSlot:
+		a.recent, a.turned = [2]float64{0, a.recent[0]}, a.turned.Add(recentSlot)
+	}
+}
+
+// largest is the largest age, in seconds, of the last half hour to hour.
+func (a *ageCounter) largest(now time.Time) float64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.turn(now)
+	return max(a.recent[0], a.recent[1])
+}
+
+// pending are the counts that aren't in the database yet.
+func (a *ageCounter) pending() ageCounts {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.counts
+}
+
+// flushed takes off what has got into the database.
+func (a *ageCounter) flushed(counts ageCounts) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i, n := range counts {
+		a.counts[i] -= n
+	}
+}
+
+// FlushAges adds the ages of duplicates that were counted since the last call to
+// the database's, and tells how much of the window they use. After an error the
+// counts wait for the next call. Only when the answer to a COMMIT is lost may
+// they stand in the database already, and then they are counted twice: shares
+// hardly change, and the late copy that shows a window to be too short is never
+// left out.
+//
+// What was counted is lost when the process is killed: call it once more at the
+// end.
+func (p *Processor) FlushAges(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	a := &p.ages
+	a.flushing.Lock()
+	defer a.flushing.Unlock()
+	now := time.Now()
+	if p.Window > 0 {
+		p.Metrics.windowUsed.Set(a.largest(now) / p.Window.Seconds())
+	}
+	counts := a.pending()
+	if counts != (ageCounts{}) {
+		if err := p.Store.addAges(ctx, counts); err != nil {
+			return err
+		}
+		a.flushed(counts)
+	}
+	if now.Sub(a.pruned) < pruneAges {
+		return nil
+	}
+	if err := p.Store.pruneAges(ctx); err != nil {
+		return err
+	}
+	a.pruned = now
+	return nil
+}
+
+// today is the database's date. Sessions may have different time zones, so it is
+// that of UTC.
+func (s *Store) today() string { return `(` + s.name("clock") + `() AT TIME ZONE 'UTC')::date` }
+
+// addAges adds to the counts of today. Many workers do so at once: the rows are
+// locked in the order of their key by all.
+func (s *Store) addAges(ctx context.Context, counts ageCounts) error {
+	var bounds, duplicates []int64
+	for i, n := range counts {
+		if n > 0 {
+			bounds, duplicates = append(bounds, ageBounds[i]), append(duplicates, n)
+		}
+	}
+	_, err := s.pool.Exec(ctx, `
+		INSERT INTO `+s.name("duplicate_ages")+` AS a (scope, day, up_to_seconds, duplicates)
+		SELECT $1, `+s.today()+`, u.up_to_seconds, u.duplicates
+		FROM unnest($2::bigint[], $3::bigint[]) AS u (up_to_seconds, duplicates) ORDER BY u.up_to_seconds
+		ON CONFLICT (scope, day, up_to_seconds) DO UPDATE SET duplicates = a.duplicates + EXCLUDED.duplicates`,
+		s.scope, bounds, duplicates)
+	if err != nil {
+		return fmt.Errorf("count the ages of duplicates: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) pruneAges(ctx context.Context) error {
+	_, err := s.pool.Exec(ctx, `DELETE FROM `+s.name("duplicate_ages")+` WHERE scope = $1 AND day < `+s.today()+` - $2::integer`, s.scope, agesKept)
+	if err != nil {
+		return fmt.Errorf("delete old ages of duplicates: %w", err)
+	}
+	return nil
+}
+
+// AgeBucket counts the duplicates whose age was above the bound of the bucket
+// before and not above its own.
+type AgeBucket struct {
+	// UpToSeconds is the upper bound; math.MaxInt64: none.
+	UpToSeconds int64 `json:"up_to_seconds"`
+	Duplicates  int64 `json:"duplicates"`
+	// FirstDay and LastDay are the first and the last day on which one came.
+	FirstDay time.Time `json:"first_day"`
+	LastDay  time.Time `json:"last_day"`
+}
+
+// DuplicateAges are the ages of the scope's duplicates that came since then, from
+// the beginning of that day, youngest first. Buckets without any are left out.
+func (s *Store) DuplicateAges(ctx context.Context, since time.Duration) ([]AgeBucket, error) {
+	rows, err := s.pool.Query(ctx, `
+		SELECT up_to_seconds, sum(duplicates)::bigint, min(day), max(day) FROM `+s.name("duplicate_ages")+`
+		WHERE scope = $1 AND day >= ((`+s.name("clock")+`() - make_interval(secs => $2)) AT TIME ZONE 'UTC')::date
+		GROUP BY up_to_seconds ORDER BY up_to_seconds`, s.scope, since.Seconds())
+	if err != nil {
+		return nil, fmt.Errorf("read the ages of duplicates: %w", err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[AgeBucket])
+	if err != nil {
+		return nil, fmt.Errorf("read the ages of duplicates: %w", err)
+	}
+	return all, nil
+}
