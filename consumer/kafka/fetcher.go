@@ -79,6 +79,7 @@ func (l *lane) read(s stand) error {
 	f.done.Store(s.Next)
 	f.open = l.in.Open(consumer.LaneOptions{
 		Lane:      l.id,
+		Epoch:     s.Epoch,
 		Next:      s.Next,
 		Committed: f.committed,
 		Abandoned: f.abandoned,
@@ -160,6 +161,7 @@ func (f *fetcher) step(ctx context.Context) error {
 	if budget.Acquire(ctx, asked) != nil {
 		return nil
 	}
+	sent := time.Now()
 	part, err := f.cluster.fetch(ctx, f.topic, f.partition, f.position, f.want)
 	f.answered.Store(time.Now().UnixNano())
 	if err != nil {
@@ -183,6 +185,11 @@ func (f *fetcher) step(ctx context.Context) error {
 	stuck := got.some && got.next == f.position
 	f.advance(got.next)
 	f.handOver(ctx, got.messages, held)
+	// Not the last stable offset: a transaction that is open behind it holds
+	// messages that will come with the time at which they were written.
+	if f.offered >= part.HighWatermark {
+		f.open.CaughtUp(sent)
+	}
 	f.plan(ctx, stuck)
 	return nil
 }

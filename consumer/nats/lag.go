@@ -41,7 +41,7 @@ func (x *session) lookSoon() {
 func (x *session) inspect() {
 	ctx, cancel := context.WithTimeout(x.closing, requestTimeout)
 	defer cancel()
-	before := x.inHand.Load()
+	before, asked := x.inHand.Load(), time.Now()
 	info, err := x.bound.consumer.Info(ctx)
 	switch {
 	case errors.Is(err, jetstream.ErrConsumerNotFound), errors.Is(err, jetstream.ErrStreamNotFound):
@@ -55,6 +55,11 @@ func (x *session) inspect() {
 	default:
 		x.bound.durable.seen(info)
 		x.measure(info, before)
+		if drained(info) {
+			for _, slot := range x.slots {
+				slot.CaughtUp(asked)
+			}
+		}
 		x.in.Ready(x.conn.IsConnected())
 	}
 }
@@ -66,6 +71,14 @@ func (x *session) measure(info *jetstream.ConsumerInfo, before int64) {
 	x.pending.Store(int64(info.NumPending))
 	x.foreign.Store(max(0, int64(info.NumAckPending)-max(before, x.inHand.Load())))
 	x.report()
+}
+
+// drained tells whether everything that the stream held for us was committed, by
+// this worker or another: an acknowledgement comes after the commit. The lag is
+// no such word. It subtracts what is in our hands, by a count that changes while
+// the server answers, so that what another worker holds may pass for ours.
+func drained(info *jetstream.ConsumerInfo) bool {
+	return info.NumPending == 0 && info.NumAckPending == 0
 }
 
 // lag is how many messages are not yet in a slot.

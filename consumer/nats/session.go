@@ -78,7 +78,7 @@ func (s *Source) lane() message.Lane { return message.Lane{Source: s.config.Name
 func (x *session) run() {
 	for range max(1, x.in.Writers()) {
 		x.slots = append(x.slots, x.in.Open(consumer.LaneOptions{
-			Lane: x.source.lane(), Next: x.taken.Next, KeepFor: x.ackWait / 2,
+			Lane: x.source.lane(), Epoch: x.taken.Epoch, Next: x.taken.Next, KeepFor: x.ackWait / 2,
 			Committed: x.committed, Abandoned: x.abandoned,
 		}))
 	}

@@ -1,0 +1,107 @@
+package nats
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	natsgo "github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/consumer/consumertest"
+	"github.com/dedupd/dedupd/message"
+)
+
+// slowServer takes its time to tell a consumer's state.
+type slowServer struct {
+	jetstream.Consumer
+	info jetstream.ConsumerInfo
+}
+
+const slowness = 3 * time.Second
+
+func (s *slowServer) Info(context.Context) (*jetstream.ConsumerInfo, error) {
+	time.Sleep(slowness)
+	return &s.info, nil
+}
+
+// looker is a source with two slots that looks at its consumer once.
+type looker struct {
+	server *slowServer
+	inHand int64
+	asked  time.Time
+}
+
+func (*looker) Name() string { return "edge" }
+
+func (k *looker) Run(ctx context.Context, in *consumer.Intake) error {
+	lane := message.Lane{Source: "edge", Name: laneName}
+	taken, err := in.Take(ctx, message.Take{Lane: lane, Incarnation: "one", Committed: -1})
+	if err != nil {
+		return err
+	}
+	x := &session{
+		in: in, conn: &natsgo.Conn{}, closing: ctx,
+		bound: &binding{consumer: k.server, info: &k.server.info, durable: &durable{}},
+	}
+	for range 2 {
+		x.slots = append(x.slots, in.Open(consumer.LaneOptions{Lane: lane, Epoch: taken.Epoch, Next: taken.Next}))
+	}
+	x.inHand.Store(k.inHand)
+	k.asked = time.Now()
+	x.inspect()
+	// The lag alone would pass: what there was may have gone to another worker.
+	x.pending.Store(0)
+	x.foreign.Store(0)
+	x.report()
+	<-ctx.Done()
+	for _, slot := range x.slots {
+		slot.Close(ctx)
+	}
+	return nil
+}
+
+// A queue is caught up when nothing of it is in anybody's hands, as of when the
+// server was asked.
+func TestCaughtUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		pending uint64
+		acks    int
+		inHand  int64
+		want    bool
+	}{
+		"nothing is left":                   {want: true},
+		"more to deliver":                   {pending: 1},
+		"delivered to another worker":       {acks: 5},
+		"perhaps to another, perhaps to us": {acks: 5, inHand: 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				config := jetstream.ConsumerConfig{AckPolicy: jetstream.AckExplicitPolicy}
+				source := &looker{inHand: c.inHand, server: &slowServer{info: jetstream.ConsumerInfo{Config: config, NumPending: c.pending, NumAckPending: c.acks}}}
+				store, budget := consumertest.NewStore(), consumer.NewBudget(1<<20)
+				w := &consumer.Worker{
+					Handler: store, Lanes: store, Sources: []consumer.Source{source},
+					Writers: 2, MaxMessages: 10, MaxBytes: 1 << 20, Budget: budget, Drain: time.Second, Pulse: time.Second,
+					Logger: slog.New(slog.DiscardHandler), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if err := w.Run(ctx); err != nil {
+					t.Error(err)
+				}
+				row, _ := store.Row(message.Lane{Source: "edge", Name: laneName})
+				if c.want && !row.CaughtUp.Equal(source.asked) {
+					t.Errorf("caught up as of %s, want %s, when the server was asked", row.CaughtUp, source.asked)
+				}
+				if !c.want && !row.CaughtUp.IsZero() {
+					t.Errorf("caught up as of %s", row.CaughtUp)
+				}
+			})
+		})
+	}
+}
