@@ -166,11 +166,45 @@ func TestAFailedFlushKeepsItsCounts(t *testing.T) {
 	f.wantAges(days, map[int64]int64{1: 3, 60: 1})
 }
 
+// TestTwoFlushesAtOnce has one process flush twice, as it may at its end, while
+// the first is kept waiting.
+func TestTwoFlushesAtOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.NoteAges(time.Now(), 1)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE dedupd.duplicate_ages`); err != nil {
+		t.Fatal(err)
+	}
+	var both sync.WaitGroup
+	for range 2 {
+		both.Go(func() {
+			if err := f.FlushAges(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	time.Sleep(200 * time.Millisecond)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	both.Wait()
+	f.wantAges(days, map[int64]int64{1: 1})
+}
+
 func TestAgesHaveDays(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	// Sessions with other ideas of the date count for the same day.
-	if _, err := f.pool.Exec(t.Context(), fmt.Sprintf(`ALTER DATABASE %s SET timezone TO 'Pacific/Kiritimati'`, f.db.Name)); err != nil {
+	// Sessions with other ideas of the date count for the same day: where it is
+	// tomorrow already, or yesterday still.
+	zone := "Etc/GMT-14"
+	if time.Now().UTC().Hour() < 12 {
+		zone = "Etc/GMT+12"
+	}
+	if _, err := f.pool.Exec(t.Context(), fmt.Sprintf(`ALTER DATABASE %s SET timezone TO '%s'`, f.db.Name, zone)); err != nil {
 		t.Fatal(err)
 	}
 	other := attach(t, f.db)

@@ -50,7 +50,7 @@ func TestStatusNamesTheLaneBehind(t *testing.T) {
 		VALUES ('other', 'kafka', 'orders/0', true, '', 1, 1, '', 0)`); err != nil {
 		t.Fatal(err)
 	}
-	if s := f.status(); s.Lane == "" || s.Now.Sub(s.Stream) > time.Minute {
+	if s := f.status(); s.LaneTime == nil || !s.Stream.Equal(*s.LaneTime) || s.Now.Sub(s.Stream) > time.Minute {
 		t.Errorf("all caught up: %+v", s)
 	}
 	if s, err := other.Status(t.Context()); err != nil || s.Lane != "kafka:orders/0" || !s.Stream.IsZero() {
