@@ -9,7 +9,7 @@ RELEASE := -trimpath -ldflags "-s -w -X github.com/dedupd/dedupd/internal/app.re
 
 .PHONY: help
 help: ## Shows this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Builds the binary, .bin/dedupd
@@ -57,6 +57,11 @@ fuzz: ## Fuzzes each target for FUZZTIME (default 10s)
 			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $${FUZZTIME:-10s} $$package || exit 1; \
 		done; \
 	done
+
+.PHONY: bench-retention
+bench-retention: ## Measures what remembering costs, into docs/benchmarks/retention.md (half an hour; 40 GB of disk)
+	@mkdir -p docs/benchmarks
+	$(GO) run ./e2e/bench/retention -out docs/benchmarks/retention.md $(ARGS)
 
 .PHONY: clean
 clean: ## Removes what was built; downloads stay

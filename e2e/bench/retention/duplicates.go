@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/dedupd/dedupd/dedup"
+)
+
+// duplicates measures the rate by the share of duplicates and by what is done
+// with them. Half of the ids that come again stand in a sealed generation.
+func (b *bench) duplicates(ctx context.Context) error {
+	rows := [][]string{{"duplicates", "are dropped: msg/s", "of none", "become dead letters: msg/s", "of none"}}
+	shares := []float64{0, 0.01, 0.5, 1}
+	results := make(map[string][]*contender)
+	for _, handling := range []string{dedup.DuplicateDrop, dedup.DuplicateDeadLetter} {
+		var all []*contender
+		for _, share := range shares {
+			a, err := b.newArm(ctx, fmt.Sprintf("duplicates_%s_%g", handling, share), options{writers: writers, filterMemory: memory256, onDuplicate: handling})
+			if err != nil {
+				return err
+			}
+			var seen [][]byte
+			remember := func() []byte {
+				id := randomID()
+				seen = append(seen, id)
+				return id
+			}
+			for half := range 2 {
+				if _, _, err := a.apply(ctx, 600_000, batchSize, remember, nil); err != nil {
+					return err
+				}
+				if half == 0 {
+					if err := a.rotate(ctx); err != nil {
+						return err
+					}
+					if _, err := a.buildFilters(ctx); err != nil {
+						return err
+					}
+					if err := a.store().LoadFilters(ctx); err != nil {
+						return err
+					}
+				}
+			}
+			c := &contender{arm: a, what: fmt.Sprintf("%g %% duplicates, %s", share*100, handling), id: func() []byte {
+				if rand.Float64() < share {
+					return seen[rand.IntN(len(seen))]
+				}
+				return randomID()
+			}}
+			all = append(all, c)
+			c.against = all[0]
+		}
+		if err := b.takeTurns(ctx, all, batchSize); err != nil {
+			return err
+		}
+		for _, c := range all {
+			c.close()
+		}
+		results[handling] = all
+	}
+	for i, share := range shares {
+		drop, bury := results[dedup.DuplicateDrop][i], results[dedup.DuplicateDeadLetter][i]
+		rows = append(rows, []string{
+			fmt.Sprintf("%g %%", share*100), thousands(median(drop.rates)), fmt.Sprintf("%.2f", drop.ratio()),
+			thousands(median(bury.rates)), fmt.Sprintf("%.2f", bury.ratio()),
+		})
+	}
+	b.report.add("\n## Duplicates\n\nOne worker with three writers, random ids, %d million remembered, half of them sealed.\n", 1)
+	b.report.table(slices.Clip(rows))
+	return nil
+}

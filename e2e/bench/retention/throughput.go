@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+)
+
+const (
+	generations = 24
+	writers     = 3 // the default: database.max_connections less one
+	memory256   = 256 << 20
+)
+
+// contender is an arm that takes turns with others.
+type contender struct {
+	*arm
+	what  string
+	id    func() []byte
+	rates []float64
+	used  []cpu
+	// against is whose rate this one's is divided by.
+	against *contender
+}
+
+func (c *contender) ratio() float64 {
+	var all []float64
+	for i := range c.rates {
+		all = append(all, c.rates[i]/c.against.rates[i])
+	}
+	return median(all)
+}
+
+// cpuRatio is the processor time of a message, of that of the other.
+func (c *contender) cpuRatio() float64 {
+	var all []float64
+	for i := range c.used {
+		all = append(all, float64(c.used[i].total())/float64(c.against.used[i].total()))
+	}
+	return median(all)
+}
+
+// throughput measures claims with the sink's write, with few and many ids to
+// remember.
+func (b *bench) throughput(ctx context.Context) error {
+	var all []*contender
+	add := func(name, what string, against *contender, id func() []byte, o options, fill func(a *arm) error) (*contender, error) {
+		o.writers = writers
+		a, err := b.newArm(ctx, name, o)
+		if err != nil {
+			return nil, err
+		}
+		c := &contender{arm: a, what: what, id: id, against: against}
+		if against == nil {
+			c.against = c
+		}
+		all = append(all, c)
+		if fill != nil {
+			err = fill(a)
+		}
+		return c, err
+	}
+	defer func() {
+		for _, c := range all {
+			c.close()
+		}
+	}()
+	sealed := func(claims int, timed, filters bool) func(a *arm) error {
+		return func(a *arm) error {
+			if err := a.rememberSealed(ctx, generations, b.scaled(claims)/generations, timed); err != nil || !filters {
+				return err
+			}
+			if _, err := a.buildFilters(ctx); err != nil {
+				return err
+			}
+			return a.store().LoadFilters(ctx)
+		}
+	}
+	single := func(claims int) func(a *arm) error {
+		return func(a *arm) error {
+			progress("%s: %d claims in one table", a.name, b.scaled(claims))
+			return a.remember(ctx, b.scaled(claims), randomKeys)
+		}
+	}
+	filtered := options{filterMemory: memory256}
+	none, err := add("none", "nothing remembered", nil, randomID, filtered, nil)
+	if err != nil {
+		return err
+	}
+	for _, c := range []struct {
+		name, what string
+		fill       func(a *arm) error
+	}{
+		{"sealed_10m", "10 M in 24 sealed generations", sealed(10_000_000, false, true)},
+		{"sealed_100m", "100 M in 24 sealed generations", sealed(100_000_000, false, true)},
+		{"single_20m", "20 M in a single table", single(20_000_000)},
+		{"single_100m", "100 M in a single table", single(100_000_000)},
+	} {
+		if _, err := add(c.name, c.what, none, randomID, filtered, c.fill); err != nil {
+			return err
+		}
+	}
+	timed, err := add("timed_none", "UUIDv7, nothing remembered", nil, timedID, options{}, nil)
+	if err != nil {
+		return err
+	}
+	if _, err := add("timed_100m", "UUIDv7, 100 M in 24 sealed generations, no filters", timed, timedID, options{}, sealed(100_000_000, true, false)); err != nil {
+		return err
+	}
+	if err := b.takeTurns(ctx, all, batchSize); err != nil {
+		return err
+	}
+	rows := [][]string{{"remembered", "msg/s", "of an empty memory's", "spread of the rounds", "CPU a message: worker", "Postgres", "both, of an empty memory's", "excluded by filters", "looked up in vain", "of them without a filter"}}
+	for _, c := range all {
+		ratios := make([]float64, len(c.rates))
+		for i := range c.rates {
+			ratios[i] = c.rates[i] / c.against.rates[i]
+		}
+		var workers, postgres []float64
+		for _, u := range c.used {
+			w, p := u.each(b.messages)
+			workers, postgres = append(workers, w), append(postgres, p)
+		}
+		rows = append(rows, []string{
+			c.what, thousands(median(c.rates)), fmt.Sprintf("%.2f", c.ratio()), fmt.Sprintf("%.2f to %.2f", slices.Min(ratios), slices.Max(ratios)),
+			micros(median(workers)), micros(median(postgres)), fmt.Sprintf("%.2f", c.cpuRatio()),
+			fmt.Sprintf("%.0f", c.probes("excluded")), fmt.Sprintf("%.0f", c.probes("false_positive")+c.probes("unfiltered")), fmt.Sprintf("%.0f", c.probes("unfiltered")),
+		})
+	}
+	b.report.add("\n## Claims with the sink's write, by what is remembered\n\nOne worker with three writers, new ids only, batches of %d, rows of a uuid and %d bytes of JSON.\n", batchSize, len(payload))
+	b.report.table(rows)
+	return nil
+}
+
+// takeTurns runs all contenders in each round, each round in another order. The
+// first round warms up and doesn't count.
+func (b *bench) takeTurns(ctx context.Context, all []*contender, size int) error {
+	for round := range b.rounds + 1 {
+		for i := range all {
+			c := all[(i+round)%len(all)]
+			if err := c.fresh(ctx); err != nil {
+				return err
+			}
+			before := b.used()
+			rate, _, err := c.apply(ctx, b.messages, size, c.id, nil)
+			if err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+			if round > 0 {
+				c.rates = append(c.rates, rate)
+				c.used = append(c.used, b.used().since(before))
+			}
+			progress("round %d: %-52s %s msg/s", round, c.what, thousands(rate))
+		}
+	}
+	return nil
+}
