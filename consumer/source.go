@@ -56,6 +56,21 @@ type Source interface {
 	Run(ctx context.Context, in *Intake) error
 }
 
+// Keeper is a Source that can tell how long its broker keeps messages: for that
+// long it may deliver one again, and its claim should be there.
+type Keeper interface {
+	// Keeps asks the broker, over a connection of its own. With an error it tells
+	// of what it could find out all the same.
+	Keeps(ctx context.Context) ([]Kept, error)
+}
+
+// Kept is how long a broker keeps the messages of a topic or a stream.
+type Kept struct {
+	Name string
+	// For is that time; 0: without a limit.
+	For time.Duration
+}
+
 // ErrClosed is what Offer answers once a lane is closed or lost.
 var ErrClosed = errors.New("the lane is closed")
 

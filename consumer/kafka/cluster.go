@@ -8,6 +8,7 @@ import (
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol/describeconfigs"
 	"github.com/segmentio/kafka-go/protocol/fetch"
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 	"github.com/segmentio/kafka-go/protocol/metadata"
@@ -218,4 +219,38 @@ func (c *cluster) partitions(ctx context.Context) (map[string]int, error) {
 		}
 	}
 	return counts, nil
+}
+
+// settings are what a topic is configured to, by name: those that were asked for
+// and that the broker knows. The error says of which topics nothing is known.
+func (c *cluster) settings(ctx context.Context, names ...string) (map[string]map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	req := &describeconfigs.Request{}
+	for _, t := range c.topics {
+		req.Resources = append(req.Resources, describeconfigs.RequestResource{
+			ResourceType: int8(kafkago.ResourceTypeTopic), ResourceName: t, ConfigNames: names,
+		})
+	}
+	res, err := c.transport.RoundTrip(ctx, c.addr, req)
+	if err != nil {
+		return nil, fmt.Errorf("describe the topics: %w", err)
+	}
+	r, ok := res.(*describeconfigs.Response)
+	if !ok {
+		return nil, fmt.Errorf("describe the topics: %w", errAnswer)
+	}
+	known := make(map[string]map[string]string, len(r.Resources))
+	var problems []error
+	for _, t := range r.Resources {
+		if t.ErrorCode != 0 {
+			problems = append(problems, fmt.Errorf("describe topic %s: %w", t.ResourceName, kafkago.Error(t.ErrorCode)))
+			continue
+		}
+		known[t.ResourceName] = make(map[string]string)
+		for _, e := range t.ConfigEntries {
+			known[t.ResourceName][e.ConfigName] = e.ConfigValue
+		}
+	}
+	return known, errors.Join(problems...)
 }

@@ -85,16 +85,18 @@ func sleep(ctx context.Context, d time.Duration) {
 // connect returns at once, connected or not, and the connection never gives up:
 // after a long outage nobody should have to restart the worker.
 func (s *Source) connect(ctx context.Context, in *consumer.Intake, log *slog.Logger) (*natsgo.Conn, error) {
-	c := s.config
-	options := []natsgo.Option{
-		natsgo.Name("dedupd " + c.Name),
+	options, err := s.options()
+	if err != nil {
+		return nil, err
+	}
+	options = append(options,
 		natsgo.MaxReconnects(-1),
 		natsgo.RetryOnFailedConnect(true),
 		natsgo.IgnoreAuthErrorAbort(), // credentials are replaced while we run
-		natsgo.ReconnectWait(500 * time.Millisecond),
+		natsgo.ReconnectWait(500*time.Millisecond),
 		natsgo.ReconnectJitter(500*time.Millisecond, time.Second),
 		// A peer that is gone without a word is noticed after three of these.
-		natsgo.PingInterval(10 * time.Second),
+		natsgo.PingInterval(10*time.Second),
 		natsgo.DisconnectErrHandler(func(_ *natsgo.Conn, err error) {
 			in.Ready(false)
 			if ctx.Err() == nil {
@@ -106,7 +108,7 @@ func (s *Source) connect(ctx context.Context, in *consumer.Intake, log *slog.Log
 		natsgo.ErrorHandler(func(_ *natsgo.Conn, _ *natsgo.Subscription, err error) {
 			log.Warn("NATS reports an error", "error", err)
 		}),
-	}
+	)
 	said := "" // only the goroutine that reconnects comes here
 	options = append(options, natsgo.ReconnectErrHandler(func(_ *natsgo.Conn, err error) {
 		if err != nil && err.Error() != said {
@@ -114,6 +116,17 @@ func (s *Source) connect(ctx context.Context, in *consumer.Intake, log *slog.Log
 			log.Warn("can't connect to NATS; trying again", "error", err)
 		}
 	}))
+	conn, err := natsgo.Connect(s.config.servers(), options...)
+	if err != nil {
+		return nil, &configError{"connect: " + err.Error()}
+	}
+	return conn, nil
+}
+
+// options are what every connection needs to get in.
+func (s *Source) options() ([]natsgo.Option, error) {
+	c := s.config
+	options := []natsgo.Option{natsgo.Name("dedupd " + c.Name)}
 	if c.TLS != nil {
 		options = append(options, natsgo.Secure(c.TLS))
 	}
@@ -127,9 +140,5 @@ func (s *Source) connect(ctx context.Context, in *consumer.Intake, log *slog.Log
 		}
 		options = append(options, nkey)
 	}
-	conn, err := natsgo.Connect(c.servers(), options...)
-	if err != nil {
-		return nil, &configError{"connect: " + err.Error()}
-	}
-	return conn, nil
+	return options, nil
 }

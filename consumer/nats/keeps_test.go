@@ -1,0 +1,72 @@
+package nats_test
+
+import (
+	"crypto/tls"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	natsgo "github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nkeys"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/consumer/nats"
+)
+
+func TestKeeps(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	source := newSource(t, s)
+	if got, err := source.Keeps(t.Context()); err == nil || len(got) != 0 || !strings.Contains(err.Error(), "ORDERS") {
+		t.Errorf("of a missing stream: %v, %v", got, err)
+	}
+	createStream(t, js, jetstream.StreamConfig{})
+	for _, age := range []time.Duration{0, 36 * time.Hour} {
+		if _, err := js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders.>"}, MaxAge: age}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := source.Keeps(t.Context()); err != nil || !reflect.DeepEqual(got, []consumer.Kept{{Name: "ORDERS", For: age}}) {
+			t.Errorf("got %v, %v, want %s", got, err, age)
+		}
+	}
+	s.Shutdown()
+	s.WaitForShutdown()
+	begun := time.Now()
+	if got, err := source.Keeps(t.Context()); err == nil {
+		t.Errorf("without a server: %v", got)
+	}
+	if d := time.Since(begun); d > 10*time.Second {
+		t.Errorf("without a server it took %s to say so", d)
+	}
+}
+
+func TestKeepsLogsIn(t *testing.T) {
+	certificate, pool := selfSigned(t)
+	user, seed := keyPair(t, nkeys.CreateUser)
+	s := startServer(t, func(o *server.Options) {
+		o.Nkeys = []*server.NkeyUser{{Nkey: public(t, user)}}
+		o.TLS, o.TLSConfig = true, &tls.Config{Certificates: []tls.Certificate{certificate}}
+	})
+	file, client := write(t, seed), &tls.Config{RootCAs: pool}
+	option, err := natsgo.NkeyOptionFromSeed(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	createStream(t, connect(t, s, option, natsgo.Secure(client)), jetstream.StreamConfig{})
+	for name, c := range map[string]struct {
+		change func(*nats.Config)
+		in     bool
+	}{
+		"both":   {func(c *nats.Config) { c.TLS, c.NkeySeedFile = client, file }, true},
+		"no key": {func(c *nats.Config) { c.TLS = client }, false},
+		"no TLS": {func(c *nats.Config) { c.NkeySeedFile = file }, false},
+	} {
+		got, err := newSource(t, s, c.change).Keeps(t.Context())
+		if (len(got) == 1) != c.in || (err == nil) != c.in {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+}
