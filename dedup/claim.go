@@ -225,14 +225,14 @@ type claimRow struct {
 }
 
 func (r *claimRow) laneParam() []byte {
-	if r.lane == nil {
+	if r == nil || r.lane == nil {
 		return nil
 	}
 	return int4(*r.lane)
 }
 
 func (r *claimRow) positionParam() []byte {
-	if r.position == nil {
+	if r == nil || r.position == nil {
 		return nil
 	}
 	return int8b(*r.position)

@@ -18,13 +18,7 @@ import (
 // commit buries the dead, moves the lanes and commits, in one round trip: the
 // server skips COMMIT when a lane doesn't move.
 func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []tally) error {
-	var steps []step
-	for i := range g.items {
-		it := &g.items[i]
-		if why := p.burial(it); why != nil {
-			steps = append(steps, p.Store.buryStep(g, it, why))
-		}
-	}
+	steps := p.burySteps(g)
 	moves, err := p.Store.advanceSteps(g.batches, all)
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package dedup
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,45 +11,91 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// buryStep is the statement that writes one dead letter, in the transaction that
-// moves its lane.
-func (s *Store) buryStep(g *group, it *item, why *rejection) step {
-	m := g.message(it)
-	keys := make([][]byte, len(m.Headers))
-	values := make([][]byte, len(m.Headers))
-	for i, h := range m.Headers {
-		keys[i], values[i] = []byte(h.Key), h.Value
+// burySize is how many dead letters one statement writes. Headers are sliced out
+// of one array for all, which takes the longer the more there are.
+const burySize = 128
+
+// burySteps are the statements that write dead letters, in the transaction that
+// moves their lanes.
+func (p *Processor) burySteps(g *group) (steps []step) {
+	var chunk []*item
+	for i := range g.items {
+		if it := &g.items[i]; p.burial(it) != nil {
+			chunk = append(chunk, it)
+		}
+		if len(chunk) == burySize || i == len(g.items)-1 && len(chunk) > 0 {
+			steps = append(steps, p.buryStep(g, chunk))
+			chunk = nil
+		}
 	}
-	var id, state []byte
-	if m.ID != "" {
-		id = []byte(m.ID)
+	return steps
+}
+
+func (p *Processor) buryStep(g *group, items []*item) step {
+	var sources, lanes, positions, classes, reasons, states, keys, ids, topics, messageKeys, values, times, originalLanes, originalPositions [][]byte
+	var headersFrom, headersTo, headerKeys, headerValues [][]byte
+	for _, it := range items {
+		m, why := g.message(it), p.burial(it)
+		sources, lanes = append(sources, []byte(m.Position.Lane.Source)), append(lanes, []byte(m.Position.Lane.Name))
+		positions = append(positions, int8b(m.Position.Offset))
+		classes, reasons = append(classes, []byte(why.class)), append(reasons, cleanText(why.reason))
+		states = append(states, nilIfEmpty(why.sqlstate))
+		keys, ids = append(keys, it.key[:]), append(ids, nilIfEmpty(m.ID))
+		topics, messageKeys, values = append(topics, nonNil([]byte(m.Topic))), append(messageKeys, m.Key), append(values, m.Value)
+		times = append(times, timestamptz(m.Time))
+		originalLanes, originalPositions = append(originalLanes, it.original.laneParam()), append(originalPositions, it.original.positionParam())
+		headersFrom = append(headersFrom, int4(int32(len(headerKeys)+1)))
+		for _, h := range m.Headers {
+			headerKeys, headerValues = append(headerKeys, nonNil([]byte(h.Key))), append(headerValues, h.Value)
+		}
+		headersTo = append(headersTo, int4(int32(len(headerKeys))))
 	}
-	if why.sqlstate != "" {
-		state = []byte(why.sqlstate)
-	}
-	originalLane, originalPosition := []byte(nil), []byte(nil)
-	if it.original != nil {
-		originalLane, originalPosition = it.original.laneParam(), it.original.positionParam()
-	}
+	next := 0
 	return step{
-		name:     "dedupd_bury",
-		affected: func(rows int64) { it.buried = rows > 0 },
-		sql: `INSERT INTO ` + s.name("dead_letters") + ` (scope, source, lane, position, class, reason, sqlstate, claim_key, message_id, topic, key, value,
+		name: "dedupd_bury_2",
+		// The rows that are new come back in the order they were sent.
+		row: func(v [][]byte) error {
+			for ; next < len(items); next++ {
+				if bytes.Equal(v[0], keys[next]) && bytes.Equal(v[1], positions[next]) && bytes.Equal(v[2], classes[next]) {
+					items[next].buried = true
+					next++
+					return nil
+				}
+			}
+			return errors.New("the server returned a dead letter that was not sent")
+		},
+		sql: `INSERT INTO ` + p.Store.name("dead_letters") + ` (scope, source, lane, position, class, reason, sqlstate, claim_key, message_id, topic, key, value,
 			header_keys, header_values, broker_time, original_lane, original_position)
-			VALUES ($1::text, $2::text, $3::text, $4::bigint, $5::text, $6::text, $7::text, $8::uuid, $9::bytea, $10::bytea, $11::bytea, $12::bytea,
-			$13::bytea[], $14::bytea[], $15::timestamptz, $16::integer, $17::bigint)
-			ON CONFLICT DO NOTHING`,
+			SELECT $1::text, u.source, u.lane, u.position, u.class, u.reason, u.sqlstate, u.claim_key, u.message_id, u.topic, u.key, u.value,
+				($2::bytea[])[u.headers_from:u.headers_to], ($3::bytea[])[u.headers_from:u.headers_to], u.broker_time, u.original_lane, u.original_position
+			FROM unnest($4::text[], $5::text[], $6::bigint[], $7::text[], $8::text[], $9::text[], $10::uuid[], $11::bytea[], $12::bytea[], $13::bytea[], $14::bytea[],
+				$15::integer[], $16::integer[], $17::timestamptz[], $18::integer[], $19::bigint[])
+				AS u (source, lane, position, class, reason, sqlstate, claim_key, message_id, topic, key, value,
+				headers_from, headers_to, broker_time, original_lane, original_position)
+			ON CONFLICT DO NOTHING RETURNING claim_key, position, class`,
 		oids: []uint32{
-			pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.Int8OID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.UUIDOID,
-			pgtype.ByteaOID, pgtype.ByteaOID, pgtype.ByteaOID, pgtype.ByteaOID, pgtype.ByteaArrayOID, pgtype.ByteaArrayOID,
-			pgtype.TimestamptzOID, pgtype.Int4OID, pgtype.Int8OID,
+			pgtype.TextOID, pgtype.ByteaArrayOID, pgtype.ByteaArrayOID,
+			pgtype.TextArrayOID, pgtype.TextArrayOID, pgtype.Int8ArrayOID, pgtype.TextArrayOID, pgtype.TextArrayOID, pgtype.TextArrayOID, pgtype.UUIDArrayOID,
+			pgtype.ByteaArrayOID, pgtype.ByteaArrayOID, pgtype.ByteaArrayOID, pgtype.ByteaArrayOID,
+			pgtype.Int4ArrayOID, pgtype.Int4ArrayOID, pgtype.TimestamptzArrayOID, pgtype.Int4ArrayOID, pgtype.Int8ArrayOID,
 		},
 		params: [][]byte{
-			[]byte(s.scope), []byte(m.Position.Lane.Source), []byte(m.Position.Lane.Name), int8b(m.Position.Offset),
-			[]byte(why.class), cleanText(why.reason), state, it.key[:], id, nonNil([]byte(m.Topic)), m.Key, m.Value,
-			byteaArray(keys), byteaArray(values), timestamptz(m.Time), originalLane, originalPosition,
+			[]byte(p.Store.scope), array(pgtype.ByteaOID, headerKeys), array(pgtype.ByteaOID, headerValues),
+			array(pgtype.TextOID, sources), array(pgtype.TextOID, lanes), array(pgtype.Int8OID, positions), array(pgtype.TextOID, classes),
+			array(pgtype.TextOID, reasons), array(pgtype.TextOID, states), array(pgtype.UUIDOID, keys),
+			array(pgtype.ByteaOID, ids), array(pgtype.ByteaOID, topics), array(pgtype.ByteaOID, messageKeys), array(pgtype.ByteaOID, values),
+			array(pgtype.Int4OID, headersFrom), array(pgtype.Int4OID, headersTo), array(pgtype.TimestamptzOID, times),
+			array(pgtype.Int4OID, originalLanes), array(pgtype.Int8OID, originalPositions),
 		},
 	}
+}
+
+// nilIfEmpty is NULL for an empty text.
+func nilIfEmpty(s string) []byte {
+	if s == "" {
+		return nil
+	}
+	return []byte(s)
 }
 
 func nonNil(b []byte) []byte {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"github.com/jackc/pgx/v5/pgtype"
 	"os"
 	"strings"
 	"testing"
@@ -100,13 +101,13 @@ func TestFingerprints(t *testing.T) {
 
 func TestArraysOnTheWire(t *testing.T) {
 	t.Parallel()
-	if got := byteaArray([][]byte{{1}, nil, {}}); !bytes.Equal(got, []byte{
+	if got := array(pgtype.ByteaOID, [][]byte{{1}, nil, {}}); !bytes.Equal(got, []byte{
 		0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 17, 0, 0, 0, 3, 0, 0, 0, 1,
 		0, 0, 0, 1, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0,
 	}) {
 		t.Errorf("bytea[]: % x", got)
 	}
-	if got := byteaArray(nil); !bytes.Equal(got, []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 17}) {
+	if got := array(pgtype.ByteaOID, nil); !bytes.Equal(got, []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 17}) {
 		t.Errorf("empty array: % x", got)
 	}
 }

@@ -25,8 +25,6 @@ type step struct {
 	params     [][]byte
 	// row is given each result row; the values are valid until it returns.
 	row func(values [][]byte) error
-	// affected, if not nil, is told the number of rows that the statement changed.
-	affected func(rows int64)
 	// tag must be the command tag, if not empty.
 	tag string
 }
@@ -138,9 +136,6 @@ func readStep(p *pgconn.Pipeline, s *step) error {
 	if s.tag != "" && tag.String() != s.tag {
 		return fmt.Errorf("the server answered %q to %s", tag, s.sql)
 	}
-	if s.affected != nil {
-		s.affected(tag.RowsAffected())
-	}
 	return nil
 }
 
@@ -214,12 +209,14 @@ func appendInt4s(buf []byte, n int, value func(i int) int32) []byte {
 	return buf
 }
 
-func byteaArray(values [][]byte) []byte {
-	nulls := false
+// array is one of values in their binary form; nil is NULL.
+func array(elemOID uint32, values [][]byte) []byte {
+	nulls, size := false, 20
 	for _, v := range values {
 		nulls = nulls || v == nil
+		size += 4 + len(v)
 	}
-	buf := appendArrayHeader(nil, pgtype.ByteaOID, len(values), nulls)
+	buf := appendArrayHeader(make([]byte, 0, size), elemOID, len(values), nulls)
 	for _, v := range values {
 		if v == nil {
 			buf = binary.BigEndian.AppendUint32(buf, 0xFFFFFFFF)

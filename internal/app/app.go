@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -115,17 +116,19 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	worker.Handler, worker.Lanes = processor, store
 
 	housekeeping, stop := context.WithCancel(ctx)
-	loop := newLoop(cfg, store, func(context.Context) error { return nil }, reg, log)
+	loop := newLoop(cfg, store, processor.FlushAges, reg, log)
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dedupd_filter_bytes", Help: "Memory that the filters of sealed generations take in this process."},
 		func() float64 { return float64(store.FilterBytes()) }))
-	kept := make(chan struct{})
-	go func() {
-		defer close(kept)
-		loop.Run(housekeeping)
-	}()
+	var keepers sync.WaitGroup
+	keepers.Go(func() { loop.Run(housekeeping) })
+	keepers.Go(func() { warnOfShortWindow(housekeeping, time.Duration(cfg.Retention.Window), worker.Sources, log) })
 	defer func() {
 		stop()
-		<-kept
+		keepers.Wait()
+		// What came since the last pass.
+		if err := processor.FlushAges(context.WithoutCancel(ctx)); err != nil {
+			log.Warn("the last ages of duplicates are not counted", "error", err)
+		}
 	}()
 
 	probe.started.Store(true)
@@ -167,7 +170,7 @@ func newProcessor(cfg *config.Config, store *dedup.Store, sink sinks.Sink, reg p
 	return &dedup.Processor{
 		Store: store, Sink: sink, Identity: identity, Fingerprint: fingerprint,
 		Missing: cfg.ID.Missing, OnDuplicate: cfg.Dedup.OnDuplicate, OnConflict: cfg.Dedup.OnConflict,
-		MaxDeadShare: cfg.DeadLetters.MaxShare, DeadWindow: cfg.DeadLetters.Window,
+		MaxDeadShare: cfg.DeadLetters.MaxShare, DeadWindow: cfg.DeadLetters.Window, Window: time.Duration(cfg.Retention.Window),
 		Metrics: dedup.NewMetrics(reg),
 	}, nil
 }

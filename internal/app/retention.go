@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/retention"
@@ -31,6 +32,34 @@ func newLoop(cfg *config.Config, store *dedup.Store, flush func(context.Context)
 func Retain(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger, rotate bool) (retention.Report, error) {
 	nothing := func(context.Context) error { return nil }
 	return newLoop(cfg, store, nothing, prometheus.NewRegistry(), log).Pass(ctx, rotate)
+}
+
+// warnOfShortWindow tells of brokers that keep messages for longer than claims
+// are kept: whoever moves the group back to the oldest message has what is older
+// than the window applied again.
+func warnOfShortWindow(ctx context.Context, window time.Duration, sources []consumer.Source, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for _, s := range sources {
+		keeper, ok := s.(consumer.Keeper)
+		if !ok {
+			continue
+		}
+		kept, err := keeper.Keeps(ctx)
+		if err != nil && ctx.Err() == nil {
+			log.Info("how long the broker keeps messages could not be found out, so that it isn't compared with retention.window", "source", s.Name(), "error", err)
+		}
+		for _, k := range kept {
+			switch {
+			case k.For == 0:
+				log.Info("the broker keeps messages without a limit of time: if the group is moved back, those older than retention.window are applied again",
+					"source", s.Name(), "name", k.Name, "window", window)
+			case k.For > window:
+				log.Warn("retention.window is shorter than the broker keeps messages: if the group is moved back, those older than the window are applied again; `dedupd retention advise` tells what a longer window costs",
+					"source", s.Name(), "name", k.Name, "kept", k.For, "window", window)
+			}
+		}
+	}
 }
 
 // housekeeper is the store as retention wants it.
