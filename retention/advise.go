@@ -205,6 +205,9 @@ func (a *Advice) limits(in *AdviceInput) {
 	if in.Horizon > 0 {
 		a.warn("The oldest claim is %s old. A copy of anything older isn't recognised: it is applied again, and in none of these numbers.", text(in.Horizon))
 	}
+	if len(in.Brokers) == 0 {
+		a.warn("How long the brokers keep messages was not looked at. Whoever resets a group to the earliest offset replays all of that, and a window at least as long recognises it.")
+	}
 	if in.ClaimsPerSecond <= 0 {
 		a.warn("How many claims come per second is not known yet, so no sizes can be told.")
 	}
