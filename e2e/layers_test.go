@@ -51,7 +51,7 @@ var layers = []struct {
 	// For test support and the demo; no layer above names it.
 	{`internal/child`, `^$`, `.*\..*`},
 	{`internal/app`, `^(message|consumer|consumer/kafka|consumer/nats|dedup|sinks|retention|internal/config)$`, `cobra`},
-	{`cmd/dedupd/cli`, `^(dedup|sinks|internal/app|internal/config)$`, `kafka|nats`},
+	{`cmd/dedupd/cli`, `^(message|dedup|sinks|retention|internal/app|internal/config|internal/nearest)$`, `kafka|nats`},
 	{`cmd/dedupd`, `^(cmd/dedupd/cli|sinks/[^/]+)$`, `.*\..*`},
 	{`consumer/consumertest`, `^(message|consumer)$`, `pgx`},
 	{`sinks/sinktest`, `^(message|sinks)$`, `kafka|nats`},
