@@ -24,6 +24,9 @@ type arm struct {
 	pool *pgxpool.Pool
 	// workers share nothing but the database.
 	workers []*worker
+	used    func() cpu
+	// spent is what the last apply took.
+	spent cpu
 }
 
 // worker is what one process would be: a store, a processor, and lanes.
@@ -55,7 +58,7 @@ func (b *bench) newArm(ctx context.Context, name string, o options) (*arm, error
 	if _, err := admin.Exec(ctx, `CREATE DATABASE `+pgx.Identifier{name}.Sanitize()); err != nil {
 		return nil, err
 	}
-	a := &arm{name: name, url: b.server.URL(name)}
+	a := &arm{name: name, url: b.server.URL(name), used: b.used}
 	if a.pool, err = pgxpool.New(ctx, a.url); err != nil {
 		return nil, err
 	}

@@ -74,7 +74,7 @@ func (a *arm) apply(ctx context.Context, messages, size int, id func() []byte, s
 	}
 	var mu sync.Mutex
 	var group sync.WaitGroup
-	start := time.Now()
+	start, before := time.Now(), a.used()
 	for _, one := range all {
 		group.Go(func() {
 			for _, batch := range one.batches {
@@ -93,7 +93,9 @@ func (a *arm) apply(ctx context.Context, messages, size int, id func() []byte, s
 		})
 	}
 	group.Wait()
-	return float64(each*size*lanes) / time.Since(start).Seconds(), spans, err
+	took := time.Since(start)
+	a.spent = a.used().since(before)
+	return float64(each*size*lanes) / took.Seconds(), spans, err
 }
 
 // fresh empties the sink, so that every run writes to the same.

@@ -18,7 +18,7 @@ type contender struct {
 	what  string
 	id    func() []byte
 	rates []float64
-	used  []cpu
+	cpu   []cpu
 	// against is whose rate this one's is divided by.
 	against *contender
 }
@@ -34,8 +34,8 @@ func (c *contender) ratio() float64 {
 // cpuRatio is the processor time of a message, of that of the other.
 func (c *contender) cpuRatio() float64 {
 	var all []float64
-	for i := range c.used {
-		all = append(all, float64(c.used[i].total())/float64(c.against.used[i].total()))
+	for i := range c.cpu {
+		all = append(all, float64(c.cpu[i].total())/float64(c.against.cpu[i].total()))
 	}
 	return median(all)
 }
@@ -117,7 +117,7 @@ func (b *bench) throughput(ctx context.Context) error {
 			ratios[i] = c.rates[i] / c.against.rates[i]
 		}
 		var workers, postgres []float64
-		for _, u := range c.used {
+		for _, u := range c.cpu {
 			w, p := u.each(b.messages)
 			workers, postgres = append(workers, w), append(postgres, p)
 		}
@@ -141,14 +141,13 @@ func (b *bench) takeTurns(ctx context.Context, all []*contender, size int) error
 			if err := c.fresh(ctx); err != nil {
 				return err
 			}
-			before := b.used()
 			rate, _, err := c.apply(ctx, b.messages, size, c.id, nil)
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)
 			}
 			if round > 0 {
 				c.rates = append(c.rates, rate)
-				c.used = append(c.used, b.used().since(before))
+				c.cpu = append(c.cpu, c.spent)
 			}
 			progress("round %d: %-52s %s msg/s", round, c.what, thousands(rate))
 		}
