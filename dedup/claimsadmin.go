@@ -1,0 +1,164 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Claim is what is stored about an id that was claimed.
+type Claim struct {
+	Generation int       `json:"generation"`
+	State      string    `json:"state"` // of the generation: open or sealed
+	ClaimedAt  time.Time `json:"claimed_at"`
+	AgeSeconds float64   `json:"age_seconds"`
+	// Source and Lane are nil for a claim that came by no lane, and for one whose
+	// lane was forgotten; of the latter LaneNumber is left.
+	Source     *string `json:"source"`
+	Lane       *string `json:"lane"`
+	LaneNumber *int32  `json:"lane_number"`
+	Position   *int64  `json:"position"`
+	// Fingerprint is a string in JSON: it has more digits than a number there may
+	// have. nil: payloads were not compared.
+	Fingerprint *int64 `json:"fingerprint,string"`
+}
+
+// ClaimAnswer is what there is to say about an id.
+type ClaimAnswer struct {
+	Key   Key    `json:"key"`
+	Found bool   `json:"found"`
+	Claim *Claim `json:"claim"` // nil: not found
+	// ClaimsSince is since when claims are kept: of what was claimed before,
+	// nothing is known.
+	ClaimsSince time.Time `json:"claims_since"`
+	// DeadLetters are those that carry the id, or claimed it.
+	DeadLetters []DeadLetterRef `json:"dead_letters"`
+}
+
+// DeadLetterRef names a dead letter.
+type DeadLetterRef struct {
+	ID    int64  `json:"id"`
+	Class string `json:"class"`
+}
+
+// FindClaim looks for the claim of an id in every generation that counts.
+func (s *Store) FindClaim(ctx context.Context, id string) (a ClaimAnswer, err error) {
+	err = s.withCatalog(ctx, func(ctx context.Context, tx pgx.Tx, c *catalog) error {
+		a = ClaimAnswer{Key: KeyOf(id)}
+		for _, g := range c.oldestFirst() {
+			if a.Claim, err = s.readClaim(ctx, tx, c, g, ``, g.table, a.Key); err != nil {
+				return err
+			}
+			if a.Found = a.Claim != nil; a.Found {
+				break
+			}
+		}
+		if a.ClaimsSince, err = s.claimsSince(ctx, tx); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, `SELECT id, class FROM `+s.name("dead_letters")+` WHERE scope = $1 AND claim_key = $2 ORDER BY id`, s.scope, [16]byte(a.Key))
+		if err != nil {
+			return err
+		}
+		a.DeadLetters, err = pgx.CollectRows(rows, pgx.RowToStructByPos[DeadLetterRef])
+		return err
+	})
+	if err != nil {
+		return a, fmt.Errorf("look for the claim of %q: %w", id, err)
+	}
+	return a, nil
+}
+
+// ForgetClaim deletes the claim of an id, so that the next copy of the message is
+// applied again, and tells what it was; nil: there was none. Filters may go on
+// holding the key: they only say where it is worth looking.
+func (s *Store) ForgetClaim(ctx context.Context, actor, id string) (forgotten *Claim, err error) {
+	key := KeyOf(id)
+	err = s.withCatalog(ctx, func(ctx context.Context, tx pgx.Tx, c *catalog) error {
+		forgotten = nil
+		for _, g := range c.oldestFirst() {
+			gone, err := s.readClaim(ctx, tx, c, g, `WITH gone AS (DELETE FROM `+g.table+` WHERE key = $1 RETURNING *) `, `gone`, key)
+			if err != nil {
+				return err
+			}
+			if gone == nil {
+				continue
+			}
+			forgotten = gone
+			detail := struct {
+				Key Key `json:"key"`
+				*Claim
+			}{key, gone}
+			if err := s.audit(ctx, tx, actor, "claims forget", id, detail); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("forget the claim of %q: %w", id, err)
+	}
+	return forgotten, nil
+}
+
+// withCatalog does work in a transaction that enter() has opened, as a claim's:
+// while it runs, no generation is sealed, and none leaves the catalog.
+func (s *Store) withCatalog(ctx context.Context, work func(ctx context.Context, tx pgx.Tx, c *catalog) error) error {
+	return cure(s.again(ctx, func() error {
+		c, err := s.loaded(ctx)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `SELECT `+s.name("enter")+`($1, $2::uuid, $3, $4, $5)`,
+				c.scopeID, [16]byte(c.identity), lockTimeout, statementTimeout, idleTimeout); err != nil {
+				return err
+			}
+			return work(ctx, tx, c)
+		})
+	}))
+}
+
+// oldestFirst are the generations that may hold claims. An id that was claimed
+// twice, by whatever hand, was seen first in the oldest.
+func (c *catalog) oldestFirst() []*generation {
+	all := make([]*generation, 0, len(c.sealed)+1)
+	for i := len(c.sealed) - 1; i >= 0; i-- {
+		all = append(all, c.sealed[i])
+	}
+	return append(all, c.open)
+}
+
+// readClaim reads the claim of a key from a generation's table, or from what a
+// statement in front deletes from it; nil: there is none.
+func (s *Store) readClaim(ctx context.Context, tx pgx.Tx, c *catalog, g *generation, before, from string, key Key) (*Claim, error) {
+	claim := &Claim{Generation: g.number, State: "sealed"}
+	if g == c.open {
+		claim.State = "open"
+	}
+	err := tx.QueryRow(ctx, before+`
+		SELECT c.claimed_at, greatest(0, extract(epoch FROM `+s.name("clock")+`() - c.claimed_at))::float8, l.source, l.lane, c.lane, c.position, c.fingerprint
+		FROM `+from+` c LEFT JOIN `+s.name("lanes")+` l ON l.id = c.lane WHERE c.key = $1`, [16]byte(key)).
+		Scan(&claim.ClaimedAt, &claim.AgeSeconds, &claim.Source, &claim.Lane, &claim.LaneNumber, &claim.Position, &claim.Fingerprint)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, nil
+	case sqlstate(err) == "42P01":
+		// Under the rotation lock none of the catalog's tables is dropped.
+		return nil, fmt.Errorf("the table %s of generation %d is gone, and with it its claims, so that nobody can tell: bring it back from a backup: %w", g.table, g.number, err)
+	case err != nil:
+		return nil, err
+	}
+	return claim, nil
+}
+
+// claimsSince is since when claims are kept.
+func (s *Store) claimsSince(ctx context.Context, q querier) (at time.Time, err error) {
+	err = q.QueryRow(ctx, `SELECT min(opened_at) FROM `+s.name("generations")+` WHERE scope = $1 AND state IN ('open', 'sealed')`, s.scope).Scan(&at)
+	return at, err
+}

@@ -1,0 +1,291 @@
+package dedup
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// importBatch is how many ids a transaction of an import claims. A copy that a
+// worker has in hand waits for the whole of it.
+const importBatch = 20_000
+
+// Import claims ids that had their effect before dedupd knew of them. The claims
+// come by no lane and carry no fingerprint, as those of Store.Claim.
+type Import struct {
+	// Actor and Input say in the audit who imported what.
+	Actor, Input string
+	// Unit is what an error calls a place of the input: line, row.
+	Unit string
+	// MaxBytes is the longest id.
+	MaxBytes int
+	// IDs are the ids, or the error that ends them.
+	IDs iter.Seq2[string, error]
+	// Told is told how far it has come, after each transaction.
+	Told func(Imported)
+}
+
+// Imported counts what became of the ids: read = new + known + repeated.
+type Imported struct {
+	Read  int64 `json:"read"`
+	New   int64 `json:"new"`
+	Known int64 `json:"known"` // claimed before the import, or meanwhile by a lane
+	// Repeated were claimed by the import itself: they stand in the input twice.
+	// (Or by another import, or a service's Store.Claim, at the same time.)
+	Repeated int64 `json:"repeated"`
+}
+
+func (n *Imported) add(o Imported) {
+	n.Read += o.Read
+	n.New += o.New
+	n.Known += o.Known
+	n.Repeated += o.Repeated
+}
+
+// Import claims ids, a batch in a transaction. What is claimed stays when it ends
+// early; begun again, it finds those ids known, and goes on.
+func (s *Store) Import(ctx context.Context, im Import) (n Imported, err error) {
+	begun, err := s.beginImport(ctx, im)
+	if err != nil {
+		return n, fmt.Errorf("import: %w", err)
+	}
+	keys := make([]Key, 0, importBatch)
+	var looked time.Time
+	flush := func() error {
+		// Without a filter, each key is looked up in each sealed generation. One
+		// may be sealed while this runs, and its filter come later.
+		if looked.IsZero() || s.FiltersBehind() && time.Since(looked) > 10*time.Second {
+			if err := s.LoadFilters(ctx); err != nil {
+				return err
+			}
+			looked = time.Now()
+		}
+		some, err := s.importKeys(ctx, keys, begun)
+		if err != nil {
+			return err
+		}
+		n.add(some)
+		keys = keys[:0]
+		if im.Told != nil {
+			im.Told(n)
+		}
+		return nil
+	}
+	for id, err := range im.IDs {
+		if err == nil {
+			err = im.check(id, n.Read+int64(len(keys))+1)
+		}
+		if err != nil {
+			return n, failedImport(n, err)
+		}
+		keys = append(keys, KeyOf(id))
+		if len(keys) == importBatch {
+			if err := flush(); err != nil {
+				return n, failedImport(n, err)
+			}
+		}
+	}
+	if len(keys) > 0 {
+		if err := flush(); err != nil {
+			return n, failedImport(n, err)
+		}
+	}
+	return n, nil
+}
+
+func (im *Import) check(id string, number int64) error {
+	switch {
+	case id == "":
+		return fmt.Errorf("%s %d is empty: each must hold an id", im.Unit, number)
+	case len(id) > im.MaxBytes:
+		return fmt.Errorf("%s %d is longer than an id may be, id.max_bytes: %d", im.Unit, number, im.MaxBytes)
+	}
+	return nil
+}
+
+// failedImport says what is to be done with the rest.
+func failedImport(n Imported, err error) error {
+	if n.Read == 0 {
+		return fmt.Errorf("import: %w; nothing was claimed", err)
+	}
+	return fmt.Errorf("import: %w; the first %d were claimed and stay so, and another import of the whole goes on from there", err, n.Read)
+}
+
+// beginImport notes the import in the audit, which only the owner may, before any
+// work is done; and tells the time by the database's clock.
+func (s *Store) beginImport(ctx context.Context, im Import) (begun time.Time, err error) {
+	err = s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		if err := s.audit(ctx, tx, im.Actor, "claims import", im.Input, json.RawMessage(`{}`)); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, `SELECT `+s.name("clock")+`()`).Scan(&begun)
+	})
+	return begun, err
+}
+
+// importKeys claims keys in a transaction of its own.
+func (s *Store) importKeys(ctx context.Context, keys []Key, begun time.Time) (n Imported, err error) {
+	g := &group{items: make([]item, len(keys))}
+	for i, key := range keys {
+		g.items[i] = item{key: key, twin: -1}
+	}
+	g.fold()
+	err = s.again(ctx, func() error {
+		n, err = s.importGroup(ctx, g, begun)
+		return err
+	})
+	return n, err
+}
+
+func (s *Store) importGroup(ctx context.Context, g *group, begun time.Time) (n Imported, err error) {
+	c, err := s.loaded(ctx)
+	if err != nil {
+		return n, err
+	}
+	pooled, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return n, fmt.Errorf("connect to the database: %w", err)
+	}
+	conn := pooled.Conn()
+	defer func() {
+		if err != nil {
+			err = abort(conn, err)
+		}
+		pooled.Release()
+	}()
+	g.reset()
+	if err := deallocate(ctx, conn, c); err != nil {
+		return n, err
+	}
+	var running float64
+	rows, _, err := s.claimKeys(ctx, conn, s.prepare, c, g, []step{beginStep, s.sinceStep(begun, &running), s.enterStep(c)}, claimValues{})
+	if err != nil {
+		return n, fmt.Errorf("claim: %w", err)
+	}
+	commit, cancel := context.WithTimeout(ctx, commitTimeout)
+	defer cancel()
+	if err := roundTrip(commit, conn, s.prepare, []step{{name: "dedupd_commit", sql: "commit", tag: "COMMIT"}}); err != nil {
+		return n, fmt.Errorf("commit: %w", err)
+	}
+	return g.imported(rows, running), nil
+}
+
+// sinceStep reads how many seconds have passed since a time of the database.
+func (s *Store) sinceStep(begun time.Time, seconds *float64) step {
+	return step{
+		sql:  `SELECT extract(epoch FROM ` + s.name("clock") + `() - $1::timestamptz)::float8`,
+		oids: []uint32{pgtype.TimestamptzOID}, params: [][]byte{timestamptz(begun)},
+		row: func(v [][]byte) error {
+			if len(v[0]) != 8 {
+				return errShort
+			}
+			*seconds = math.Float64frombits(binary.BigEndian.Uint64(v[0]))
+			return nil
+		},
+	}
+}
+
+// imported counts what became of the group. What was claimed by no lane since the
+// import began was claimed by the import.
+func (g *group) imported(rows map[Key]*claimRow, running float64) Imported {
+	n := Imported{Read: int64(len(g.items))}
+	for i := range g.items {
+		it := &g.items[i]
+		row := rows[it.key]
+		switch {
+		case it.wins:
+			n.New++
+		case it.twin >= 0, row != nil && row.lane == nil && row.age <= running:
+			n.Repeated++
+		default:
+			n.Known++
+		}
+	}
+	return n
+}
+
+// QueryIDs runs a query and gives the first column of its rows, as text, while
+// the server still works on it, on a connection of its own. The query can't
+// write. estimate is told first how many rows the planner expects.
+func (s *Store) QueryIDs(ctx context.Context, query string, estimate func(rows int64)) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		wanted := true
+		err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+			rows, err := startQuery(ctx, tx, query, estimate)
+			if err != nil {
+				return err
+			}
+			defer rows.Close()
+			for n := 1; rows.Next(); n++ {
+				id, err := firstColumn(rows, n)
+				if err != nil {
+					cancel() // or Close reads what is left, however much it is
+					return err
+				}
+				if wanted = yield(id, nil); !wanted {
+					cancel()
+					return nil
+				}
+			}
+			return rows.Err()
+		})
+		if err != nil && wanted {
+			yield("", fmt.Errorf("the query: %w", err))
+		}
+	}
+}
+
+func startQuery(ctx context.Context, tx pgx.Tx, query string, estimate func(rows int64)) (pgx.Rows, error) {
+	// It takes as long as the import of what it finds.
+	if _, err := tx.Exec(ctx, `SELECT set_config('statement_timeout', '0', true)`); err != nil {
+		return nil, err
+	}
+	var plan string
+	if err := tx.QueryRow(ctx, `EXPLAIN (FORMAT JSON) `+query).Scan(&plan); err != nil {
+		return nil, err
+	}
+	estimate(plannedRows(plan))
+	return tx.Query(ctx, query, pgx.QueryResultFormats{pgx.TextFormatCode})
+}
+
+// firstColumn is the text of a row's first column, where the text is the id.
+func firstColumn(rows pgx.Rows, number int) (string, error) {
+	fields := rows.FieldDescriptions()
+	if len(fields) == 0 {
+		return "", errors.New("it gives no column")
+	}
+	switch fields[0].DataTypeOID {
+	case pgtype.ByteaOID: // \x6f6e65
+		return "", errors.New("its first column is bytea, whose text isn't the id: convert it, as in convert_from(id, 'UTF8')")
+	case pgtype.BPCharOID: // filled up with blanks
+		return "", errors.New("its first column is of type character(n), whose blanks aren't the id's: cast it, as in id::text")
+	}
+	v := rows.RawValues()[0]
+	if v == nil {
+		return "", fmt.Errorf("the first column of row %d is NULL: leave such rows out, as in WHERE id IS NOT NULL", number)
+	}
+	return string(v), nil
+}
+
+// plannedRows is how many rows the planner expects; 0 where it doesn't say.
+func plannedRows(plan string) int64 {
+	var all []struct {
+		Plan struct {
+			Rows float64 `json:"Plan Rows"`
+		} `json:"Plan"`
+	}
+	if json.Unmarshal([]byte(plan), &all) != nil || len(all) == 0 {
+		return 0
+	}
+	return int64(all[0].Plan.Rows)
+}

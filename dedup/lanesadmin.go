@@ -1,0 +1,175 @@
+package dedup
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// LaneState is where a lane stands.
+type LaneState struct {
+	Source  string `json:"source"`
+	Lane    string `json:"lane"`
+	Ordered bool   `json:"ordered"`
+	Epoch   int64  `json:"epoch"`
+	Owner   string `json:"owner"`
+	// NextPosition is where reading goes on; of a queue it only tells how far it
+	// has come.
+	NextPosition   int64  `json:"next_position"`
+	BrokerPosition *int64 `json:"broker_position"` // the broker's copy, as last confirmed; nil: none
+	Lag            *int64 `json:"lag"`             // nil: not known
+	// StreamTime is the lane's clock, StreamAge how many seconds it is behind the
+	// database's; nil: not known.
+	StreamTime *time.Time `json:"stream_time"`
+	StreamAge  *float64   `json:"stream_age_seconds"`
+	UpdatedAt  time.Time  `json:"updated_at"`
+	// HoldsUpExpiry marks the lane that is furthest behind: claims expire by its
+	// clock.
+	HoldsUpExpiry bool `json:"holds_up_expiry"`
+}
+
+// LaneStates lists the scope's lanes, by source and lane.
+func (s *Store) LaneStates(ctx context.Context) ([]LaneState, error) {
+	rows, err := s.pool.Query(ctx, `
+		SELECT source, lane, ordered, epoch, owner, next_position, broker_position, lag, stream_time,
+		       CASE WHEN stream_time IS NOT NULL THEN greatest(0, extract(epoch FROM `+s.name("clock")+`() - stream_time))::float8 END, updated_at,
+		       row_number() OVER (ORDER BY stream_time NULLS FIRST, source, lane) = 1
+		FROM `+s.name("lanes")+` WHERE scope = $1 ORDER BY source, lane`, s.scope)
+	if err != nil {
+		return nil, fmt.Errorf("list lanes: %w", err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[LaneState])
+	if err != nil {
+		return nil, fmt.Errorf("list lanes: %w", err)
+	}
+	return all, nil
+}
+
+// ErrNoLane says that the scope has no such lane.
+var ErrNoLane = errors.New("no such lane")
+
+// ErrUnorderedLane says that a lane has no position to move.
+var ErrUnorderedLane = errors.New("it is a queue, in which the broker knows what is left to do: there is no position to move")
+
+// LaneMove is a lane that was moved by hand.
+type LaneMove struct {
+	Source string `json:"source"`
+	Lane   string `json:"lane"`
+	From   int64  `json:"from"`
+	To     int64  `json:"to"`
+	// Epoch is the new one: the owner is fenced.
+	Epoch int64  `json:"epoch"`
+	Owner string `json:"owner"`
+	// ClaimsSince is since when claims are kept. An id that was claimed before,
+	// and comes again, is applied again.
+	ClaimsSince time.Time `json:"claims_since"`
+}
+
+// SetPosition moves an ordered lane to a position. A worker that owns it is
+// fenced at its next batch, and begins there when it takes the lane anew.
+func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, position int64) (m LaneMove, err error) {
+	if position < 0 {
+		return m, fmt.Errorf("position %d is below 0", position)
+	}
+	err = s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		m = LaneMove{Source: source, Lane: lane, To: position}
+		var id int32
+		var ordered bool
+		err := tx.QueryRow(ctx, `SELECT id, ordered, next_position, owner FROM `+s.name("lanes")+`
+			WHERE scope = $1 AND source = $2 AND lane = $3 FOR UPDATE`, s.scope, source, lane).Scan(&id, &ordered, &m.From, &m.Owner)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return s.noLane(ctx, tx)
+		case err != nil:
+			return err
+		case !ordered:
+			return ErrUnorderedLane
+		}
+		// The epoch as Take makes it. No position of the broker is known any more:
+		// a group's offset below one that was confirmed passes for an operator's
+		// reset, and would take the lane back from where it is put now. Going back,
+		// the lane's clock isn't known: claims must not expire before what is read
+		// again has passed them. updated_at stays, for it tells whether the owner
+		// is at work.
+		err = tx.QueryRow(ctx, `UPDATE `+s.name("lanes")+` SET
+				epoch           = greatest(epoch + 1, (extract(epoch FROM clock_timestamp()) * 1e6)::bigint),
+				next_position   = $2,
+				broker_position = NULL,
+				lag             = NULL,
+				stream_time     = CASE WHEN $2 < next_position THEN NULL ELSE stream_time END
+			WHERE id = $1 RETURNING epoch`, id, position).Scan(&m.Epoch)
+		if err != nil {
+			return err
+		}
+		if m.ClaimsSince, err = s.claimsSince(ctx, tx); err != nil {
+			return err
+		}
+		return s.audit(ctx, tx, actor, "lanes set-position", laneSubject(source, lane), m)
+	})
+	if err != nil {
+		return LaneMove{}, fmt.Errorf("set the position of %s: %w", laneSubject(source, lane), err)
+	}
+	return m, nil
+}
+
+// ErrLaneInUse says that a lane shows signs of life.
+var ErrLaneInUse = errors.New("it was taken, moved or caught up in the last 5 minutes, so a worker may be at it: stop it, or insist with --force")
+
+// ForgetLane deletes a lane with its books, which the audit keeps. Claims that
+// came by it stay. A lane that is in use is kept, unless force is given; taken
+// again, it begins as a new one would.
+func (s *Store) ForgetLane(ctx context.Context, actor, source, lane string, force bool) (row json.RawMessage, err error) {
+	err = s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		var id int32
+		var inUse bool
+		// A lane that has nothing to read isn't moved; its clock is.
+		err := tx.QueryRow(ctx, `
+			SELECT id, greatest(updated_at, claimed_at) > now() - interval '5 minutes' OR coalesce(stream_time > `+s.name("clock")+`() - interval '5 minutes', false)
+			FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 FOR UPDATE`, s.scope, source, lane).Scan(&id, &inUse)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return s.noLane(ctx, tx)
+		case err != nil:
+			return err
+		case inUse && !force:
+			return ErrLaneInUse
+		}
+		var text string
+		if err := tx.QueryRow(ctx, `DELETE FROM `+s.name("lanes")+` l WHERE id = $1 RETURNING to_jsonb(l)::text`, id).Scan(&text); err != nil {
+			return err
+		}
+		row = json.RawMessage(text)
+		return s.audit(ctx, tx, actor, "lanes forget", laneSubject(source, lane), row)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("forget %s: %w", laneSubject(source, lane), err)
+	}
+	return row, nil
+}
+
+func laneSubject(source, lane string) string { return "lane " + lane + " of source " + source }
+
+// noLane is ErrNoLane with the lanes there are.
+func (s *Store) noLane(ctx context.Context, tx pgx.Tx) error {
+	rows, err := tx.Query(ctx, `SELECT source || ' ' || lane FROM `+s.name("lanes")+` WHERE scope = $1 ORDER BY source, lane`, s.scope)
+	if err != nil {
+		return err
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	const shown = 10
+	switch n := len(names); {
+	case n == 0:
+		return fmt.Errorf("%w: scope %s has none yet", ErrNoLane, s.scope)
+	case n > shown:
+		names = append(names[:shown], fmt.Sprintf("and %d more, which dedupd lanes list shows", n-shown))
+	}
+	return fmt.Errorf("%w; scope %s has %s", ErrNoLane, s.scope, strings.Join(names, ", "))
+}
