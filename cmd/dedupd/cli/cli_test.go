@@ -61,7 +61,7 @@ func TestDatabaseScripts(t *testing.T) {
 			return err
 		}
 		query := nobody.Query()
-		query.Set("options", "-c role=pg_signal_backend")
+		query.Set("options", "-crole=pg_signal_backend") // a blank would be encoded as a plus, which Postgres keeps
 		nobody.RawQuery = query.Encode()
 		env.Setenv("NOBODY_URL", nobody.String())
 		return nil

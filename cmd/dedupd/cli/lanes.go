@@ -1,0 +1,189 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/user"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/config"
+)
+
+func (c *command) lanes() *cobra.Command {
+	list := &cobra.Command{
+		Use:   "list",
+		Short: "Lists lanes: where they stand, who owns them, and which one holds up expiry",
+		Long: `Lists the scope's lanes: where each stands, who took it last and under which epoch,
+and how far its clock, the stream time, is behind the database's. Claims expire by
+the clock of the lane that is furthest behind; one whose clock isn't known holds up
+all of them.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.withScope(cmd.Context(), c.showLanes)
+		},
+	}
+	return group("lanes", "Shows lanes and their positions, and moves them",
+		c.withFile(c.withOutput(list)), c.setPosition(), c.forgetLane())
+}
+
+func (c *command) setPosition() *cobra.Command {
+	return c.withFile(c.withOutput(&cobra.Command{
+		Use:   "set-position SOURCE LANE POSITION",
+		Short: "Moves a lane to another position, forward or back",
+		Long: `Moves a Kafka partition's lane to another position, forward or back. A worker that
+has it is fenced at its next batch, and begins there; where the topic is quiet,
+restart the worker. No question is asked; the audit keeps what was done.
+
+Going back, messages are read again. Those whose ids are still claimed are
+duplicates. Those that were claimed longer ago than claims are kept ARE APPLIED
+AGAIN. Claims then don't expire until the lane has moved.
+
+Going forward, the messages in between ARE NOT APPLIED, now or later.
+
+This needs the rights of the schema's owner. A NATS queue has no position.`,
+		Args: cobra.ExactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			position, err := strconv.ParseInt(args[2], 10, 64)
+			if err != nil || position < 0 {
+				return usageError{fmt.Errorf("%q is no position: it must be a whole number from 0 on", args[2])}
+			}
+			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
+				m, err := s.SetPosition(ctx, actor(), args[0], args[1], position)
+				if err != nil {
+					return err
+				}
+				return c.showMove(m)
+			})
+		},
+	}))
+}
+
+func (c *command) forgetLane() *cobra.Command {
+	var force bool
+	forget := &cobra.Command{
+		Use:   "forget SOURCE LANE",
+		Short: "Deletes a lane whose topic is gone, so that it holds up expiry no longer",
+		Long: `Deletes a lane with its books, for a topic or partition that is gone: its clock
+stands still, and would keep claims from expiring. The audit keeps the whole row.
+Claims that came by the lane stay, and no longer tell which lane that was.
+
+A lane that was in use within the last 5 minutes is not deleted without --force. A
+worker that still reads it is fenced, and takes it as a new lane, which begins at
+the group's offset or where "start" says.
+
+This needs the rights of the schema's owner.`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
+				row, err := s.ForgetLane(ctx, actor(), args[0], args[1], force)
+				if err != nil {
+					return err
+				}
+				return c.showForgottenLane(args[0], args[1], row)
+			})
+		},
+	}
+	forget.Flags().BoolVar(&force, "force", false, "also a lane that seems to be in use")
+	return c.withFile(c.withOutput(forget))
+}
+
+// actor is who runs the command, for the audit.
+func actor() string {
+	name := fmt.Sprintf("uid %d", os.Getuid()) // a container's user may have no name
+	if u, err := user.Current(); err == nil && u.Username != "" {
+		name = u.Username
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return name + "@" + host
+}
+
+func (c *command) showLanes(ctx context.Context, s *dedup.Store, _ *config.Config) error {
+	lanes, err := s.LaneStates(ctx)
+	if err != nil {
+		return err
+	}
+	if c.output == outputJSON {
+		return writeJSON(c.stdout, lanes)
+	}
+	if len(lanes) == 0 {
+		fmt.Fprintln(c.stdout, "no lanes yet")
+		return nil
+	}
+	t := table{columns: []column{
+		left("SOURCE"), left("LANE"), left("ORDERED"), right("NEXT"), right("BROKER"), right("LAG"), left("STREAM TIME"), right("AGE"),
+		left("UPDATED"), right("EPOCH"), left("OWNER"),
+	}}
+	behind := ""
+	for i := range lanes {
+		l := &lanes[i]
+		ordered := "yes"
+		if !l.Ordered {
+			ordered = "no"
+		}
+		t.add(l.Source, l.Lane, ordered, l.NextPosition, known(l.BrokerPosition), known(l.Lag), timestamp(l.StreamTime), age(l.StreamAge),
+			timestamp(&l.UpdatedAt), l.Epoch, l.Owner)
+		if l.HoldsUpExpiry {
+			behind = fmt.Sprintf("%s %s, whose clock isn't known: nothing expires before retention.max_hold", l.Source, l.Lane)
+			if l.StreamTime != nil {
+				behind = fmt.Sprintf("%s %s, which is furthest behind: %s", l.Source, l.Lane, age(l.StreamAge))
+			}
+		}
+	}
+	if err := t.write(c.stdout); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.stdout, "\nclaims expire by the clock of %s\n", oneLine(behind))
+	return nil
+}
+
+// age is a number of seconds for people, in the two largest units; "-" where
+// nobody knows.
+func age(seconds *float64) string {
+	if seconds == nil {
+		return "-"
+	}
+	n := int64(*seconds)
+	units := []struct {
+		name    string
+		seconds int64
+	}{{"d", 86400}, {"h", 3600}, {"m", 60}, {"s", 1}}
+	for i, u := range units[:3] {
+		if n >= u.seconds {
+			next := units[i+1]
+			return fmt.Sprintf("%d%s%02d%s", n/u.seconds, u.name, n%u.seconds/next.seconds, next.name)
+		}
+	}
+	return fmt.Sprintf("%ds", n)
+}
+
+func (c *command) showMove(m dedup.LaneMove) error {
+	if c.output == outputJSON {
+		return writeJSON(c.stdout, m)
+	}
+	fmt.Fprintf(c.stdout, "lane %s of source %s was moved from %d to %d, under epoch %d\n", oneLine(m.Lane), oneLine(m.Source), m.From, m.To, m.Epoch)
+	switch {
+	case m.To < m.From:
+		fmt.Fprintf(c.stdout, "Ids claimed since %s are known, and their messages duplicates. Older ones that are read again are applied again.\n", m.ClaimsSince.UTC().Format(time.RFC3339))
+	case m.To > m.From:
+		fmt.Fprintln(c.stdout, "The messages in between are not applied.")
+	}
+	fmt.Fprintf(c.stdout, "The owner, %s, is fenced at its next batch and begins there; where the topic is quiet, restart it.\n", oneLine(m.Owner))
+	return nil
+}
+
+func (c *command) showForgottenLane(source, lane string, row json.RawMessage) error {
+	if c.output == outputJSON {
+		return writeJSON(c.stdout, row)
+	}
+	fmt.Fprintf(c.stdout, "lane %s of source %s is forgotten; the audit keeps its row:\n%s\n", oneLine(lane), oneLine(source), harmless(string(row)))
+	return nil
+}
