@@ -1,0 +1,353 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/retention"
+)
+
+func (c *command) retention() *cobra.Command {
+	status := &cobra.Command{
+		Use:   "status",
+		Short: "Shows the generations of claims, and when the oldest one goes",
+		Long: `Shows the generations of claims with their sizes, ages and filters, how far the
+stream has come, and when the oldest sealed generation goes. It goes when the
+stream clock, which is that of the lane furthest behind, has passed its end by
+retention.window; or when it has been held for retention.max_hold.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.withScope(cmd.Context(), c.showRetention)
+		},
+	}
+	var since string
+	advise := &cobra.Command{
+		Use:   "advise",
+		Short: "Compares windows by how late duplicates came, and recommends one",
+		Long: `Compares windows by how late duplicates came: how many of them each would have
+recognised, what it costs, and which one is recommended. Nothing is changed.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			period, err := parseSince(since)
+			if err != nil {
+				return usageError{err}
+			}
+			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
+				return c.showAdvice(ctx, s, cfg, period)
+			})
+		},
+	}
+	advise.Flags().StringVar(&since, "since", "", "look at duplicates that came in the last `DURATION` (default 30d, or three windows if that is longer)")
+	return group("retention", "Shows generations of claims, and advises which window is needed",
+		c.withFile(c.withOutput(status)), c.withFile(c.withOutput(advise)))
+}
+
+// RetentionStatus is what `retention status` shows, as JSON has it.
+type RetentionStatus struct {
+	Scope string `json:"scope"`
+	// Now is the database's clock. StreamTime is as far as every lane has come;
+	// null while of some lane nothing is known.
+	Now        time.Time  `json:"now"`
+	StreamTime *time.Time `json:"stream_time"`
+	// Lane is the one furthest behind; null where there is none.
+	Lane    *string         `json:"lane"`
+	Window  config.Duration `json:"window"`
+	MaxHold config.Duration `json:"max_hold"`
+	// NextExpiry is of the oldest sealed generation; null where there is none.
+	NextExpiry  *NextExpiry        `json:"next_expiry"`
+	Generations []dedup.Generation `json:"generations"`
+}
+
+// NextExpiry is when a generation goes: not before Earliest, when the stream
+// clock can have passed it by the window; and by Latest whatever the lanes do.
+type NextExpiry struct {
+	Generation int       `json:"generation"`
+	Earliest   time.Time `json:"earliest"`
+	Latest     time.Time `json:"latest"`
+	// Due tells that the next pass takes it out.
+	Due bool `json:"due"`
+}
+
+func newRetentionStatus(cfg *config.Config, s dedup.Status) RetentionStatus {
+	r := RetentionStatus{
+		Scope: cfg.Scope, Now: s.Now, Window: cfg.Retention.Window, MaxHold: cfg.Retention.MaxHold,
+		Generations: append([]dedup.Generation{}, s.Generations...),
+	}
+	if !s.Stream.IsZero() {
+		r.StreamTime = &s.Stream
+	}
+	if s.Lane != "" {
+		r.Lane = &s.Lane
+	}
+	for _, g := range s.Generations {
+		if g.State == "sealed" && g.SealedAt != nil {
+			earliest, latest := g.SealedAt.Add(time.Duration(r.Window)), g.SealedAt.Add(time.Duration(r.MaxHold))
+			r.NextExpiry = &NextExpiry{g.Generation, earliest, latest, earliest.Before(s.Stream) || latest.Before(s.Now)}
+			break
+		}
+	}
+	return r
+}
+
+func (c *command) showRetention(ctx context.Context, store *dedup.Store, cfg *config.Config) error {
+	status, err := store.Status(ctx)
+	if err != nil {
+		return err
+	}
+	r := newRetentionStatus(cfg, status)
+	if c.output == outputJSON {
+		return writeJSON(c.stdout, r)
+	}
+	fmt.Fprintf(c.stdout, "scope %s\n\nclock         %s\nstream clock  %s\nnext to go    %s\n\n", r.Scope, timestamp(&r.Now), r.stream(), r.expiry())
+	t := table{columns: []column{
+		right("GENERATION"), left("STATE"), left("OPENED"), right("AGE"), right("CLAIMS"), right("BYTES"), left("KEYS"), left("FILTER"),
+	}}
+	for _, g := range r.Generations {
+		state, opened := g.State, "-"
+		if g.Missing {
+			state += ", TABLE MISSING"
+		}
+		if g.OpenedAt != nil {
+			opened = span(r.Now.Sub(*g.OpenedAt))
+		}
+		t.add(g.Generation, state, timestamp(g.OpenedAt), opened, claims(g), size(g.Bytes), zone(g), filter(g))
+	}
+	return t.write(c.stdout)
+}
+
+func (r *RetentionStatus) stream() string {
+	switch {
+	case r.Lane == nil:
+		return timestamp(r.StreamTime) + ", the database's: there are no lanes"
+	case r.StreamTime == nil:
+		return "not known: lane " + oneLine(*r.Lane) + " has none yet, and nothing expires before it has"
+	}
+	return fmt.Sprintf("%s, %s behind: lane %s", timestamp(r.StreamTime), span(r.Now.Sub(*r.StreamTime)), oneLine(*r.Lane))
+}
+
+func (r *RetentionStatus) expiry() string {
+	e := r.NextExpiry
+	switch {
+	case e == nil:
+		return "none is sealed"
+	case e.Due:
+		return fmt.Sprintf("generation %d, with the next pass", e.Generation)
+	case e.Earliest.Before(r.Now):
+		return fmt.Sprintf("generation %d, when the stream clock has passed %s; at the latest %s", e.Generation, timestamp(&e.Earliest), timestamp(&e.Latest))
+	}
+	return fmt.Sprintf("generation %d, in %s at the earliest: %s", e.Generation, span(e.Earliest.Sub(r.Now)), timestamp(&e.Earliest))
+}
+
+// span is a time for people; what lies ahead of the clock is none.
+func span(d time.Duration) string { return age(new(max(0, d.Seconds()))) }
+
+// zone is what a sealed generation's keys lie between, as their first digits.
+func zone(g dedup.Generation) string {
+	if g.FirstKey == nil || g.LastKey == nil {
+		return "-"
+	}
+	return g.FirstKey.String()[:8] + "…" + g.LastKey.String()[:8]
+}
+
+func filter(g dedup.Generation) string {
+	switch {
+	case g.FirstKey == nil: // not sealed, or without claims
+		return "-"
+	case g.FilterComplete:
+		return size(g.FilterBytes)
+	case g.FilterBytes > 0:
+		return size(g.FilterBytes) + ", incomplete"
+	}
+	return "not built"
+}
+
+// parseSince reads --since; 0: not given.
+func parseSince(text string) (time.Duration, error) {
+	if text == "" {
+		return 0, nil
+	}
+	d, err := config.ParseDuration(text)
+	if err != nil {
+		return 0, fmt.Errorf("--since: %w", err)
+	}
+	const day = 24 * time.Hour
+	if time.Duration(d) < day || time.Duration(d) > 400*day {
+		return 0, fmt.Errorf("--since must be from 1d to 400d, not %s: ages are counted by day, and kept for 400", d)
+	}
+	return time.Duration(d), nil
+}
+
+// Advice is what `retention advise` shows, as JSON has it.
+type Advice struct {
+	Scope string `json:"scope"`
+	// Ages are the duplicates that Observed has seen, by age.
+	Ages       []Age           `json:"ages"`
+	Duplicates int64           `json:"duplicates"`
+	Observed   config.Duration `json:"observed"`
+	// Horizon is the age of the oldest claim.
+	Horizon         config.Duration `json:"horizon"`
+	ClaimsPerSecond float64         `json:"claims_per_second"`
+	Configured      config.Duration `json:"configured"`
+	Recommended     config.Duration `json:"recommended"`
+	Windows         []Window        `json:"windows"`
+	Reasons         []string        `json:"reasons"`
+	Warnings        []string        `json:"warnings"`
+}
+
+// Age counts duplicates up to an age, and above the one before.
+type Age struct {
+	UpToSeconds *int64 `json:"up_to_seconds"` // null: any older
+	Duplicates  int64  `json:"duplicates"`
+	FirstDay    string `json:"first_day"`
+	LastDay     string `json:"last_day"`
+}
+
+// Window is one that advice compares.
+type Window struct {
+	Window      config.Duration `json:"window"`
+	Caught      int64           `json:"caught"`
+	Share       float64         `json:"share"`
+	Claims      int64           `json:"claims"`
+	DiskBytes   int64           `json:"disk_bytes"`
+	FilterBytes int64           `json:"filter_bytes"`
+	Generations int             `json:"generations"`
+}
+
+func (c *command) showAdvice(ctx context.Context, store *dedup.Store, cfg *config.Config, since time.Duration) error {
+	if since == 0 {
+		since = max(30*24*time.Hour, 3*time.Duration(cfg.Retention.Window))
+	}
+	ages, err := store.DuplicateAges(ctx, since)
+	if err != nil {
+		return err
+	}
+	status, err := store.Status(ctx)
+	if err != nil {
+		return err
+	}
+	in := adviceInput(cfg, status, ages, since)
+	a := newAdvice(cfg.Scope, in, ages, retention.Advise(in))
+	if c.output == outputJSON {
+		return writeJSON(c.stdout, a)
+	}
+	return c.writeAdvice(a)
+}
+
+// adviceInput puts together what the database tells of a scope.
+func adviceInput(cfg *config.Config, status dedup.Status, ages []dedup.AgeBucket, since time.Duration) retention.AdviceInput {
+	r := &cfg.Retention
+	in := retention.AdviceInput{
+		Window: time.Duration(r.Window), Generation: time.Duration(r.Generation), MaxHold: time.Duration(r.MaxHold),
+		GenerationMaxClaims: r.GenerationMaxClaims, FilterMemory: int64(r.FilterMemory),
+	}
+	for _, b := range ages {
+		// Nobody tells since when ages are counted but the first that came.
+		in.Observed = max(in.Observed, min(since, status.Now.Sub(b.FirstDay)))
+		upTo := time.Duration(math.MaxInt64)
+		if b.UpToSeconds < math.MaxInt64/int64(time.Second) {
+			upTo = time.Duration(b.UpToSeconds) * time.Second
+		}
+		in.Ages = append(in.Ages, retention.AgeBucket{UpTo: upTo, Duplicates: b.Duplicates})
+	}
+	// Small tables are mostly empty pages.
+	const enough = 10_000
+	var claims, measured, bytes int64
+	for _, g := range status.Generations {
+		if g.State != "open" && g.State != "sealed" || g.OpenedAt == nil {
+			continue
+		}
+		in.Horizon = max(in.Horizon, status.Now.Sub(*g.OpenedAt))
+		claims += g.Claims
+		if g.Claims >= enough && !g.Missing {
+			measured, bytes = measured+g.Claims, bytes+g.Bytes
+		}
+	}
+	if in.Horizon >= time.Minute {
+		in.ClaimsPerSecond = float64(claims) / in.Horizon.Seconds()
+	}
+	if measured > 0 {
+		in.BytesPerClaim = float64(bytes) / float64(measured)
+	}
+	return in
+}
+
+func newAdvice(scope string, in retention.AdviceInput, ages []dedup.AgeBucket, advice retention.Advice) Advice {
+	a := Advice{
+		Scope: scope, Ages: []Age{}, Duplicates: advice.Duplicates, Observed: config.Duration(in.Observed.Round(time.Second)),
+		Horizon: config.Duration(in.Horizon.Round(time.Second)), ClaimsPerSecond: in.ClaimsPerSecond,
+		Configured: config.Duration(advice.Configured), Recommended: config.Duration(advice.Window),
+		Reasons: append([]string{}, advice.Reasons...), Warnings: append([]string{}, advice.Warnings...),
+	}
+	for _, b := range ages {
+		bucket := Age{Duplicates: b.Duplicates, FirstDay: b.FirstDay.Format(time.DateOnly), LastDay: b.LastDay.Format(time.DateOnly)}
+		if b.UpToSeconds != math.MaxInt64 {
+			bucket.UpToSeconds = &b.UpToSeconds
+		}
+		a.Ages = append(a.Ages, bucket)
+	}
+	for _, w := range advice.Candidates {
+		a.Windows = append(a.Windows, Window{config.Duration(w.Window), w.Caught, w.Share, w.Claims, w.DiskBytes, w.FilterBytes, w.Generations})
+	}
+	return a
+}
+
+func (a *Advice) seen() string {
+	if a.Duplicates == 0 {
+		return "no duplicates were counted"
+	}
+	return count(int(a.Duplicates), "duplicate") + " in " + a.Observed.String()
+}
+
+func (c *command) writeAdvice(a Advice) error {
+	fmt.Fprintf(c.stdout, "scope %s: %s\n\n", a.Scope, a.seen())
+	t := table{columns: []column{
+		left("WINDOW"), right("CAUGHT"), right("SHARE"), left(""), right("CLAIMS"), right("DISK"), right("FILTERS"), right("GENERATIONS"), left(""),
+	}}
+	for _, w := range a.Windows {
+		caught, share, shareBar := "-", "-", ""
+		if a.Duplicates > 0 {
+			caught, share, shareBar = fmt.Sprint(w.Caught), percent(downTo(w.Share, 1000)), bar(w.Share)
+		}
+		kept, disk, filters := "-", "-", "-"
+		if w.Claims > 0 {
+			kept, disk, filters = fmt.Sprint(w.Claims), size(w.DiskBytes), size(w.FilterBytes)
+		}
+		var notes []string
+		if w.Window == a.Configured {
+			notes = append(notes, "configured")
+		}
+		if w.Window == a.Recommended {
+			notes = append(notes, "recommended")
+		}
+		t.add(w.Window, caught, share, shareBar, kept, disk, filters, w.Generations, strings.Join(notes, ", "))
+	}
+	if err := t.write(c.stdout); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.stdout, "\nrecommended: retention.window: %s\n", a.Recommended)
+	for _, reason := range a.Reasons {
+		fmt.Fprintln(c.stdout, "- "+oneLine(reason))
+	}
+	fmt.Fprintln(c.stdout, "\nto keep in mind:")
+	for _, warning := range a.Warnings {
+		fmt.Fprintln(c.stdout, "- "+oneLine(warning))
+	}
+	return nil
+}
+
+// bar draws a share; it is full only where nothing is missing.
+func bar(share float64) string {
+	const width = 20
+	n := int(downTo(share, width) * width)
+	return strings.Repeat("#", n) + strings.Repeat(".", width-n)
+}
+
+// downTo rounds a share down to steps: 99.99 % are not all.
+func downTo(share float64, steps float64) float64 { return math.Floor(share*steps+1e-9) / steps }
