@@ -98,6 +98,9 @@ func (s *Store) LoadFilters(ctx context.Context) error {
 	waiting := false
 	for at, g := range c.sealed {
 		for {
+			if now := s.catalog.Load(); now == nil || !now.has(g.identity) {
+				break // forgotten or expired meanwhile: there is nothing to load it into
+			}
 			s.filters.mu.Lock()
 			have := s.filters.chunks[g.identity]
 			s.filters.mu.Unlock()
@@ -123,16 +126,19 @@ func (s *Store) LoadFilters(ctx context.Context) error {
 	return nil
 }
 
-// addChunk publishes one more chunk of c.sealed[at], and tells whether the
-// budget had room for it. A generation that is gone meanwhile takes its filter
-// along.
+// addChunk publishes one more chunk of c.sealed[at], and tells whether to go on
+// from what is loaded then: not when the budget has no room for it. A generation
+// that is gone meanwhile takes its filter along.
 func (s *Store) addChunk(c *catalog, at int, next *chunk) bool {
 	s.filters.mu.Lock()
 	defer s.filters.mu.Unlock()
+	id := c.sealed[at].identity
+	if len(s.filters.chunks[id]) != int(next.number) {
+		return true // those before it were forgotten meanwhile: it must not stand for their keys
+	}
 	if !s.filters.makeRoom(c.sealed, at, next.bytes(), s.filterMemory) {
 		return false
 	}
-	id := c.sealed[at].identity
 	// A new slice: the old one may be in use.
 	s.filters.chunks[id] = append(slices.Clone(s.filters.chunks[id]), next)
 	if now := s.catalog.Load(); now != nil {
