@@ -183,7 +183,7 @@ func (m *machine) newWorker(t *rapid.T) *modelWorker {
 }
 
 func (m *machine) worker(t *rapid.T) *modelWorker {
-	return rapid.SampledFrom(m.workers).Draw(t, "worker")
+	return m.workers[rapid.IntRange(0, len(m.workers)-1).Draw(t, "worker")]
 }
 
 func (m *machine) take(t *rapid.T, w *modelWorker, l *modelLane) {
@@ -413,7 +413,7 @@ func sqlstate(err error) string {
 
 // Zombie lets the worker that has lost a lane go on with it.
 func (m *machine) Zombie(t *rapid.T) {
-	w, l := m.worker(t), rapid.SampledFrom(m.lanes).Draw(t, "lane")
+	w, l := m.worker(t), m.lanes[rapid.IntRange(0, len(m.lanes)-1).Draw(t, "lane")]
 	if _, known := w.epochs[l]; !known || l.owner == w || !l.ordered {
 		t.Skip("it has not lost it")
 	}
@@ -427,7 +427,7 @@ func (m *machine) Zombie(t *rapid.T) {
 // Reset moves a lane back, as an operator does by the group's offset: what was
 // read is delivered again, from the same places.
 func (m *machine) Reset(t *rapid.T) {
-	w, l := m.worker(t), rapid.SampledFrom(m.lanes).Draw(t, "lane")
+	w, l := m.worker(t), m.lanes[rapid.IntRange(0, len(m.lanes)-1).Draw(t, "lane")]
 	if !l.ordered || l.broker <= 0 {
 		t.Skip("the broker has confirmed nothing")
 	}
