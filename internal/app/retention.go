@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -34,11 +35,18 @@ func Retain(ctx context.Context, cfg *config.Config, store *dedup.Store, log *sl
 	return newLoop(cfg, store, nothing, prometheus.NewRegistry(), log).Pass(ctx, rotate)
 }
 
-// warnOfShortWindow tells of brokers that keep messages for longer than claims
-// are kept: whoever moves the group back to the oldest message has what is older
-// than the window applied again.
-func warnOfShortWindow(ctx context.Context, window time.Duration, sources []consumer.Source, log *slog.Logger) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+// BrokerRetention asks the configured brokers how long they keep messages. What
+// can't be found out is logged and left out.
+func BrokerRetention(ctx context.Context, cfg *config.Config, log *slog.Logger) ([]retention.BrokerRetention, error) {
+	sources, err := newSources(cfg)
+	if err != nil {
+		return nil, &ConfigError{err}
+	}
+	return brokerRetention(ctx, sources, log), nil
+}
+
+func brokerRetention(ctx context.Context, sources []consumer.Source, log *slog.Logger) (all []retention.BrokerRetention) {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for _, s := range sources {
 		keeper, ok := s.(consumer.Keeper)
@@ -46,18 +54,28 @@ func warnOfShortWindow(ctx context.Context, window time.Duration, sources []cons
 			continue
 		}
 		kept, err := keeper.Keeps(ctx)
-		if err != nil && ctx.Err() == nil {
+		if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
 			log.Info("how long the broker keeps messages could not be found out, so that it isn't compared with retention.window", "source", s.Name(), "error", err)
 		}
 		for _, k := range kept {
-			switch {
-			case k.For == 0:
-				log.Info("the broker keeps messages without a limit of time: if the group is moved back, those older than retention.window are applied again",
-					"source", s.Name(), "name", k.Name, "window", window)
-			case k.For > window:
-				log.Warn("retention.window is shorter than the broker keeps messages: if the group is moved back, those older than the window are applied again; `dedupd retention advise` tells what a longer window costs",
-					"source", s.Name(), "name", k.Name, "kept", k.For, "window", window)
-			}
+			all = append(all, retention.BrokerRetention{Name: s.Name() + ":" + k.Name, Keeps: k.For})
+		}
+	}
+	return all
+}
+
+// warnOfShortWindow tells of brokers that keep messages for longer than claims
+// are kept: whoever moves the group back to the oldest message has what is older
+// than the window applied again.
+func warnOfShortWindow(ctx context.Context, window time.Duration, sources []consumer.Source, log *slog.Logger) {
+	for _, b := range brokerRetention(ctx, sources, log) {
+		switch {
+		case b.Keeps == 0:
+			log.Info("the broker keeps messages without a limit of time: if the group is moved back, those older than retention.window are applied again",
+				"name", b.Name, "window", window)
+		case b.Keeps > window:
+			log.Warn("retention.window is shorter than the broker keeps messages, at least: if the group is moved back, those older than the window are applied again; `dedupd retention advise` tells what a longer window costs",
+				"name", b.Name, "kept", b.Keeps, "window", window)
 		}
 	}
 }

@@ -20,7 +20,7 @@ type Config struct {
 	Sink Sink `yaml:"sink" required:"true"`
 	// How much goes into one transaction and into memory.
 	Batch Batch `yaml:"batch"`
-	// How long claims are kept. This version keeps every claim; only schedule is acted on.
+	// How long claims are kept.
 	Retention Retention `yaml:"retention"`
 	// When messages that can't be applied are too many, and how long they are kept.
 	DeadLetters DeadLetters `yaml:"dead_letters"`

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/retention"
 )
@@ -28,11 +30,13 @@ retention.window; or when it has been held for retention.max_hold.`,
 		},
 	}
 	var since string
+	var ask bool
 	advise := &cobra.Command{
 		Use:   "advise",
 		Short: "Compares windows by how late duplicates came, and recommends one",
 		Long: `Compares windows by how late duplicates came: how many of them each would have
-recognised, what it costs, and which one is recommended. Nothing is changed.`,
+recognised, what it costs, and which one is recommended. The brokers are asked how
+long they keep messages. Nothing is changed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			period, err := parseSince(since)
@@ -40,13 +44,53 @@ recognised, what it costs, and which one is recommended. Nothing is changed.`,
 				return usageError{err}
 			}
 			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
-				return c.showAdvice(ctx, s, cfg, period)
+				return c.showAdvice(ctx, s, cfg, period, ask)
 			})
 		},
 	}
 	advise.Flags().StringVar(&since, "since", "", "look at duplicates that came in the last `DURATION` (default 30d, or three windows if that is longer)")
-	return group("retention", "Shows generations of claims, and advises which window is needed",
-		c.withFile(c.withOutput(status)), c.withFile(c.withOutput(advise)))
+	advise.Flags().BoolVar(&ask, "brokers", true, "ask the brokers how long they keep messages")
+	var rotate bool
+	run := &cobra.Command{
+		Use:   "run",
+		Short: "Keeps house once, now: seals, expires and drops generations, builds filters",
+		Long: `Keeps house once, now, as running workers do by retention.schedule: seals the open
+generation if its time has come, builds filters that are missing, takes generations
+out of use that every lane has passed by the window, drops the table of one of
+them, deletes old dead letters. While a worker is at it, nothing is done.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
+				return c.keepHouse(ctx, s, cfg, rotate)
+			})
+		},
+	}
+	run.Flags().BoolVar(&rotate, "rotate", false, "seal the open generation whatever its age and size, if it holds a claim")
+	return group("retention", "Shows generations of claims, advises which window is needed, keeps house",
+		c.withFile(c.withOutput(status)), c.withFile(c.withOutput(advise)), c.withFile(c.withOutput(run)))
+}
+
+func (c *command) keepHouse(ctx context.Context, store *dedup.Store, cfg *config.Config, rotate bool) error {
+	report, err := app.Retain(ctx, cfg, store, newLogger(cfg.Log, c.stderr), rotate)
+	if c.output == outputJSON {
+		return errors.Join(err, writeJSON(c.stdout, report))
+	}
+	var b strings.Builder
+	line := func(name, value string) { fmt.Fprintf(&b, "%-13s %s\n", name, value) }
+	sealed := "none"
+	if report.Sealed != 0 {
+		sealed = fmt.Sprint("generation ", report.Sealed)
+	}
+	line("sealed", sealed)
+	line("filters for", count(int(report.Filtered), "claim"))
+	line("expired", count(report.Expired, "generation"))
+	line("dropped", count(len(report.Dropped), "table"))
+	line("dead letters", fmt.Sprintf("%d deleted", report.DeadLetters))
+	if !report.Led {
+		b.WriteString("A worker is keeping house just now: the rest is its work.\n")
+	}
+	_, writeErr := fmt.Fprint(c.stdout, b.String())
+	return errors.Join(err, writeErr)
 }
 
 // RetentionStatus is what `retention status` shows, as JSON has it.
@@ -220,7 +264,7 @@ type Window struct {
 	Generations int             `json:"generations"`
 }
 
-func (c *command) showAdvice(ctx context.Context, store *dedup.Store, cfg *config.Config, since time.Duration) error {
+func (c *command) showAdvice(ctx context.Context, store *dedup.Store, cfg *config.Config, since time.Duration, ask bool) error {
 	if since == 0 {
 		since = max(30*24*time.Hour, 3*time.Duration(cfg.Retention.Window))
 	}
@@ -233,6 +277,11 @@ func (c *command) showAdvice(ctx context.Context, store *dedup.Store, cfg *confi
 		return err
 	}
 	in := adviceInput(cfg, status, ages, since)
+	if ask {
+		if in.Brokers, err = app.BrokerRetention(ctx, cfg, newLogger(cfg.Log, c.stderr)); err != nil {
+			return err
+		}
+	}
 	a := newAdvice(cfg.Scope, in, ages, retention.Advise(in))
 	if c.output == outputJSON {
 		return writeJSON(c.stdout, a)
