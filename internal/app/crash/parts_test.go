@@ -48,6 +48,10 @@ func (l *lanes) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	return taken, err
 }
 
+func (l *lanes) CaughtUp(ctx context.Context, all []message.CaughtUp) error {
+	return l.w.store.CaughtUp(ctx, all)
+}
+
 // sink writes plain rows, with the steps "claimed" before and "written" after it.
 type sink struct{ w *worker }
 
