@@ -200,13 +200,11 @@ func (a *arm) rememberSealed(ctx context.Context, generations, claims int, timed
 	return nil
 }
 
-func (a *arm) buildFilters(ctx context.Context) (claims int, err error) {
+func (a *arm) buildFilters(ctx context.Context) error {
 	for {
-		n, _, err := a.store().BuildFilter(ctx)
-		if err != nil || n == 0 {
-			return claims, err
+		if n, _, err := a.store().BuildFilter(ctx); err != nil || n == 0 {
+			return err
 		}
-		claims += n
 	}
 }
 

@@ -36,7 +36,7 @@ func (b *bench) duplicates(ctx context.Context) error {
 					if err := a.rotate(ctx); err != nil {
 						return err
 					}
-					if _, err := a.buildFilters(ctx); err != nil {
+					if err := a.buildFilters(ctx); err != nil {
 						return err
 					}
 					if err := a.store().LoadFilters(ctx); err != nil {

@@ -23,7 +23,7 @@ func (b *bench) filters(ctx context.Context) error {
 			return err
 		}
 		start := time.Now()
-		if _, err := a.buildFilters(ctx); err != nil {
+		if err := a.buildFilters(ctx); err != nil {
 			return err
 		}
 		builds = append(builds, time.Since(start))

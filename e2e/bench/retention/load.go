@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -124,4 +123,3 @@ func (a *arm) probes(result string) (n float64) {
 	}
 	return n
 }
-

@@ -20,6 +20,13 @@ import (
 )
 
 func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
 	b := new(bench)
 	phases := flag.String("phases", "throughput,filters,rotation,expiry,duplicates", "what to measure")
 	flag.Float64Var(&b.scale, "scale", 1, "a share of the claims to remember, for a first look")
@@ -29,10 +36,7 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := b.run(ctx, strings.Split(*phases, ","), *out); err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
-	}
+	return b.run(ctx, strings.Split(*phases, ","), *out)
 }
 
 // settings are those of a small production server. Checkpoints are kept out of

@@ -129,7 +129,7 @@ func (a *arm) rotateEvery(ctx context.Context, interval time.Duration) (all []fl
 		f.to = time.Now()
 		if err == nil && rotated {
 			all = append(all, f)
-			_, err = a.buildFilters(ctx)
+			err = a.buildFilters(ctx)
 		}
 		for _, w := range a.workers {
 			if err == nil {

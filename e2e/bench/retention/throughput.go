@@ -70,7 +70,7 @@ func (b *bench) throughput(ctx context.Context) error {
 			if err := a.rememberSealed(ctx, generations, b.scaled(claims)/generations, timed); err != nil || !filters {
 				return err
 			}
-			if _, err := a.buildFilters(ctx); err != nil {
+			if err := a.buildFilters(ctx); err != nil {
 				return err
 			}
 			return a.store().LoadFilters(ctx)
