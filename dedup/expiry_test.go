@@ -1,0 +1,506 @@
+package dedup_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/message"
+)
+
+const (
+	expiryWindow  = 24 * time.Hour
+	expiryMaxHold = 60 * 24 * time.Hour
+)
+
+// expire takes out of use and drops what has expired, and tells how many
+// generations that were.
+func (f *fixture) expire() int {
+	f.t.Helper()
+	n, led, err := f.Store.Expire(f.t.Context(), expiryWindow, expiryMaxHold)
+	if err != nil || !led {
+		f.t.Fatalf("expire: led %v, %v", led, err)
+	}
+	for _, g := range f.generations() {
+		if g.State == "dropping" {
+			if led, err := f.Store.DropExpired(f.t.Context(), g.Generation); err != nil || !led {
+				f.t.Fatalf("drop: led %v, %v", led, err)
+			}
+		}
+	}
+	return n
+}
+
+// batchAsOf is a batch whose messages were sent at one time.
+func (l *lane) batchAsOf(at time.Time, ids ...string) message.Batch {
+	b := l.batch(ids...)
+	for i := range b.Messages {
+		b.Messages[i].Time = at
+	}
+	return b
+}
+
+// wantClock checks how far a lane's clock has come, to the minute.
+func (f *fixture) wantClock(l *lane, want time.Time) {
+	f.t.Helper()
+	var got *time.Time
+	if err := f.pool.QueryRow(f.t.Context(), `SELECT stream_time FROM dedupd.books WHERE source = $1 AND lane = $2`, l.Source, l.Name).Scan(&got); err != nil {
+		f.t.Fatal(err)
+	}
+	if got == nil || got.Sub(want).Abs() > time.Minute {
+		f.t.Errorf("the clock of %s is at %v, want %s", l.Lane, got, want)
+	}
+}
+
+// backlog stops a worker for three windows. What has gathered meanwhile holds
+// resends of ids that it had applied, and resends of its own; one lane works it
+// off before the other begins. After each batch generations are sealed, and
+// expiry is attempted. It tells how many generations expired while the worker was
+// stopped and after, and what must be in the sink.
+func backlog(t *testing.T, f *fixture) (early, expired int, applied []string) {
+	start := time.Now()
+	applied = ids("day-0-", 24)
+	fast, slow := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	f.handle(fast.batchAsOf(start, applied...), slow.batchAsOf(start, applied[:12]...))
+	f.rotate()
+
+	// The database's clock is moved, not the worker's.
+	f.passTime(3 * expiryWindow)
+	early = f.expire()
+	next := attach(t, f.db)
+	next.Store.SetChunkClaims(10)
+	lanes := []*lane{next.take("kafka", "orders/0"), next.take("kafka", "orders/1")}
+	for i, l := range lanes {
+		for from := 0; from < 72; from += 4 {
+			var b message.Batch
+			for hour := from; hour < from+4; hour++ {
+				list := []string{fmt.Sprint("hour-", hour), fmt.Sprint("hour-", max(0, hour-1)), fmt.Sprint("hour-", max(0, hour-20))}
+				if hour < 24 {
+					list = append(list, fmt.Sprint("day-0-", hour))
+				}
+				part := l.batchAsOf(start.Add(time.Duration(hour)*time.Hour), list...)
+				if hour == from {
+					b = part
+				} else {
+					b.Messages, b.Next = append(b.Messages, part.Messages...), part.Next
+				}
+				if i == 0 {
+					applied = append(applied, list[0])
+				}
+			}
+			next.handle(b)
+			next.rotate()
+			next.buildFilters()
+			next.loadFilters()
+			expired += next.expire()
+		}
+	}
+	return early, expired, applied
+}
+
+// TestABacklogLongerThanTheWindowAppliesNothingTwice lets more than a window of
+// the database's time pass over a stopped worker: its claims must live until the
+// stream, not the clock, has passed them.
+func TestABacklogLongerThanTheWindowAppliesNothingTwice(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	early, expired, applied := backlog(t, f)
+	f.wantLanded(applied...)
+	if early != 0 || expired == 0 {
+		t.Errorf("%d generations expired while the worker was stopped, %d after it had gone on", early, expired)
+	}
+}
+
+// TestTheBacklogFindsExpiryByTheClock lets generations expire by the database's
+// clock alone, or by the lane that is furthest ahead: the same backlog is then
+// applied twice.
+func TestTheBacklogFindsExpiryByTheClock(t *testing.T) {
+	t.Parallel()
+	for name, clock := range map[string]string{
+		"the database's clock": `SELECT dedupd.clock()`,
+		"the fastest lane":     `SELECT least(dedupd.clock(), (SELECT max(stream_time) FROM dedupd.lanes WHERE scope = p_scope))`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			if _, err := f.pool.Exec(t.Context(), `CREATE OR REPLACE FUNCTION dedupd.stream_clock(p_scope text) RETURNS timestamptz LANGUAGE sql STABLE AS $$`+clock+`$$`); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, applied := backlog(t, f); len(f.landed()) == len(applied) {
+				t.Error("nothing was applied twice, so the backlog would not notice")
+			}
+		})
+	}
+}
+
+// TestAProducersClockDoesNotMoveALanes puts messages of producers whose clocks
+// are far off into a backlog.
+func TestAProducersClockDoesNotMoveALanes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	start := time.Now()
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batchAsOf(start, "a"))
+	f.rotate()
+	f.passTime(3 * expiryWindow)
+	for name, year := range map[string]int{"2099": 2099, "1970": 1970} {
+		b := l.batchAsOf(start.Add(time.Hour), ids(name, 21)...)
+		for i := range b.Messages {
+			if i%3 == 0 || i == 20 {
+				b.Messages[i].Time = time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC)
+			}
+		}
+		f.handle(b)
+		f.wantClock(l, start.Add(time.Hour))
+		if n := f.expire(); n != 0 {
+			t.Errorf("%d generations expired by a producer's clock of %d", n, year)
+		}
+	}
+	// Even where all are in the future, the database's clock bounds them; and none
+	// goes back.
+	f.handle(l.batchAsOf(start.Add(1000*expiryWindow), "b"))
+	f.wantClock(l, start.Add(3*expiryWindow))
+	f.handle(l.batchAsOf(time.Unix(0, 0), "c"))
+	f.wantClock(l, start.Add(3*expiryWindow))
+	if n := f.expire(); n != 1 {
+		t.Errorf("%d generations expired though the lane had passed them, want 1", n)
+	}
+}
+
+// TestAResetBackStopsExpiry moves a lane back by hand: claims must not expire
+// before what is read again has passed them.
+func TestAResetBackStopsExpiry(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	start := time.Now()
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batchAsOf(start, "a", "b"))
+	f.rotate()
+	f.passTime(2 * expiryWindow)
+	late := l.batchAsOf(start.Add(2*expiryWindow), "c")
+	late.BrokerPosition = 2
+	f.handle(late)
+
+	taken, err := f.Store.Take(t.Context(), message.Take{Lane: l.Lane, Ordered: true, Committed: 0, HonourReset: true})
+	if err != nil || !taken.Reset || taken.Next != 0 {
+		t.Fatalf("reset: %+v, %v", taken, err)
+	}
+	l.Taken, l.at = taken, 0
+	if n := f.expire(); n != 0 {
+		t.Errorf("%d generations expired though a lane was moved back", n)
+	}
+	f.handle(l.batchAsOf(start, "a", "b"))
+	f.wantClock(l, start)
+	if n := f.expire(); n != 0 {
+		t.Errorf("%d generations expired though the lane has not passed them again", n)
+	}
+	f.handle(l.batchAsOf(start.Add(2*expiryWindow), "c"))
+	f.wantBooks(l, "3/3/0/0/0/0@3")
+	f.wantLanded("a", "b", "c")
+	if n := f.expire(); n != 1 {
+		t.Errorf("%d generations expired after the lane had passed them again, want 1", n)
+	}
+}
+
+// wantTidy checks that catalog, tables and filters belong together.
+func (f *fixture) wantTidy() {
+	f.t.Helper()
+	var tables, filters, open int
+	if err := f.pool.QueryRow(f.t.Context(), `SELECT
+		(SELECT count(*) FROM pg_class t FULL JOIN dedupd.generations g ON g.table_name = t.relname
+		 WHERE (t.relnamespace = 'dedupd'::regnamespace AND t.relkind = 'r' AND t.relname ~ '^claims_test_' OR t.oid IS NULL) AND (t.oid IS NULL OR g.table_name IS NULL)),
+		(SELECT count(*) FROM dedupd.filters WHERE identity NOT IN (SELECT identity FROM dedupd.generations WHERE state IN ('sealed', 'dropping'))),
+		(SELECT count(*) FROM dedupd.generations WHERE state = 'open')`).Scan(&tables, &filters, &open); err != nil {
+		f.t.Fatal(err)
+	}
+	if tables != 0 || filters != 0 || open != 1 {
+		f.t.Errorf("%d tables or generations without the other, %d filters of nothing, %d open generations", tables, filters, open)
+	}
+}
+
+// TestACrashInAnyStepLeavesNothingBehind kills the server's process in each step
+// of housekeeping, before it commits, and then does the step. Another leader may
+// find that a step was done of which nobody was told.
+func TestACrashInAnyStepLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.Store.SetChunkClaims(2)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a", "b", "c"))
+	filter := func(f *fixture) error {
+		_, _, err := f.Store.BuildFilter(t.Context())
+		return err
+	}
+	for _, step := range []struct {
+		name, sql string
+		do        func(f *fixture) error // nil: by its SQL
+		before    func()
+	}{
+		{name: "prepare", sql: `SELECT dedupd.prepare_generation('test')`},
+		{name: "prepare again", sql: `SELECT dedupd.prepare_generation('test')`},
+		{name: "rotate", sql: `SELECT dedupd.rotate('test', (SELECT identity FROM dedupd.generations WHERE state = 'open'), '1s')`},
+		{name: "rotate without a next generation", sql: `SELECT dedupd.rotate('test', (SELECT identity FROM dedupd.generations WHERE state = 'open'), '1s')`},
+		{name: "a first chunk", sql: `INSERT INTO dedupd.filters SELECT identity, 0, 1, first_key, false, 1, '' FROM dedupd.generations WHERE state = 'sealed'`, do: filter},
+		{name: "a second chunk", sql: `INSERT INTO dedupd.filters SELECT identity, 1, 1, last_key, true, 1, '' FROM dedupd.generations WHERE state = 'sealed'`, do: filter},
+		{name: "expire", sql: `SELECT dedupd.expire('test', '24 hours', '100 days', '1s')`, before: func() {
+			f.passTime(2 * expiryWindow)
+			f.caughtUp(l)
+		}},
+		{name: "drop", sql: `SELECT dedupd.drop_generation('test', 1, '1s')`},
+		{name: "drop again", sql: `SELECT dedupd.drop_generation('test', 1, '1s')`},
+		{name: "sweep", sql: `SELECT dedupd.sweep('test', '1s')`},
+	} {
+		if step.before != nil {
+			step.before()
+		}
+		before := f.generations()
+		conn, err := f.pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sql := range []string{"BEGIN", step.sql, "SELECT pg_terminate_backend(pg_backend_pid())"} {
+			if _, err = conn.Exec(t.Context(), sql); err != nil && sql != "SELECT pg_terminate_backend(pg_backend_pid())" {
+				t.Fatalf("%s: %v", step.name, err)
+			}
+		}
+		if err == nil {
+			t.Fatalf("%s: the server's process lives on", step.name)
+		}
+		conn.Release()
+		if after := f.generations(); fmt.Sprintf("%+v", states(after)) != fmt.Sprintf("%+v", states(before)) {
+			t.Errorf("%s: a crash left %+v of %+v", step.name, states(after), states(before))
+		}
+		f.wantTidy()
+
+		// Another process does it. Of this one nobody hears.
+		next := attach(t, f.db)
+		next.Store.SetChunkClaims(2)
+		if step.do != nil {
+			err = step.do(next)
+		} else {
+			_, err = next.pool.Exec(t.Context(), step.sql)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		f.wantTidy()
+		f.handle(l.batch("d"))
+	}
+	if all := f.generations(); len(all) != 1 || all[0].Generation != 2 || all[0].State != "open" {
+		t.Errorf("generations %+v at the end", states(all))
+	}
+	f.wantLanded("a", "b", "c", "d", "d") // once more, after its claim expired
+}
+
+func states(all []dedup.Generation) (states []string) {
+	for _, g := range all {
+		states = append(states, fmt.Sprintf("%d %s %s, filter of %d bytes", g.Generation, g.State, g.Identity, g.FilterBytes))
+	}
+	return states
+}
+
+// TestSweepDropsWhatTheCatalogDoesNotKnow leaves tables and filters behind, as a
+// restore of a part may, among others that are not the scope's.
+func TestSweepDropsWhatTheCatalogDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a"))
+	f.rotate()
+	f.buildFilters()
+	for _, name := range []string{"claims_test_77", "claims_test_2_77", "claims_test", "claims_test_x", "claims_other_77", "xclaims_test_77"} {
+		if _, err := f.pool.Exec(t.Context(), `CREATE TABLE dedupd.`+name+` (PRIMARY KEY (key)) INHERITS (dedupd.claims_root)`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := f.pool.Exec(t.Context(), `INSERT INTO dedupd.filters VALUES (gen_random_uuid(), 0, 1, gen_random_uuid(), true, 1, '')`); err != nil {
+		t.Fatal(err)
+	}
+	dropped, led, err := f.Store.Sweep(t.Context())
+	if err != nil || !led || !slices.Equal(dropped, []string{"claims_test_77"}) {
+		t.Errorf("swept %q, led %v, %v", dropped, led, err)
+	}
+	for name, want := range map[string]int{
+		`SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ 'claims.*_(77|test|x)$'`: 5,
+		`SELECT count(*) FROM dedupd.filters`:                                                     1,
+	} {
+		var n int
+		if err := f.pool.QueryRow(t.Context(), name).Scan(&n); err != nil || n != want {
+			t.Errorf("%s: %d, want %d (%v)", name, n, want, err)
+		}
+	}
+	f.handle(l.batch("a", "b"))
+	f.wantLanded("a", "b")
+	// A table of a number that the catalog doesn't know is no generation's.
+	if _, err := f.pool.Exec(t.Context(), `CREATE TABLE dedupd.claims_test_3 (PRIMARY KEY (key)) INHERITS (dedupd.claims_root)`); err != nil {
+		t.Fatal(err)
+	}
+	f.rotate()
+	if n := f.generation("open"); n != 4 {
+		t.Errorf("generation %d was opened, want 4", n)
+	}
+}
+
+// TestALostTableHoldsTheLane drops the table of a sealed generation by hand. What
+// it held is not known: no id of its zone may pass for new.
+func TestALostTableHoldsTheLane(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch(ids("a", 50)...))
+	f.rotate()
+	f.handle(l.batch("a1", "b")) // the connection knows the table
+	next := attach(t, f.db)      // this one doesn't
+	if _, err := f.pool.Exec(t.Context(), `DROP TABLE dedupd.claims_test_1`); err != nil {
+		t.Fatal(err)
+	}
+	before := f.landed()
+	for name, w := range map[string]*fixture{"warm": f, "cold": next} {
+		l = w.take("kafka", "orders/0")
+		wantHold(t, w.Handle(t.Context(), []message.Batch{l.batchAt(l.at, "a2")}), "the catalog of generations doesn't fit the tables")
+		wantHold(t, w.Handle(t.Context(), []message.Batch{l.batchAt(l.at, ids("c", 50)...)}), "the catalog of generations doesn't fit the tables")
+		err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+			won, err := w.Store.Claim(t.Context(), tx, []string{"a3"})
+			if err == nil {
+				t.Errorf("%s: a3 was claimed: %v", name, won)
+			}
+			return err
+		})
+		if sqlstate(err) != "42P01" {
+			t.Errorf("%s: a claim got %v, want 42P01", name, err)
+		}
+	}
+	f.wantLanded(before...)
+	if g := f.generations()[0]; !g.Missing {
+		t.Errorf("nothing tells that the table is missing: %+v", g)
+	}
+}
+
+// stalls applies messages until the channel is closed, and tells how long the
+// slowest took.
+func (f *fixture) stalls(l *lane, end <-chan struct{}) (longest time.Duration) {
+	for n := 0; ; n++ {
+		select {
+		case <-end:
+			return longest
+		case <-time.After(5 * time.Millisecond):
+		}
+		start := time.Now()
+		if err := f.Handle(f.t.Context(), []message.Batch{l.batch(fmt.Sprint(l.Name, "-", n))}); err != nil {
+			f.t.Errorf("handle: %v", err)
+			return longest
+		}
+		longest = max(longest, time.Since(start))
+	}
+}
+
+// TestADropGivesWayToALongReader reads an expired generation for long, as a
+// backup does. The drop gives up; workers that still have the table in mind, and
+// have to wait in line behind the drop, don't wait for long.
+func TestADropGivesWayToALongReader(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a", "b", "c"))
+	f.rotate()
+	stale := attach(t, f.db)
+	behind := stale.take("kafka", "orders/1")
+	if err := stale.Store.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.passTime(2 * expiryWindow)
+	f.caughtUp(l)
+	stale.caughtUp(behind)
+	if n, _, err := f.Store.Expire(t.Context(), expiryWindow, expiryMaxHold); err != nil || n != 1 {
+		t.Fatalf("%d generations expired: %v", n, err)
+	}
+
+	reader, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = reader.Rollback(context.Background()) }()
+	if _, err := reader.Exec(t.Context(), `SELECT FROM dedupd.claims`); err != nil {
+		t.Fatal(err)
+	}
+	end, dropped := make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := f.Store.DropExpired(t.Context(), 1)
+		dropped <- err
+		close(end)
+	}()
+	for waits := false; !waits; time.Sleep(5 * time.Millisecond) {
+		if err := reader.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'dedupd.claims_test_1'::regclass AND NOT granted)`).Scan(&waits); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := time.Now()
+	// "a" is within the zone of the generation that it takes for alive.
+	if err := stale.Handle(t.Context(), []message.Batch{behind.batch("a")}); err != nil {
+		t.Errorf("a worker with an older catalog: %v", err)
+	}
+	first := time.Since(start)
+	longest := stale.stalls(behind, end)
+	if first > time.Second || longest > time.Second {
+		t.Errorf("claims waited for %s and %s behind a drop", first, longest)
+	}
+	if err := <-dropped; sqlstate(err) != "55P03" {
+		t.Errorf("the drop ended with %v, want 55P03", err)
+	}
+	if err := reader.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Store.DropExpired(t.Context(), 1); err != nil {
+		t.Error(err)
+	}
+	f.wantTidy()
+	if n := f.generation("dropping"); n != 0 {
+		t.Errorf("generation %d is still there", n)
+	}
+}
+
+// TestARotationGivesWayToALongTransaction holds a claim open for two seconds. The
+// rotation comes after it; until then the claims of others wait for no longer
+// than one of its tries.
+func TestARotationGivesWayToALongTransaction(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	other := attach(t, f.db)
+	l := other.take("kafka", "orders/0")
+	if _, err := f.Store.PrepareGeneration(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := f.Store.Claim(t.Context(), tx, []string{"held"}); err != nil {
+		t.Fatal(err)
+	}
+	end, rotated := make(chan struct{}), make(chan error, 1)
+	go func() {
+		done, _, took, err := f.Store.Rotate(t.Context(), 1)
+		if err == nil && (!done || took > time.Second) {
+			err = fmt.Errorf("rotated %v, in %s", done, took)
+		}
+		rotated <- err
+		close(end)
+	}()
+	time.AfterFunc(2*time.Second, func() { _ = tx.Commit(context.Background()) })
+	if longest := other.stalls(l, end); longest > 700*time.Millisecond {
+		t.Errorf("claims waited for %s behind a rotation that could not begin", longest)
+	}
+	if err := <-rotated; err != nil {
+		t.Error(err)
+	}
+	other.handle(l.batch("held"))
+	if slices.Contains(f.landed(), "held") {
+		t.Error("the claim that was open before the rotation is not known after it")
+	}
+}
