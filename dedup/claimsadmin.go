@@ -59,7 +59,7 @@ func (s *Store) FindClaim(ctx context.Context, id string) (a ClaimAnswer, err er
 		if a.ClaimsSince, err = s.claimsSince(ctx, tx); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, `SELECT id, class FROM `+s.name("dead_letters")+` WHERE scope = $1 AND claim_key = $2 ORDER BY id`, s.scope, [16]byte(a.Key))
+		rows, err := tx.Query(ctx, `SELECT id, class FROM `+s.name("dead_letters")+` WHERE scope = $1 AND claim_key = $2::uuid ORDER BY id`, s.scope, a.Key.String())
 		if err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func (s *Store) ForgetClaim(ctx context.Context, actor, id string) (forgotten *C
 	err = s.withCatalog(ctx, func(ctx context.Context, tx pgx.Tx, c *catalog) error {
 		forgotten = nil
 		for _, g := range c.oldestFirst() {
-			gone, err := s.readClaim(ctx, tx, c, g, `WITH gone AS (DELETE FROM `+g.table+` WHERE key = $1 RETURNING *) `, `gone`, key)
+			gone, err := s.readClaim(ctx, tx, c, g, `WITH gone AS (DELETE FROM `+g.table+` WHERE key = $1::uuid RETURNING *) `, `gone`, key)
 			if err != nil {
 				return err
 			}
@@ -116,7 +116,7 @@ func (s *Store) withCatalog(ctx context.Context, work func(ctx context.Context, 
 		defer cancel()
 		return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, `SELECT `+s.name("enter")+`($1, $2::uuid, $3, $4, $5)`,
-				c.scopeID, [16]byte(c.identity), lockTimeout, statementTimeout, idleTimeout); err != nil {
+				c.scopeID, c.identity.String(), lockTimeout, statementTimeout, idleTimeout); err != nil {
 				return err
 			}
 			return work(ctx, tx, c)
@@ -143,7 +143,7 @@ func (s *Store) readClaim(ctx context.Context, tx pgx.Tx, c *catalog, g *generat
 	}
 	err := tx.QueryRow(ctx, before+`
 		SELECT c.claimed_at, greatest(0, extract(epoch FROM `+s.name("clock")+`() - c.claimed_at))::float8, l.source, l.lane, c.lane, c.position, c.fingerprint
-		FROM `+from+` c LEFT JOIN `+s.name("lanes")+` l ON l.id = c.lane WHERE c.key = $1`, [16]byte(key)).
+		FROM `+from+` c LEFT JOIN `+s.name("lanes")+` l ON l.id = c.lane WHERE c.key = $1::uuid`, key.String()).
 		Scan(&claim.ClaimedAt, &claim.AgeSeconds, &claim.Source, &claim.Lane, &claim.LaneNumber, &claim.Position, &claim.Fingerprint)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):

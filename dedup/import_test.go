@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -61,6 +62,25 @@ func TestImport(t *testing.T) {
 	f.wantBooks(l, "3/0/2/0/0/0@5")
 }
 
+// TestImportBesideALane tells what a lane claims meanwhile from the input's own
+// repetitions.
+func TestImportBesideALane(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.wantImport(func(yield func(string, error) bool) {
+		for i, id := range append(ids("id-", 20_001), "meanwhile", "id-0") {
+			if i == 20_000 {
+				f.handle(l.batch("meanwhile", "id-1"))
+			}
+			if !yield(id, nil) {
+				return
+			}
+		}
+	}, dedup.Imported{Read: 20_003, New: 20_001, Known: 1, Repeated: 1})
+	f.wantLanded("meanwhile")
+}
+
 // TestImportFollowsRotations has the generations change between transactions,
 // and in the middle of one.
 func TestImportFollowsRotations(t *testing.T) {
@@ -89,6 +109,20 @@ func TestImportFollowsRotations(t *testing.T) {
 	}
 	if c := other.find("id-59999").Claim; c == nil || c.Generation != 3 {
 		t.Errorf("%+v", c)
+	}
+}
+
+// TestImportLoadsFilters spares look-ups, in the process of a command.
+func TestImportLoadsFilters(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.wantImport(only(ids("old-", 1000)...), dedup.Imported{Read: 1000, New: 1000})
+	f.rotate()
+	f.buildFilters()
+	command := attach(t, f.db)
+	command.wantImport(only(ids("old-", 2000)...), dedup.Imported{Read: 2000, New: 1000, Known: 1000})
+	if command.Store.FilterBytes() == 0 || command.Store.FiltersBehind() {
+		t.Error("no filter was loaded")
 	}
 }
 
@@ -191,10 +225,14 @@ func TestIDsOfAQuery(t *testing.T) {
 		}
 	}
 	// Who wants no more ends it at once, and the connection is free again.
+	start := time.Now()
 	for range 20 {
 		for range f.Store.QueryIDs(t.Context(), `SELECT 1 FROM generate_series(1, 10000) a, generate_series(1, 10000) b`, func(int64) {}) {
 			break
 		}
+	}
+	if took := time.Since(start); took > 20*time.Second {
+		t.Errorf("it read on for %s", took)
 	}
 	f.wantImport(f.Store.QueryIDs(t.Context(), `SELECT id FROM public.orders`, func(int64) {}), dedup.Imported{Read: 50_000, New: 50_000})
 }
