@@ -152,7 +152,25 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// auditClaims demands that every id has exactly one claim.
+// rotating has the generations change every few seconds while workers die.
+const rotating = `
+retention: {generation: 2s, schedule: 1s, window: 30m}
+`
+
+// auditRotations makes sure that the claims stand in several generations: else
+// the faults would not have met any change of them.
+func (db *database) auditRotations(scope string) {
+	db.t.Helper()
+	if n := one[int64](db, "SELECT count(DISTINCT generation) FROM dedupd.claims WHERE scope = $1", scope); n < 3 {
+		db.t.Errorf("all claims stand in %d generations, want 3 at least", n)
+	}
+	if n := one[int64](db, "SELECT count(*) FROM dedupd.filters WHERE last"); n == 0 {
+		db.t.Error("no sealed generation has a filter")
+	}
+}
+
+// auditClaims demands that every id has exactly one claim, whatever generation it
+// stands in.
 func (db *database) auditClaims(scope string, ids int) {
 	db.t.Helper()
 	claims := one[int64](db, "SELECT count(*) FROM dedupd.claims WHERE scope = $1", scope)

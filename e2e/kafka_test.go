@@ -23,8 +23,8 @@ func TestKafkaKills(t *testing.T) {
 	db := newDatabase(t)
 	db.exec(ordersTable)
 	tp := newTopic(t, "e2e-kills", partitions)
-	config := configFile(t, fmt.Sprintf("scope: %s\nsources:\n  - kafka: {brokers: [%q], topics: [%s]}\ndatabase:\n  url: %q\n%s",
-		scope, tp.broker.Addr(), tp.name, db.url, ordersSink))
+	config := configFile(t, fmt.Sprintf("scope: %s\nsources:\n  - kafka: {brokers: [%q], topics: [%s]}\ndatabase:\n  url: %q\n%s%s",
+		scope, tp.broker.Addr(), tp.name, db.url, ordersSink, rotating))
 	f := newFleet(t, rng, 3, config)
 	s := newSampler(db, tp, scope)
 
@@ -99,6 +99,7 @@ func TestKafkaKills(t *testing.T) {
 	}
 	byLane := db.audit(log, true)
 	db.auditClaims(scope, ids)
+	db.auditRotations(scope)
 	lanes, sum := db.settledBooks(scope)
 	for lane, entries := range log {
 		p := lanes[lane]

@@ -23,8 +23,8 @@ func TestNATSKills(t *testing.T) {
 	db := newDatabase(t)
 	db.exec(ordersTable)
 	st := newStream(t, "ORDERS")
-	config := configFile(t, fmt.Sprintf("scope: %s\nsources:\n  - nats: {servers: [%q], stream: %s}\ndatabase:\n  url: %q\n%s",
-		scope, st.url, st.name, db.url, ordersSink))
+	config := configFile(t, fmt.Sprintf("scope: %s\nsources:\n  - nats: {servers: [%q], stream: %s}\ndatabase:\n  url: %q\n%s%s",
+		scope, st.url, st.name, db.url, ordersSink, rotating))
 	f := newFleet(t, rng, 3, config)
 	floor := watchFloor(db, st, scope)
 
@@ -76,6 +76,7 @@ func TestNATSKills(t *testing.T) {
 	}
 	byLane := db.audit(log, false)
 	db.auditClaims(scope, ids)
+	db.auditRotations(scope)
 	lanes, sum := db.settledBooks(scope)
 	// What was delivered again after it was durable is fetched once more. It counts
 	// as a redelivery where it was the copy that landed, else as the resend it is.
