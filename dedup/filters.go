@@ -158,8 +158,8 @@ func (s *Store) readChunk(ctx context.Context, g *generation, have []*chunk) (*c
 	c := &chunk{number: int32(len(have))}
 	var checksum int64
 	var data []byte
-	err := s.pool.QueryRow(ctx, `SELECT claims, last_key, last, checksum, data FROM `+s.name("filters")+` WHERE identity = $1 AND chunk = $2`,
-		[16]byte(g.identity), c.number).Scan(&c.claims, (*[16]byte)(&c.lastKey), &c.last, &checksum, &data)
+	err := s.pool.QueryRow(ctx, `SELECT claims, last_key, last, checksum, data FROM `+s.name("filters")+` WHERE identity = $1::uuid AND chunk = $2`,
+		g.identity.String(), c.number).Scan(&c.claims, (*[16]byte)(&c.lastKey), &c.last, &checksum, &data)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		// Chunks are built in their order: one that follows a missing one would
@@ -184,7 +184,7 @@ func (s *Store) readChunk(ctx context.Context, g *generation, have []*chunk) (*c
 }
 
 func (s *Store) deleteChunks(ctx context.Context, g *generation, from int32) error {
-	if _, err := s.pool.Exec(ctx, `DELETE FROM `+s.name("filters")+` WHERE identity = $1 AND chunk >= $2`, [16]byte(g.identity), from); err != nil {
+	if _, err := s.pool.Exec(ctx, `DELETE FROM `+s.name("filters")+` WHERE identity = $1::uuid AND chunk >= $2`, g.identity.String(), from); err != nil {
 		return fmt.Errorf("delete the broken filter of generation %d: %w", g.number, err)
 	}
 	return nil
@@ -246,8 +246,8 @@ func (s *Store) BuildFilter(ctx context.Context) (claims int, led bool, err erro
 			return err
 		}
 		missing.claims, missing.lastKey, missing.last = int32(len(keys)), keys[len(keys)-1], !more
-		_, err = tx.Exec(ctx, `INSERT INTO `+s.name("filters")+` (identity, chunk, claims, last_key, last, checksum, data) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
-			[16]byte(identity), missing.number, missing.claims, [16]byte(missing.lastKey), missing.last, missing.checksum(identity, data), data)
+		_, err = tx.Exec(ctx, `INSERT INTO `+s.name("filters")+` (identity, chunk, claims, last_key, last, checksum, data) VALUES ($1::uuid, $2, $3, $4::uuid, $5, $6, $7)`,
+			identity.String(), missing.number, missing.claims, missing.lastKey.String(), missing.last, missing.checksum(identity, data), data)
 		return err
 	})
 	if err != nil {
