@@ -19,7 +19,7 @@ import (
 func TestBehindATransactionPooler(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	config, err := pgxpool.ParseConfig(pgtest.NewPooler(t, f.db, 3))
+	config, err := pgxpool.ParseConfig(pgtest.NewPooler(t, f.db.URL, 3))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,17 +11,17 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// NewPooler starts a transaction pooler in front of the database, as strict as
+// NewPooler starts a transaction pooler in front of the database at a URL, as strict as
 // PgBouncer in transaction mode without max_prepared_statements: every
 // transaction gets a server connection that it hasn't had the last time, and
 // named prepared statements are refused. It gives the URL to connect to. When
 // the test ends, it fails if the sessions were left with anything that would meet
 // the next client: a lock or a setting.
-func NewPooler(t testing.TB, db *DB, connections int) (url string) {
+func NewPooler(t testing.TB, database string, connections int) (url string) {
 	t.Helper()
 	p := &pooler{t: t, idle: make(chan *pgconn.HijackedConn, connections)}
 	for range connections {
-		conn, err := pgconn.Connect(t.Context(), db.URL)
+		conn, err := pgconn.Connect(t.Context(), database)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func NewPooler(t testing.TB, db *DB, connections int) (url string) {
 		p.clients.Wait()
 		p.inspect()
 	})
-	config, err := pgconn.ParseConfig(db.URL)
+	config, err := pgconn.ParseConfig(database)
 	if err != nil {
 		t.Fatal(err)
 	}
