@@ -148,7 +148,7 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, known re
 				return holdUnlessPassing(failed)
 			}
 			if now.identity == g.catalog.identity {
-				return &message.HoldError{Err: fmt.Errorf("the catalog of generations doesn't fit the tables: %w", err)}
+				return &message.HoldError{Err: fmt.Errorf("a table of claims is gone that the catalog has (`dedupd retention status` tells which): %w", err)}
 			}
 		case isolate:
 			if isOwn {

@@ -148,3 +148,41 @@ func (s *Store) Sweep(ctx context.Context) (dropped []string, led bool, err erro
 	}
 	return dropped, led, err
 }
+
+// AcceptMissing gives up sealed generations whose tables are gone, and tells
+// which: their ids may be applied again. It needs the rights of the schema's
+// owner, and is noted in the audit.
+func (s *Store) AcceptMissing(ctx context.Context, actor string) (generations []int, err error) {
+	c, err := s.loaded(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock($1, $2)`, rotationLock, c.scopeID); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, `UPDATE `+s.name("generations")+` SET state = 'dropping'
+			WHERE scope = $1 AND state = 'sealed' AND NOT EXISTS (
+				SELECT FROM pg_catalog.pg_class t JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace WHERE t.relname = table_name AND n.nspname = $2)
+			RETURNING generation`, s.scope, s.schema)
+		if err != nil {
+			return err
+		}
+		if generations, err = pgx.CollectRows(rows, pgx.RowTo[int]); err != nil || len(generations) == 0 {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `UPDATE `+s.name("scopes")+` SET catalog_epoch = catalog_epoch + 1, catalog = gen_random_uuid() WHERE scope = $1`, s.scope); err != nil {
+			return err
+		}
+		for _, g := range generations {
+			if err := s.audit(ctx, tx, actor, "accept missing generation", fmt.Sprint("generation ", g), struct{}{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("give up missing generations: %w", err)
+	}
+	return generations, nil
+}

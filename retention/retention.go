@@ -377,7 +377,7 @@ func missing(s *Status) error {
 	var all []error
 	for _, g := range s.Generations {
 		if g.Missing && g.State != "dropping" {
-			all = append(all, fmt.Errorf("the table of generation %d is gone, and with it its claims: bring it back from a backup; until then ids that it may hold are neither applied nor dropped", g.Number))
+			all = append(all, fmt.Errorf("the table of generation %d is gone, and with it its claims: bring it back from a backup, or give them up with `dedupd retention run --accept-missing`; until then ids that it may hold are neither applied nor dropped", g.Number))
 		}
 	}
 	return errors.Join(all...)

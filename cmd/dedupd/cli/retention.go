@@ -50,7 +50,7 @@ long they keep messages. Nothing is changed.`,
 	}
 	advise.Flags().StringVar(&since, "since", "", "look at duplicates that came in the last `DURATION` (default 30d, or three windows if that is longer)")
 	advise.Flags().BoolVar(&ask, "brokers", true, "ask the brokers how long they keep messages")
-	var rotate bool
+	var rotate, accept bool
 	run := &cobra.Command{
 		Use:   "run",
 		Short: "Keeps house once, now: seals, expires and drops generations, builds filters",
@@ -61,13 +61,30 @@ them, deletes old dead letters. While a worker is at it, nothing is done.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
+				if accept {
+					if err := c.acceptMissing(ctx, s); err != nil {
+						return err
+					}
+				}
 				return c.keepHouse(ctx, s, cfg, rotate)
 			})
 		},
 	}
 	run.Flags().BoolVar(&rotate, "rotate", false, "seal the open generation whatever its age and size, if it holds a claim")
+	run.Flags().BoolVar(&accept, "accept-missing", false, "give up sealed generations whose tables are gone: ids that they held may be applied again (needs the schema owner's rights)")
 	return group("retention", "Shows generations of claims, advises which window is needed, keeps house",
 		c.withFile(c.withOutput(status)), c.withFile(c.withOutput(advise)), c.withFile(c.withOutput(run)))
+}
+
+func (c *command) acceptMissing(ctx context.Context, store *dedup.Store) error {
+	generations, err := store.AcceptMissing(ctx, actor())
+	if err != nil {
+		return err
+	}
+	for _, g := range generations {
+		fmt.Fprintf(c.stderr, "generation %d is given up: ids that it held may be applied again\n", g)
+	}
+	return nil
 }
 
 func (c *command) keepHouse(ctx context.Context, store *dedup.Store, cfg *config.Config, rotate bool) error {
