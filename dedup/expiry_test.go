@@ -362,8 +362,8 @@ func TestALostTableHoldsTheLane(t *testing.T) {
 	before := f.landed()
 	for name, w := range map[string]*fixture{"warm": f, "cold": next} {
 		l = w.take("kafka", "orders/0")
-		wantHold(t, w.Handle(t.Context(), []message.Batch{l.batchAt(l.at, "a2")}), "the catalog of generations doesn't fit the tables")
-		wantHold(t, w.Handle(t.Context(), []message.Batch{l.batchAt(l.at, ids("c", 50)...)}), "the catalog of generations doesn't fit the tables")
+		wantHold(t, w.Handle(t.Context(), []message.Batch{l.batchAt(l.at, "a2")}), "a table of claims is gone that the catalog has")
+		wantHold(t, w.Handle(t.Context(), []message.Batch{l.batchAt(l.at, ids("c", 50)...)}), "a table of claims is gone that the catalog has")
 		err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
 			won, err := w.Store.Claim(t.Context(), tx, []string{"a3"})
 			if err == nil {
