@@ -360,10 +360,12 @@ func TestALostTableHoldsTheLane(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := f.landed()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
 	for name, w := range map[string]*fixture{"warm": f, "cold": next} {
 		l = w.take("kafka", "orders/0")
-		wantHold(t, w.Handle(t.Context(), []message.Batch{l.batchAt(l.at, "a2")}), "a table of claims is gone that the catalog has")
-		wantHold(t, w.Handle(t.Context(), []message.Batch{l.batchAt(l.at, ids("c", 50)...)}), "a table of claims is gone that the catalog has")
+		wantHold(t, w.Handle(ctx, []message.Batch{l.batchAt(l.at, "a2")}), "the catalog of generations doesn't fit the tables")
+		wantHold(t, w.Handle(ctx, []message.Batch{l.batchAt(l.at, ids("c", 50)...)}), "the catalog of generations doesn't fit the tables")
 		err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
 			won, err := w.Store.Claim(t.Context(), tx, []string{"a3"})
 			if err == nil {
@@ -434,11 +436,7 @@ func TestADropGivesWayToALongReader(t *testing.T) {
 		dropped <- err
 		close(end)
 	}()
-	for waits := false; !waits; time.Sleep(5 * time.Millisecond) {
-		if err := reader.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'dedupd.claims_test_1'::regclass AND NOT granted)`).Scan(&waits); err != nil {
-			t.Fatal(err)
-		}
-	}
+	f.someoneWaitsFor("claims_test_1")
 	start := time.Now()
 	// "a" is within the zone of the generation that it takes for alive.
 	if err := stale.Handle(t.Context(), []message.Batch{behind.batch("a")}); err != nil {

@@ -344,11 +344,7 @@ func (f *fixture) whileLoading(do func()) {
 	ctx, cancel := context.WithTimeout(f.t.Context(), 5*time.Second)
 	defer cancel()
 	go func() { loaded <- f.Store.LoadFilters(ctx) }()
-	for waits := false; !waits; time.Sleep(5 * time.Millisecond) {
-		if err := f.pool.QueryRow(f.t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'dedupd.filters'::regclass AND NOT granted)`).Scan(&waits); err != nil {
-			f.t.Fatal(err)
-		}
-	}
+	f.someoneWaitsFor("filters")
 	do()
 	if err := tx.Rollback(f.t.Context()); err != nil {
 		f.t.Fatal(err)
@@ -356,6 +352,21 @@ func (f *fixture) whileLoading(do func()) {
 	if err := <-loaded; err != nil {
 		f.t.Errorf("load filters: %v", err)
 	}
+}
+
+// someoneWaitsFor returns when a lock of the table is waited for.
+func (f *fixture) someoneWaitsFor(table string) {
+	f.t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		var waits bool
+		if err := f.pool.QueryRow(f.t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = to_regclass('dedupd.' || $1) AND NOT granted)`, table).Scan(&waits); err != nil {
+			f.t.Fatal(err)
+		}
+		if waits {
+			return
+		}
+	}
+	f.t.Fatalf("nobody waits for a lock of %s", table)
 }
 
 // TestForgettingWhileFiltersLoad forgets the first chunk of a filter while the
