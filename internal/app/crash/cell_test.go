@@ -3,6 +3,7 @@ package crash_test
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"sync"
@@ -86,7 +87,39 @@ func newCell(t *testing.T, logs ...[]entry) *cell {
 	})
 	c.pool = c.db.Pool(t)
 	c.other = newStore(c.newPool(otherName, nil), otherName)
+	c.rotate()
 	return c
+}
+
+// rotate seals a generation after the other while the cell lasts, so that every
+// step falls before, into or after a rotation, now here and now there.
+func (c *cell) rotate() {
+	keeper := newStore(c.newPool("keeper", nil), "keeper")
+	ctx, stop := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	done.Go(func() {
+		for number := 1; ctx.Err() == nil; number++ {
+			_, err := keeper.PrepareGeneration(ctx)
+			for rotated := false; err == nil && !rotated; {
+				rotated, _, _, err = keeper.Rotate(ctx, number)
+			}
+			if err == nil {
+				_, _, err = keeper.BuildFilter(ctx)
+			}
+			if err != nil && ctx.Err() == nil {
+				c.Error("rotate: ", err)
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(rand.N(60 * time.Millisecond)):
+			}
+		}
+	})
+	c.Cleanup(func() {
+		stop()
+		done.Wait()
+	})
 }
 
 func newStore(pool *pgxpool.Pool, owner string) *dedup.Store {

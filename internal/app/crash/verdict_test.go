@@ -112,7 +112,7 @@ func (c *cell) verify() {
 }
 
 const (
-	claimsTable = `dedupd.claims_crash_1`
+	claimsTable = `dedupd.claims_root`
 	// ordered lanes are those with numbers.
 	ordered = `lane ~ '^[0-9]+$'`
 	within  = `r.lane !~ '^[0-9]+$' OR r.position >= m."from" AND r.position < m."to"`

@@ -56,7 +56,7 @@ func (c *conn) Write(b []byte) (int, error) {
 	if c.dead.Load() {
 		return 0, errCut
 	}
-	if at := bindOf(b, "dedupd_claim_"); at >= 0 {
+	if at := behindEnter(b); at >= 0 {
 		return c.writeIn(b, at, begun, "state = 'active' AND wait_event = 'ClientRead' AND query LIKE '%enter%'")
 	}
 	at := bindOf(b, "dedupd_commit")
@@ -108,6 +108,18 @@ func (c *conn) commitUnheard(b []byte) (int, error) {
 	c.withheld.Store(nil)
 	close(release)
 	return n, err // a kernel would have taken it, too
+}
+
+// behindEnter finds what follows enter() in its round trip: a look into a sealed
+// generation, or the claim.
+func behindEnter(b []byte) int {
+	if bindOf(b, "dedupd_enter") < 0 {
+		return -1
+	}
+	if at := bindOf(b, "dedupd_lookup_"); at >= 0 {
+		return at
+	}
+	return bindOf(b, "dedupd_claim_")
 }
 
 // bindOf finds, in whole messages of Postgres' protocol, the one that binds a
