@@ -112,8 +112,8 @@ func (s *Store) loaded(ctx context.Context) (*catalog, error) {
 // It is a precaution: each transaction names its catalog by a random identity,
 // and a filter belongs to the seal of one table.
 func (s *Store) Forget(why string) {
-	s.catalog.Store(nil)
 	s.filters.mu.Lock()
+	s.catalog.Store(nil)
 	n := len(s.filters.chunks)
 	s.filters.keepOnly(nil)
 	s.filters.mu.Unlock()

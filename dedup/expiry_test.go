@@ -502,3 +502,30 @@ func TestARotationGivesWayToALongTransaction(t *testing.T) {
 		t.Error("the claim that was open before the rotation is not known after it")
 	}
 }
+
+// TestABatchWithoutMessagesDoesNotMoveALanesClock moves a lane over a hole in the
+// log, such as transaction markers, in the middle of a backlog: it tells nothing
+// of the time.
+func TestABatchWithoutMessagesDoesNotMoveALanesClock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	start := time.Now()
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batchAsOf(start, "a"))
+	f.rotate()
+	f.passTime(3 * expiryWindow)
+	f.handle(l.batchAsOf(start.Add(time.Hour), "b"))
+	hole := l.batch()
+	hole.Next, l.at = l.at+3, l.at+3
+	f.handle(hole)
+	f.wantClock(l, start.Add(time.Hour))
+	f.handle(l.batchAsOf(time.Time{}, "c")) // no timestamp
+	f.wantClock(l, start.Add(time.Hour))
+	if n := f.expire(); n != 0 {
+		t.Errorf("%d generations expired by a batch without messages", n)
+	}
+	f.handle(l.batchAsOf(start.Add(2*time.Hour), "a"))
+	if n := len(f.landed()); n != 3 {
+		t.Errorf("%d rows landed, want 3", n)
+	}
+}

@@ -91,12 +91,14 @@ func (c *chunk) decode(data []byte) error {
 	return nil
 }
 
-// checksum is of all that is stored of a chunk, with the generation it belongs
-// to.
-func (c *chunk) checksum(generation Key, data []byte) int64 {
+// checksum is of all that is stored of a chunk, with the generation it belongs to
+// and the key above which it begins: a filter may be built anew with other
+// chunks, of which none must stand behind one of the old.
+func (c *chunk) checksum(generation, above Key, data []byte) int64 {
 	var h xxhash.Digest
 	h.Reset()
 	head := append([]byte(nil), generation[:]...)
+	head = append(head, above[:]...)
 	head = binary.BigEndian.AppendUint32(head, uint32(c.number))
 	head = binary.BigEndian.AppendUint32(head, uint32(c.claims))
 	head = append(head, c.lastKey[:]...)

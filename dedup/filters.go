@@ -117,7 +117,9 @@ func (s *Store) LoadFilters(ctx context.Context) error {
 			}
 			if !s.addChunk(c, at, next) {
 				s.filters.mu.Lock()
-				s.filters.behind = waiting // the rest is beyond the budget
+				if now := s.catalog.Load(); now != nil && now.identity == c.identity {
+					s.filters.behind = waiting // the rest is beyond the budget
+				}
 				s.filters.mu.Unlock()
 				return nil
 			}
@@ -141,13 +143,20 @@ func (s *Store) addChunk(c *catalog, at int, next *chunk) bool {
 	}
 	// A new slice: the old one may be in use.
 	s.filters.chunks[id] = append(slices.Clone(s.filters.chunks[id]), next)
-	if now := s.catalog.Load(); now != nil {
-		s.filters.keepOnly(now.sealed)
-		s.catalog.Store(s.filters.equip(now))
-	} else {
-		s.filters.keepOnly(nil)
-	}
+	s.republish()
 	return true
+}
+
+// republish gives the current catalog the filters that are loaded now, and drops
+// those that it has no generation for. The filters' lock is held.
+func (s *Store) republish() {
+	now := s.catalog.Load()
+	if now == nil {
+		s.filters.keepOnly(nil)
+		return
+	}
+	s.filters.keepOnly(now.sealed)
+	s.catalog.CompareAndSwap(now, s.filters.equip(now)) // it may just have been forgotten
 }
 
 // readChunk reads the chunk that follows those that are loaded; nil: it isn't
@@ -168,10 +177,14 @@ func (s *Store) readChunk(ctx context.Context, g *generation, have []*chunk) (*c
 	case err != nil:
 		return nil, fmt.Errorf("load the filter of generation %d: %w", g.number, err)
 	}
+	var above Key // zero for the first
+	if len(have) > 0 {
+		above = have[len(have)-1].lastKey
+	}
 	switch {
-	case c.checksum(g.identity, data) != checksum:
+	case c.checksum(g.identity, above, data) != checksum:
 		err = errors.New("its checksum is wrong")
-	case c.claims <= 0 || len(have) > 0 && c.lastKey.compare(&have[len(have)-1].lastKey) <= 0:
+	case c.claims <= 0 || len(have) > 0 && c.lastKey.compare(&above) <= 0:
 		err = errFilter
 	default:
 		err = c.decode(data)
@@ -180,6 +193,11 @@ func (s *Store) readChunk(ctx context.Context, g *generation, have []*chunk) (*c
 		return c, nil
 	}
 	s.log.Warn("a stored filter can't be trusted: it will be built again", "generation", g.number, "chunk", c.number, "error", err)
+	// Perhaps it is what we have loaded before that isn't stored any more.
+	s.filters.mu.Lock()
+	delete(s.filters.chunks, g.identity)
+	s.republish()
+	s.filters.mu.Unlock()
 	return nil, s.deleteChunks(ctx, g, c.number)
 }
 
@@ -228,11 +246,12 @@ func (s *Store) BuildFilter(ctx context.Context) (claims int, led bool, err erro
 		} else if err != nil {
 			return err
 		}
-		above := ">="
+		from, than := first, ">="
+		var above Key
 		if after != nil {
-			above, first = ">", *after
+			from, than, above = *after, ">", *after
 		}
-		keys, more, err := s.readKeys(ctx, tx.Conn(), table, above, first)
+		keys, more, err := s.readKeys(ctx, tx.Conn(), table, than, from)
 		if err != nil {
 			return err
 		}
@@ -247,7 +266,7 @@ func (s *Store) BuildFilter(ctx context.Context) (claims int, led bool, err erro
 		}
 		missing.claims, missing.lastKey, missing.last = int32(len(keys)), keys[len(keys)-1], !more
 		_, err = tx.Exec(ctx, `INSERT INTO `+s.name("filters")+` (identity, chunk, claims, last_key, last, checksum, data) VALUES ($1::uuid, $2, $3, $4::uuid, $5, $6, $7)`,
-			identity.String(), missing.number, missing.claims, missing.lastKey.String(), missing.last, missing.checksum(identity, data), data)
+			identity.String(), missing.number, missing.claims, missing.lastKey.String(), missing.last, missing.checksum(identity, above, data), data)
 		return err
 	})
 	if err != nil {
@@ -258,11 +277,11 @@ func (s *Store) BuildFilter(ctx context.Context) (claims int, led bool, err erro
 
 // readKeys reads a table's keys from one on, in their order, as many as a chunk
 // holds, and tells whether there are more.
-func (s *Store) readKeys(ctx context.Context, conn *pgx.Conn, table, above string, first Key) (keys []Key, more bool, err error) {
+func (s *Store) readKeys(ctx context.Context, conn *pgx.Conn, table, than string, from Key) (keys []Key, more bool, err error) {
 	limit := s.chunkClaims
 	err = roundTrip(ctx, conn, false, []step{{
-		sql:  `SELECT key FROM ` + s.name(table) + ` WHERE key ` + above + ` $1::uuid ORDER BY key LIMIT $2::bigint`,
-		oids: []uint32{pgtype.UUIDOID, pgtype.Int8OID}, params: [][]byte{first[:], int8b(int64(limit + 1))},
+		sql:  `SELECT key FROM ` + s.name(table) + ` WHERE key ` + than + ` $1::uuid ORDER BY key LIMIT $2::bigint`,
+		oids: []uint32{pgtype.UUIDOID, pgtype.Int8OID}, params: [][]byte{from[:], int8b(int64(limit + 1))},
 		row: func(v [][]byte) error {
 			key, err := readKey(v[0])
 			keys = append(keys, key)

@@ -333,3 +333,32 @@ func (f *fixture) caughtUp(l *lane) {
 		f.t.Fatal(err)
 	}
 }
+
+// TestAFilterBuiltAnewWithOtherChunksIsNotMixed has the first chunk of a filter in
+// memory when the stored filter is built anew and its chunks end elsewhere (a claim
+// was forgotten, or another version cuts other chunks). The keys between the old
+// end of the first chunk and the new one stand in neither.
+func TestAFilterBuiltAnewWithOtherChunksIsNotMixed(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.Store.SetChunkClaims(300)
+	l := f.take("kafka", "orders/0")
+	old := ids("old-", 1000)
+	f.handle(l.batch(old...))
+	f.rotate()
+	f.buildFilters()
+	f.Store.SetFilterMemory(f.generations()[0].FilterBytes / 2)
+	f.loadFilters()
+	if f.Store.FilterBytes() == 0 {
+		t.Fatal("no chunk was loaded")
+	}
+	if _, err := f.pool.Exec(t.Context(), `DELETE FROM dedupd.filters`); err != nil {
+		t.Fatal(err)
+	}
+	f.Store.SetChunkClaims(400)
+	f.buildFilters()
+	f.Store.SetFilterMemory(1 << 20)
+	f.loadFilters()
+	f.handle(l.batch(old...))
+	f.wantBooks(l, "1000/0/1000/0/0/0@2000")
+}

@@ -106,8 +106,10 @@ BEGIN
     UPDATE {{schema}}.lanes SET
         next_position   = CASE WHEN p_from IS NULL THEN greatest(next_position, p_next) ELSE p_next END,
         broker_position = coalesce(p_broker_position, broker_position),
-        -- Producers may set timestamps; the database's clock bounds them.
-        stream_time     = greatest(stream_time, least(p_stream_time, {{schema}}.clock())),
+        -- Producers may set timestamps; the database's clock bounds them. A batch
+        -- without any, such as one over a hole in the log, tells nothing of the time
+        -- (and least() of NULL and the clock is the clock).
+        stream_time     = CASE WHEN p_stream_time IS NULL THEN stream_time ELSE greatest(stream_time, least(p_stream_time, {{schema}}.clock())) END,
         lag             = coalesce(p_lag, lag),
         fetched         = fetched + p_applied + p_redelivered + p_resent + p_cross_source + p_conflicts + p_dead,
         applied         = applied + p_applied,
