@@ -358,6 +358,10 @@ func (p *Processor) settleLoser(ctx context.Context, conn *pgx.Conn, g *group, i
 //
 // A refused catalog (SQLSTATE DD002) means that the scope's generations have
 // changed: roll back and try again.
+//
+// Sealed generations are looked through in their tables unless LoadFilters was
+// called, which is worth it for more than a few ids now and then. Workers of the
+// scope keep house; without any, generations stay as they are.
 func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (won []bool, err error) {
 	c, err := s.loaded(ctx)
 	if err != nil {
