@@ -490,9 +490,13 @@ func TestARotationGivesWayToALongTransaction(t *testing.T) {
 		rotated <- err
 		close(end)
 	}()
-	time.AfterFunc(2*time.Second, func() { _ = tx.Commit(context.Background()) })
+	committed := make(chan error, 1)
+	time.AfterFunc(2*time.Second, func() { committed <- tx.Commit(context.Background()) })
 	if longest := other.stalls(l, end); longest > 700*time.Millisecond {
 		t.Errorf("claims waited for %s behind a rotation that could not begin", longest)
+	}
+	if err := <-committed; err != nil {
+		t.Fatal(err)
 	}
 	if err := <-rotated; err != nil {
 		t.Error(err)

@@ -27,15 +27,31 @@ type store struct {
 	stream     *time.Time
 	unbuilt    int // chunks of filters to be built
 	behind     bool
-	loads      int
 	calls      []string
 	led        bool
 	fail       string // the step that fails
 	err        error
 	hang       bool
-	deadAge    time.Duration
-	passes     int
 	rotateTook time.Duration
+	seen       seen
+}
+
+// seen is what was asked of the store.
+type seen struct {
+	passes, loads int
+	deadAge       time.Duration
+}
+
+func (s *store) asked() seen {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seen
+}
+
+func (s *store) fallBehind() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.behind = true
 }
 
 func newStore() *store {
@@ -132,8 +148,8 @@ func (s *store) Sweep(context.Context) ([]string, bool, error) {
 
 func (s *store) ExpireDeadLetters(_ context.Context, age time.Duration) (int64, bool, error) {
 	s.mu.Lock()
-	s.deadAge = age
-	s.passes++
+	s.seen.deadAge = age
+	s.seen.passes++
 	s.mu.Unlock()
 	led, err := s.call("dead letters")
 	return 2, led, err
@@ -147,7 +163,7 @@ func (s *store) FlushAges(context.Context) error {
 func (s *store) LoadFilters(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.loads++
+	s.seen.loads++
 	s.behind = false
 	return nil
 }
@@ -226,18 +242,18 @@ func TestPassesFollowTheSchedule(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		go r.Run(ctx)
 		time.Sleep(5 * time.Second)
-		if r.store.passes != 1 {
-			t.Errorf("%d passes right after the start, want 1", r.store.passes)
+		if n := r.store.asked().passes; n != 1 {
+			t.Errorf("%d passes right after the start, want 1", n)
 		}
 		time.Sleep(time.Hour)
 		// Each wait is a minute and up to a tenth.
-		if n := r.store.passes; n < 54 || n > 61 {
+		if n := r.store.asked().passes; n < 54 || n > 61 {
 			t.Errorf("%d passes in an hour", n)
 		}
 		stop()
 		synctest.Wait()
-		if r.store.deadAge != 30*day {
-			t.Errorf("dead letters were kept for %s", r.store.deadAge)
+		if age := r.store.asked().deadAge; age != 30*day {
+			t.Errorf("dead letters were kept for %s", age)
 		}
 		r.wantMetric(t, "dedupd_dead_letters", 3)
 	})
@@ -344,17 +360,15 @@ func TestFiltersAreLoadedSoonAfterTheyAreBuilt(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		go r.Run(ctx)
 		synctest.Wait()
-		if r.store.loads != 1 {
-			t.Errorf("filters were loaded %d times at the start, want once", r.store.loads)
+		if n := r.store.asked().loads; n != 1 {
+			t.Errorf("filters were loaded %d times at the start, want once", n)
 		}
 		time.Sleep(10 * time.Second)
-		r.store.mu.Lock()
-		r.store.behind = true
-		before := r.store.loads
-		r.store.mu.Unlock()
+		r.store.fallBehind()
+		before := r.store.asked().loads
 		time.Sleep(3 * time.Second)
-		if r.store.loads != before+1 {
-			t.Errorf("filters were loaded %d times soon after they were built, want once", r.store.loads-before)
+		if n := r.store.asked().loads - before; n != 1 {
+			t.Errorf("filters were loaded %d times soon after they were built, want once", n)
 		}
 		stop()
 		synctest.Wait()
@@ -376,8 +390,8 @@ func TestWhoIsNotTheLeaderOnlyLooks(t *testing.T) {
 		}
 		r.wantMetric(t, "dedupd_retention_last_success_timestamp_seconds", 0)
 		r.wantMetric(t, "dedupd_claims", 5)
-		if r.store.loads != 1 {
-			t.Errorf("it loaded filters %d times, want once", r.store.loads)
+		if r.store.seen.loads != 1 {
+			t.Errorf("it loaded filters %d times, want once", r.store.seen.loads)
 		}
 	})
 }
@@ -416,8 +430,8 @@ func TestFailuresAreToldOnceAndTriedAgain(t *testing.T) {
 		time.Sleep(time.Hour)
 		stop()
 		synctest.Wait()
-		if r.store.passes < 50 {
-			t.Errorf("%d passes in an hour of failures", r.store.passes)
+		if r.store.seen.passes < 50 {
+			t.Errorf("%d passes in an hour of failures", r.store.seen.passes)
 		}
 		if n := strings.Count(r.log.String(), "permission denied"); n != 1 {
 			t.Errorf("the same failure was logged %d times", n)
