@@ -41,7 +41,7 @@ func TestRotationsUnderLoadClaimNothingTwice(t *testing.T) {
 	rotations := rotationsUnderLoad(t)
 	l.run(rotations)
 	doubles := l.doubles()
-	t.Logf("%d ids, %d times, in %d generations: %d doubles; the longest hand-over took %s", l.ids(), l.lanes, rotations, doubles, l.longest)
+	t.Logf("as it is: %d ids were sent %d times each, over %d rotations: %d of them were applied twice; the longest hand-over took %s", l.ids(), l.lanes, rotations, doubles, l.longest)
 	if doubles != 0 {
 		t.Errorf("%d ids were applied twice", doubles)
 	}
@@ -92,7 +92,7 @@ func TestRotationLoadFindsMissingLocks(t *testing.T) {
 				})
 				l.run(30)
 				if doubles := l.doubles(); doubles > 0 {
-					t.Logf("%d of %d ids were applied twice, in round %d", doubles, l.ids(), round)
+					t.Logf("%s: %d of %d ids were applied twice", name, doubles, l.ids())
 					return
 				}
 			}

@@ -131,6 +131,16 @@ func (a *arm) open(ctx context.Context) (number int, err error) {
 	return number, err
 }
 
+// exec runs statements, each in a transaction of its own.
+func (a *arm) exec(ctx context.Context, statements ...string) error {
+	for _, sql := range statements {
+		if _, err := a.pool.Exec(ctx, sql); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // remember fills the open generation with claims: random ids, or such as were
 // made between two ages ago, in their order.
 func (a *arm) remember(ctx context.Context, claims int, key string) error {

@@ -37,16 +37,13 @@ func (b *bench) expiry(ctx context.Context) error {
 				if err := a.remember(ctx, 2*claims, randomKeys); err != nil {
 					return err
 				}
-				_, err := a.pool.Exec(ctx, fmt.Sprintf(`UPDATE dedupd.claims_bench_1 SET claimed_at = claimed_at - interval '1 year' WHERE position <= %d; VACUUM FULL dedupd.claims_bench_1; ANALYZE dedupd.claims_bench_1`, claims))
-				return err
+				return a.exec(ctx,
+					fmt.Sprintf(`UPDATE dedupd.claims_bench_1 SET claimed_at = claimed_at - interval '1 year' WHERE position <= %d`, claims),
+					`VACUUM FULL dedupd.claims_bench_1`,
+					`ANALYZE dedupd.claims_bench_1`)
 			},
 			func(ctx context.Context, a *arm) error {
-				for _, sql := range []string{`DELETE FROM dedupd.claims_bench_1 WHERE claimed_at < now() - interval '1 month'`, `VACUUM dedupd.claims_bench_1`} {
-					if _, err := a.pool.Exec(ctx, sql); err != nil {
-						return err
-					}
-				}
-				return nil
+				return a.exec(ctx, `DELETE FROM dedupd.claims_bench_1 WHERE claimed_at < now() - interval '1 month'`, `VACUUM dedupd.claims_bench_1`)
 			},
 		},
 	} {
