@@ -20,7 +20,7 @@ const (
 
 // pulse tells the authority from time to time which lanes have nothing left to
 // read: they commit nothing, and would hold up the expiry of claims for ever. It
-// ends with ctx.
+// ends with ctx. A run until idle tells it at its end as well.
 func (w *Worker) pulse(ctx context.Context) {
 	interval := cmp.Or(w.Pulse, pulseInterval)
 	for {

@@ -242,6 +242,42 @@ func TestCaughtUp(t *testing.T) {
 		}
 		r.stop()
 	})
+	bubble(t, "is told by a run until idle before it ends", func(t *testing.T) {
+		r, told := newPulseRig(t, 3, func(w *consumer.Worker) { w.UntilIdle = 2 * time.Second })
+		r.lanes[0].mustOffer(3)
+		for _, l := range r.lanes {
+			l.caughtUp()
+		}
+		begun := time.Now()
+		if err := <-r.done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if d := time.Since(begun); d > 3*time.Second {
+			t.Errorf("the run took %s, longer than it should", d)
+		}
+		if n := len(told.list()); n != 1 {
+			t.Errorf("told %d times, want once", n)
+		}
+		for i := range 3 {
+			if at := r.caughtUpAt(laneNamed(i)); !at.Equal(begun) {
+				t.Errorf("lane %d was caught up at %s, the store knows of %s", i, begun, at)
+			}
+		}
+		r.checkEnd()
+	})
+	bubble(t, "is told by a run until idle that ends for a held lane, of the others", func(t *testing.T) {
+		r, told := newPulseRig(t, 2, func(w *consumer.Worker) { w.UntilIdle = 2 * time.Second })
+		r.store.FailBefore(1_000_000, hold)
+		r.lanes[0].mustOffer(1)
+		r.lanes[1].caughtUp()
+		if err := <-r.done; !errors.Is(err, hold) {
+			t.Errorf("Run: %v", err)
+		}
+		if len(told.of(laneNamed(0))) > 0 || len(told.of(laneNamed(1))) == 0 {
+			t.Errorf("told %v", told.list())
+		}
+		r.checkEnd()
+	})
 	bubble(t, "and told again when that failed", func(t *testing.T) {
 		var log strings.Builder
 		r, told := newPulseRig(t, 1, func(w *consumer.Worker) {

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -152,11 +153,15 @@ func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			if done, err := w.isIdle(now); err != nil {
-				stop(err)
-			} else if done {
-				stop(errIdle)
+			done, err := w.isIdle(now)
+			if !done && err == nil {
+				continue
 			}
+			// A run may be shorter than a pulse's interval: it is told now, or the
+			// clocks of quiet lanes would stand still from one run to the next.
+			w.tellCaughtUp(ctx)
+			stop(cmp.Or(err, errIdle))
+			return
 		}
 	}
 }
