@@ -3,6 +3,7 @@ package nats
 import (
 	"context"
 	"fmt"
+	"net"
 
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -12,27 +13,71 @@ import (
 
 var _ consumer.Keeper = (*Source)(nil)
 
-// Keeps tells how long the stream keeps messages. Unlike Run it doesn't wait for
-// a server or a stream that is missing.
+// Keeps tells how long the stream keeps messages. Of one that keeps them only
+// until they are acknowledged (WorkQueue, Interest) it tells nothing: what we
+// have acknowledged doesn't come again. Unlike Run it doesn't wait for a server
+// or a stream that is missing.
 func (s *Source) Keeps(ctx context.Context) ([]consumer.Kept, error) {
-	options, err := s.options()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // cuts the connection off as well
+	conn, err := s.dial(ctx)
 	if err != nil {
 		return nil, err
-	}
-	conn, err := natsgo.Connect(s.config.servers(), append(options, natsgo.NoReconnect(), natsgo.Timeout(requestTimeout))...)
-	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
 	}
 	defer conn.Close()
 	js, err := jetstream.New(conn)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel = context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	stream, err := js.Stream(ctx, s.config.Stream)
 	if err != nil {
 		return nil, fmt.Errorf("stream %s: %w", s.config.Stream, err)
 	}
-	return []consumer.Kept{{Name: s.config.Stream, For: stream.CachedInfo().Config.MaxAge}}, nil
+	c := &stream.CachedInfo().Config
+	if c.Retention != jetstream.LimitsPolicy {
+		return nil, nil
+	}
+	return []consumer.Kept{{Name: s.config.Stream, For: c.MaxAge}}, nil
+}
+
+// dial connects once, to the first server that answers. The connection is cut
+// off when ctx ends.
+func (s *Source) dial(ctx context.Context) (*natsgo.Conn, error) {
+	options, err := s.options()
+	if err != nil {
+		return nil, err
+	}
+	options = append(options,
+		natsgo.NoReconnect(),
+		natsgo.Timeout(requestTimeout),
+		natsgo.SetCustomDialer(dialer(func(network, address string) (net.Conn, error) { return dialUntil(ctx, network, address) })),
+		natsgo.SkipHostLookup(), // the dialer does that, and ctx ends it
+	)
+	conn, err := natsgo.Connect(s.config.servers(), options...)
+	switch {
+	case err == nil:
+		return conn, nil
+	case ctx.Err() != nil: // what the library makes of that says less
+		err = ctx.Err()
+	}
+	return nil, fmt.Errorf("connect: %w", err)
+}
+
+// dialer dials for the library, which knows no contexts: it asks one server after
+// the other, and waits for each.
+type dialer func(network, address string) (net.Conn, error)
+
+func (d dialer) Dial(network, address string) (net.Conn, error) { return d(network, address) }
+
+// dialUntil dials. The connection is cut off when ctx ends.
+func dialUntil(ctx context.Context, network, address string) (net.Conn, error) {
+	d := net.Dialer{Timeout: requestTimeout}
+	conn, err := d.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, func() { _ = conn.Close() })
+	return conn, nil
 }

@@ -1,7 +1,10 @@
 package nats_test
 
 import (
+	"context"
 	"crypto/tls"
+	"errors"
+	"net"
 	"reflect"
 	"strings"
 	"testing"
@@ -32,6 +35,16 @@ func TestKeeps(t *testing.T) {
 			t.Errorf("got %v, %v, want %s", got, err, age)
 		}
 	}
+	// Acknowledged messages are gone, whatever the limit of age says.
+	for _, policy := range []jetstream.RetentionPolicy{jetstream.WorkQueuePolicy, jetstream.InterestPolicy} {
+		name := "ORDERS" + policy.String()
+		if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}, Retention: policy}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := newSource(t, s, func(c *nats.Config) { c.Stream = name }).Keeps(t.Context()); err != nil || len(got) != 0 {
+			t.Errorf("of a stream with retention by %s: %v, %v, want nothing", policy, got, err)
+		}
+	}
 	s.Shutdown()
 	s.WaitForShutdown()
 	begun := time.Now()
@@ -40,6 +53,34 @@ func TestKeeps(t *testing.T) {
 	}
 	if d := time.Since(begun); d > 10*time.Second {
 		t.Errorf("without a server it took %s to say so", d)
+	}
+}
+
+// Servers that take a connection and say nothing are waited for, one after the
+// other, but no longer than the caller wants.
+func TestKeepsEndsWithItsContext(t *testing.T) {
+	var servers []string
+	for range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		servers = append(servers, "nats://"+l.Addr().String())
+	}
+	source, err := nats.New(nats.Config{Name: "edge", Servers: servers, Stream: "ORDERS", Durable: "orders"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	begun := time.Now()
+	got, err := source.Keeps(ctx)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if d := time.Since(begun); d > 2*time.Second {
+		t.Errorf("it ended after %s", d)
 	}
 }
 
