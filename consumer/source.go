@@ -60,14 +60,17 @@ type Source interface {
 // long it may deliver one again, and its claim should be there.
 type Keeper interface {
 	// Keeps asks the broker, over a connection of its own. With an error it tells
-	// of what it could find out all the same.
+	// of what it could find out all the same. What is gone once it is acknowledged
+	// is left out.
 	Keeps(ctx context.Context) ([]Kept, error)
 }
 
 // Kept is how long a broker keeps the messages of a topic or a stream.
 type Kept struct {
 	Name string
-	// For is that time; 0: without a limit.
+	// For is the limit of age that is set; 0: without a limit. Some messages are
+	// there for longer, where a broker deletes many at a time, as Kafka does. A
+	// limit of size is none of time, and isn't told.
 	For time.Duration
 }
 

@@ -226,6 +226,11 @@ func (c *cluster) partitions(ctx context.Context) (map[string]int, error) {
 func (c *cluster) settings(ctx context.Context, names ...string) (map[string]map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
+	// This tells why no broker can be reached. The library would send what follows
+	// to a broker that it doesn't know, and speak of that.
+	if _, err := c.transport.RoundTrip(ctx, c.addr, &metadata.Request{TopicNames: c.topics}); err != nil {
+		return nil, fmt.Errorf("describe the topics: %w", err)
+	}
 	req := &describeconfigs.Request{}
 	for _, t := range c.topics {
 		req.Resources = append(req.Resources, describeconfigs.RequestResource{

@@ -122,12 +122,66 @@ func TestPositionBeyondTheEnd(t *testing.T) {
 		if len(r.store.Effects()) != 0 {
 			t.Error("something was read")
 		}
-		r.fill(c, 0, 5)
+		// What is written meanwhile is no news, and not where to go on.
+		r.fill(c, 0, 1)
+		time.Sleep(holdPause + time.Second)
+		if n, m := r.log.count("it ended at 5"), r.log.count("it ended at"); n != 1 || m != 1 {
+			t.Errorf("told %d times that the partition ended at 5, %d times that it ended anywhere", n, m)
+		}
+		r.fill(c, 0, 4)
 		r.untilNext(0, 10)
 		w.untilReady()
 		if got := fmt.Sprint(r.offsets()); got != "[8 9]" {
 			t.Errorf("got %s", got)
 		}
+	})
+}
+
+// What docs/operations.md tells to do about it.
+func TestPositionBeyondTheEndIsMended(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		// A lane at 8, as the database and the group know it; the partition ends at 5.
+		beyond := func(t *testing.T) (*rig, *work) {
+			r := newRig(t, b, 1, nil)
+			r.fill(r.client(), 0, 5)
+			r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 8))
+			w := r.start(nil)
+			r.until("the lane is held", func() bool { return r.log.count("it ended at 5") == 1 })
+			return r, w
+		}
+		for _, position := range []int64{5, 0} {
+			t.Run(fmt.Sprint("by setting the position to ", position), func(t *testing.T) {
+				r, w := beyond(t)
+				r.store.Rewind(r.lane(0), position)
+				w.untilReady()
+				r.fill(r.client(), 0, 2)
+				r.untilNext(0, 7)
+				if got := r.offsets(); len(got) != int(7-position) || got[0] != position {
+					t.Errorf("got %d", got)
+				}
+				r.untilCommitted(0, 7)
+			})
+		}
+		t.Run("by forgetting the lane, but not while the group has its offset", func(t *testing.T) {
+			r, w := beyond(t)
+			w.stop()
+			r.newStore()
+			w = r.start(nil)
+			r.until("the lane is held again", func() bool { return r.log.count("it ended at 5") == 2 })
+			w.stop()
+			r.newStore()
+			r.deleteCommitted(0)
+			w = r.start(nil)
+			r.untilNext(0, 5)
+			w.stop()
+			r.newStore()
+			r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 3))
+			r.start(nil)
+			r.untilNext(0, 5)
+			if got := fmt.Sprint(r.offsets()); got != "[3 4]" {
+				t.Errorf("got %s", got)
+			}
+		})
 	})
 }
 

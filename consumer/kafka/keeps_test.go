@@ -2,7 +2,9 @@ package kafka
 
 import (
 	"errors"
+	"net"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -56,6 +58,18 @@ func TestKeeps(t *testing.T) {
 			t.Errorf("of a missing topic: %v\n%s", err, diff)
 		}
 	})
+}
+
+func TestKeepsOfNobody(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	got, err := keeps(t, Config{Brokers: []string{l.Addr().String()}, Topics: []string{"orders"}})
+	if !errors.Is(err, syscall.ECONNREFUSED) || len(got) != 0 {
+		t.Errorf("%v, %v", got, err)
+	}
 }
 
 func TestKeepsOverTLSAndSASL(t *testing.T) {

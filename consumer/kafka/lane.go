@@ -24,7 +24,8 @@ type lane struct {
 	committed int64 // the group's committed offset; -1: none
 	asked     bool  // committed is as of this assignment, and not yet used
 
-	problem string // what the log was last told
+	beyond  *beyondError // what take last found of that kind
+	problem string       // what the log was last told
 }
 
 const (
@@ -88,7 +89,7 @@ func (l *lane) take() (stand, error) {
 	case err != nil:
 		return stand{}, err
 	case taken.Next > end:
-		return stand{}, &message.HoldError{Lane: l.id, Err: &beyondError{position: taken.Next}}
+		return stand{}, &message.HoldError{Lane: l.id, Err: l.beyondEnd(taken.Next, end)}
 	case taken.Next < first && l.config.OnGap == StopOnGap:
 		return stand{}, &message.HoldError{Lane: l.id, Err: &gapError{position: taken.Next, first: first}}
 	case taken.Next < first:
@@ -136,11 +137,21 @@ func (e *gapError) Error() string {
 
 // beyondError says that the partition ends below the lane's position.
 type beyondError struct {
-	position int64
+	position, end int64
 }
 
 func (e *beyondError) Error() string {
-	return fmt.Sprintf("the lane goes on at position %d, where the partition hasn't come to: the topic was created anew or has lost its end; set the lane's position, or forget the lane", e.position)
+	return fmt.Sprintf("the lane goes on at position %d, where the partition hasn't come to: it ended at %d when this was seen. If it has lost its end, set the lane's position to that; if the topic was created anew, to 0", e.position, e.end)
+}
+
+// beyondEnd is what a lane is held for whose partition ends below its position.
+// The end moves on while producers write; where it was first seen is the best
+// guess at where to go on.
+func (l *lane) beyondEnd(position, end int64) error {
+	if l.beyond == nil || l.beyond.position != position || end < l.beyond.end {
+		l.beyond = &beyondError{position, end}
+	}
+	return l.beyond
 }
 
 // trouble tells of what keeps the lane from being read, once until it changes,

@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
@@ -210,6 +212,22 @@ func (r *rig) committed(partition int32) int64 {
 	offset, err := r.broker.Committed(r.ctx, r.group, r.topic, partition)
 	r.check(err)
 	return offset
+}
+
+// deleteCommitted deletes the offset of a group without members, as
+// kafka-consumer-groups.sh --delete-offsets does.
+func (r *rig) deleteCommitted(partition int32) {
+	r.Helper()
+	p := kmsg.NewOffsetDeleteRequestTopicPartition()
+	p.Partition = partition
+	t := kmsg.NewOffsetDeleteRequestTopic()
+	t.Topic, t.Partitions = r.topic, append(t.Partitions, p)
+	req := kmsg.NewPtrOffsetDeleteRequest()
+	req.Group, req.Topics = r.group, append(req.Topics, t)
+	res, err := req.RequestWith(r.ctx, r.client())
+	r.check(err)
+	r.check(kerr.ErrorForCode(res.ErrorCode))
+	r.check(kerr.ErrorForCode(res.Topics[0].Partitions[0].ErrorCode))
 }
 
 func (r *rig) untilCommitted(partition int32, offset int64) {
