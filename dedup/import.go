@@ -212,9 +212,43 @@ func (g *group) imported(rows map[Key]*claimRow, running float64) Imported {
 	return n
 }
 
+// QueryError says that a query that somebody gave can't be worked with: the server
+// refuses it, or its first column isn't an id's.
+type QueryError struct{ Err error }
+
+func (e *QueryError) Error() string { return e.Err.Error() }
+
+// Unwrap is what the server, or QueryIDs, has against the query.
+func (e *QueryError) Unwrap() error { return e.Err }
+
+// ofQuery tells an error of the query itself, which another try meets again, from
+// one that has other causes.
+func ofQuery(err error) error {
+	switch code := sqlstate(err); {
+	case code == "", // not the server's word
+		code == "42501",                  // a grant is missing, and may be given
+		code == "25P03", code == "25P04": // the transaction took longer than the server allows
+		return err
+	default:
+		switch code[:min(2, len(code))] {
+		case "08", // connection exception
+			"40", // serialization failure, deadlock
+			"53", // no disk, memory or connections
+			"55", // a lock, or an object in use
+			"57", // cancelled, or the server goes down
+			"58", // system error
+			"HV", // a foreign server's
+			"XX": // internal error
+			return err
+		}
+		return &QueryError{err}
+	}
+}
+
 // QueryIDs runs a query and gives the first column of its rows, as text, while
 // the server still works on it, on a connection of its own. The query can't
-// write. estimate is told first how many rows the planner expects.
+// write. estimate is told first how many rows the planner expects. A *QueryError
+// says that the query is at fault.
 func (s *Store) QueryIDs(ctx context.Context, query string, estimate func(rows int64)) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -237,7 +271,7 @@ func (s *Store) QueryIDs(ctx context.Context, query string, estimate func(rows i
 					return nil
 				}
 			}
-			return rows.Err()
+			return ofQuery(rows.Err())
 		})
 		if err != nil && wanted {
 			yield("", fmt.Errorf("the query: %w", err))
@@ -252,23 +286,24 @@ func startQuery(ctx context.Context, tx pgx.Tx, query string, estimate func(rows
 	}
 	var plan string
 	if err := tx.QueryRow(ctx, `EXPLAIN (FORMAT JSON) `+query).Scan(&plan); err != nil {
-		return nil, err
+		return nil, ofQuery(err)
 	}
 	estimate(plannedRows(plan))
-	return tx.Query(ctx, query, pgx.QueryResultFormats{pgx.TextFormatCode})
+	rows, err := tx.Query(ctx, query, pgx.QueryResultFormats{pgx.TextFormatCode})
+	return rows, ofQuery(err)
 }
 
 // firstColumn is the text of a row's first column, where the text is the id.
 func firstColumn(rows pgx.Rows, number int) (string, error) {
 	fields := rows.FieldDescriptions()
 	if len(fields) == 0 {
-		return "", errors.New("it gives no column")
+		return "", &QueryError{errors.New("it gives no column")}
 	}
 	switch fields[0].DataTypeOID {
 	case pgtype.ByteaOID: // \x6f6e65
-		return "", errors.New("its first column is bytea, whose text isn't the id: convert it, as in convert_from(id, 'UTF8')")
+		return "", &QueryError{errors.New("its first column is bytea, whose text isn't the id: convert it, as in convert_from(id, 'UTF8')")}
 	case pgtype.BPCharOID: // filled up with blanks
-		return "", errors.New("its first column is of type character(n), whose blanks aren't the id's: cast it, as in id::text")
+		return "", &QueryError{errors.New("its first column is of type character(n), whose blanks aren't the id's: cast it, as in id::text")}
 	}
 	v := rows.RawValues()[0]
 	if v == nil {

@@ -192,6 +192,11 @@ func (f *fixture) query(sql string) ([]string, int64, error) {
 	return all, estimate, nil
 }
 
+func isOfQuery(err error) bool {
+	var query *dedup.QueryError
+	return errors.As(err, &query)
+}
+
 func TestIDsOfAQuery(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -220,8 +225,23 @@ func TestIDsOfAQuery(t *testing.T) {
 		`SELECT pg_catalog.lo_create(0) FROM public.orders`:       "25006",
 		`SELECT nextval('dedupd.audit_id_seq') FROM pg_namespace`: "25006",
 	} {
-		if _, _, err := f.query(sql); err == nil || !strings.Contains(err.Error(), text) {
+		_, _, err := f.query(sql)
+		if err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %v", sql, err)
+		}
+		// What a row holds isn't the query's fault.
+		if isOfQuery(err) != (text != "row 3 is NULL") {
+			t.Errorf("%s: the query is at fault: %v", sql, isOfQuery(err))
+		}
+	}
+	f.exec(`CREATE FUNCTION public.fail(code text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = code; END $$`)
+	for code, want := range map[string]bool{
+		"42P01": true, "42883": true, "22P02": true, "P0001": true, "54001": true, "0A000": true,
+		"42501": false, "08006": false, "40P01": false, "53100": false, "55P03": false, "57014": false, "57P01": false, "58030": false,
+		"25P03": false, "25P04": false, "HV00N": false, "XX000": false,
+	} {
+		if _, _, err := f.query(`SELECT public.fail('` + code + `')`); err == nil || !strings.Contains(err.Error(), code) || isOfQuery(err) != want {
+			t.Errorf("%v: the query is at fault: %v, want %v", err, isOfQuery(err), want)
 		}
 	}
 	// Who wants no more ends it at once, and the connection is free again.

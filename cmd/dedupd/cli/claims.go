@@ -162,7 +162,8 @@ places are joined, it is the joined text ("3:abc,2:de,").
 
 Ids are claimed in transactions of 20,000, while workers may run. An import that
 ended early is begun again as a whole: what was claimed is known then. Imported
-claims expire like all others, not before retention.window has passed from now.
+claims expire like all others, not before retention.window has passed from now. A
+query that the server refuses ends it with exit code 2.
 
 This needs the rights of the schema's owner.`,
 		Example: `  dedupd claims import -c orders.yaml --query "SELECT id FROM public.orders"

@@ -128,6 +128,7 @@ func TestExitCodes(t *testing.T) {
 		{&pgconn.PgError{Code: "28P01"}, 3},
 		{&pgconn.PgError{Code: "42P01"}, 3},
 		{&pgconn.PgError{Code: "23505"}, 1},
+		{fmt.Errorf("import: %w", &dedup.QueryError{Err: &pgconn.PgError{Code: "42P01"}}), 2},
 		{&net.OpError{Op: "dial", Err: errors.New("refused")}, 3},
 		{&net.OpError{Op: "read", Err: errors.New("reset")}, 1},
 		{fmt.Errorf("ping: %w", context.DeadlineExceeded), 3},

@@ -82,6 +82,7 @@ func exitCode(err error) int {
 		usage    usageError
 		problems config.Problems
 		unusable *app.ConfigError
+		query    *dedup.QueryError
 		server   *app.ServerError
 		schema   *dedup.SchemaError
 		connect  *pgconn.ConnectError
@@ -91,7 +92,7 @@ func exitCode(err error) int {
 	switch {
 	case errors.As(err, &exit):
 		return exit.code
-	case errors.As(err, &usage), errors.As(err, &problems), errors.As(err, &unusable):
+	case errors.As(err, &usage), errors.As(err, &problems), errors.As(err, &unusable), errors.As(err, &query):
 		return exitUsage
 	case errors.As(err, &server), errors.As(err, &schema), errors.As(err, &connect):
 		return exitServer
