@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -26,6 +27,9 @@ const (
 	enoughDuplicates = 100
 	enoughTime       = week
 	enoughWindows    = 3
+	// mostTime is as long as ages can be looked at: they are kept for some days
+	// more, of which the first may have seen no duplicate.
+	mostTime = 365 * day
 	// lateShare of the duplicates, if they come in the last quarter of the time for which
 	// claims are kept, shows that more come after it.
 	lateShare = 0.01
@@ -58,6 +62,9 @@ type AdviceInput struct {
 	// they were counted.
 	Ages     []AgeBucket
 	Observed time.Duration
+	// Since is how far back Observed was to go, where somebody said so; 0: as far
+	// as is needed.
+	Since time.Duration
 	// Horizon is the age of the oldest claim. A copy of anything older is not
 	// recognised, and in none of the Ages.
 	Horizon time.Duration
@@ -73,8 +80,10 @@ type AdviceInput struct {
 	BytesPerClaim       float64
 	FilterBytesPerClaim float64
 
-	// Brokers are those whose retention is known.
+	// Brokers are those whose retention is known. Unknown tells of the others: the
+	// name and why it could not be found out.
 	Brokers []BrokerRetention
+	Unknown []string
 }
 
 // Candidate is what one window would have done, and what it costs. The sizes are
@@ -107,8 +116,8 @@ type Advice struct {
 
 // Advise compares windows by the duplicates that were seen, and recommends one:
 // the shortest that reaches twice as far as the latest copy so far. It is never
-// shortened on little evidence, nor below what a broker can replay if it isn't
-// already.
+// shortened on little evidence, such as before claims have been kept for a whole
+// window, nor below what a broker can replay if it isn't already.
 func Advise(in AdviceInput) Advice {
 	if in.BytesPerClaim <= 0 {
 		in.BytesPerClaim = defaultBytes
@@ -129,16 +138,24 @@ func Advise(in AdviceInput) Advice {
 
 // judge recommends a window by the ages alone.
 func (a *Advice) judge(in *AdviceInput) {
-	enough := max(enoughTime, enoughWindows*in.Window)
+	enough := min(max(enoughTime, enoughWindows*in.Window), mostTime)
 	late := in.late()
 	missed := late >= lateShare && a.Duplicates >= enoughDuplicates && in.Horizon >= in.Window
 	switch {
 	case a.Duplicates < enoughDuplicates:
-		a.because("Only %s counted: fewer than %d say little about how late copies come, so the window stays as it is.",
-			were(a.Duplicates, "duplicate"), enoughDuplicates)
+		within := ""
+		if in.Since > 0 {
+			within = fmt.Sprintf(" in the %s that --since asks for", text(in.Since))
+		}
+		a.because("Only %s counted%s: fewer than %d say little about how late copies come, so the window stays as it is.",
+			were(a.Duplicates, "duplicate"), within, enoughDuplicates)
+		return
+	case in.Observed < enough && !missed && in.Since > 0 && in.Since < enough:
+		a.because("Only the last %s were looked at, as --since asks. Later copies may be among those that came before: judged by less than %s (three windows, from a week to a year), the window stays as it is.",
+			text(in.Since), text(enough))
 		return
 	case in.Observed < enough && !missed:
-		a.because("Ages were counted for %s only. Late copies may just not have come yet: until %s have been counted (three windows, and no less than a week), the window stays as it is.",
+		a.because("Ages were counted for %s only. Late copies may just not have come yet: until %s have been counted (three windows, from a week to a year), the window stays as it is.",
 			text(in.Observed), text(enough))
 		return
 	}
@@ -151,6 +168,12 @@ func (a *Advice) judge(in *AdviceInput) {
 		a.because("All %d duplicates came within %s.", a.Duplicates, text(largest))
 	}
 	a.because("Twice that, since the next copy may be later than any so far, is %s: the shortest window compared that reaches it is %s.", text(needed), text(a.Window))
+	if a.Window < in.Window && in.Horizon < in.Window {
+		// Either the window was longer than that for less than its own length, or
+		// there was no traffic before.
+		a.Window = in.Window
+		a.because("But claims reach back %s only, of a window of %s: copies that came later could not be recognised so far, so the window stays as it is.", text(in.Horizon), text(in.Window))
+	}
 	if missed {
 		a.because("%s of the duplicates may have come in the last quarter of the time for which claims are kept (%s), or after it. Copies that came later still were probably not recognised, and applied again: lengthen the window, and look again when it has passed.",
 			percent(late), text(in.Horizon))
@@ -205,7 +228,11 @@ func (a *Advice) limits(in *AdviceInput) {
 	if in.Horizon > 0 {
 		a.warn("The oldest claim is %s old. A copy of anything older isn't recognised: it is applied again, and in none of these numbers.", text(in.Horizon))
 	}
-	if len(in.Brokers) == 0 {
+	for _, reason := range in.Unknown {
+		a.warn("How long a broker keeps messages could not be found out: %s. Whoever resets a group to the earliest offset replays all of that, and a window at least as long recognises it.",
+			strings.ReplaceAll(reason, "\n", "; "))
+	}
+	if len(in.Brokers) == 0 && len(in.Unknown) == 0 {
 		a.warn("How long the brokers keep messages was not looked at. Whoever resets a group to the earliest offset replays all of that, and a window at least as long recognises it.")
 	}
 	if in.ClaimsPerSecond <= 0 {

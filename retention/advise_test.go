@@ -66,6 +66,50 @@ func TestAdvice(t *testing.T) {
 			says: []string{"until 7d have been counted"},
 		},
 		{
+			name: "the window was just lengthened", in: settled(ages(minute, 900, hour, 100)), want: 7 * day,
+			but:  func(in *retention.AdviceInput) { in.Horizon = 30 * hour },
+			says: []string{"All 1000 duplicates came within 1h.", "But claims reach back 1d6h only, of a window of 7d: copies that came later could not be recognised so far"},
+		},
+		{
+			name: "the window is just lengthened, and too short still", in: settled(ages(minute, 900, 6*day, 100)), want: 14 * day,
+			but: func(in *retention.AdviceInput) { in.Horizon = 6 * day }, silent: []string{"claims reach back"},
+		},
+		{
+			name: "a part of the time was asked for", in: settled(ages(minute, 1000)), want: 7 * day,
+			but:    func(in *retention.AdviceInput) { in.Since, in.Observed = 2*day, day },
+			says:   []string{"Only the last 2d were looked at, as --since asks.", "judged by less than 21d"},
+			silent: []string{"Ages were counted", "Twice"},
+		},
+		{
+			name: "a part of the time was asked for, and few came", in: settled(ages(minute, 10)), want: 7 * day,
+			but:  func(in *retention.AdviceInput) { in.Since, in.Observed = 2*day, day },
+			says: []string{"Only 10 duplicates were counted in the 2d that --since asks for: fewer than 100"},
+		},
+		{
+			name: "more time was asked for than there is", in: settled(ages(minute, 1000)), want: 7 * day,
+			but:  func(in *retention.AdviceInput) { in.Since, in.Observed = 30*day, 20*day },
+			says: []string{"Ages were counted for 20d only."}, silent: []string{"--since"},
+		},
+		{
+			name: "three windows are longer than ages are kept", in: settled(ages(minute, 1000)), want: hour,
+			but: func(in *retention.AdviceInput) {
+				in.Window, in.MaxHold, in.Horizon, in.Observed = 200*day, 400*day, 201*day, 366*day
+			},
+		},
+		{
+			name: "less than a year of a long window", in: settled(ages(minute, 1000)), want: 200 * day,
+			but: func(in *retention.AdviceInput) {
+				in.Window, in.MaxHold, in.Horizon, in.Observed = 200*day, 400*day, 201*day, 364*day
+			},
+			says: []string{"until 365d have been counted"},
+		},
+		{
+			name: "a broker that could not be asked", in: settled(ages(minute, 1000)), want: hour,
+			but:    func(in *retention.AdviceInput) { in.Unknown = []string{"kafka: dial\nrefused"} },
+			says:   []string{"How long a broker keeps messages could not be found out: kafka: dial; refused. Whoever resets"},
+			silent: []string{"not looked at"},
+		},
+		{
 			name: "all came early", in: settled(ages(time.Second, 900, 6*hour, 100)), want: 12 * hour,
 			says:   []string{"All 1000 duplicates came within 6h.", "is 12h: the shortest window compared that reaches it is 12h", "The oldest claim is 7d6h old."},
 			silent: []string{"last quarter", "filter_memory", "max_hold", "retention.generation"},
@@ -231,7 +275,9 @@ var bounds = []time.Duration{
 func TestAdviceKeepsItsPromises(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		duration := func(name string, from, to time.Duration) time.Duration {
-			return time.Duration(rapid.Int64Range(int64(from), int64(to)).Draw(t, name))
+			// Small numbers are drawn most often, and nothing is shortened below them.
+			d := rapid.OneOf(rapid.Int64Range(int64(from), int64(to)), rapid.Map(rapid.IntRange(0, 400), func(days int) int64 { return int64(days) * int64(day) }))
+			return min(max(time.Duration(d.Draw(t, name)), from), to)
 		}
 		in := retention.AdviceInput{
 			Observed: duration("observed", 0, 400*day), Horizon: duration("horizon", 0, 400*day),
@@ -242,7 +288,7 @@ func TestAdviceKeepsItsPromises(t *testing.T) {
 			BytesPerClaim:       rapid.Float64Range(0, 1000).Draw(t, "bytes_per_claim"),
 		}
 		in.Generation = duration("generation", time.Second, in.Window)
-		for _, b := range bounds {
+		for _, b := range bounds[:rapid.IntRange(1, len(bounds)).Draw(t, "buckets")] {
 			if n := rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, 1e6)).Draw(t, "duplicates"); n > 0 {
 				in.Ages = append(in.Ages, retention.AgeBucket{UpTo: b, Duplicates: n})
 			}
@@ -288,7 +334,10 @@ func TestAdviceKeepsItsPromises(t *testing.T) {
 			}
 		}
 		if a.Window < in.Window {
-			if in.Observed < 7*day || in.Observed < 3*in.Window {
+			if in.Horizon < in.Window {
+				t.Fatalf("shortened from %s to %s, though claims reach back %s only", in.Window, a.Window, in.Horizon)
+			}
+			if in.Observed < 7*day || in.Observed < min(3*in.Window, 365*day) {
 				t.Fatalf("shortened from %s to %s after %s", in.Window, a.Window, in.Observed)
 			}
 			if unbounded {
