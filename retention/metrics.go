@@ -36,10 +36,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	m := &Metrics{
 		generations:        gauge("dedupd_generations", "Generations of claims in the database."),
-		claims:             gauge("dedupd_claims", "Claims kept: counted where a generation is sealed, estimated from the table's size elsewhere."),
+		claims:             gauge("dedupd_claims", "Claims kept: counted where a generation has its filter, estimated from the table's size elsewhere."),
 		claimsBytes:        gauge("dedupd_claims_bytes", "Size of the claims on disk, with their indexes."),
 		oldestClaim:        gauge("dedupd_oldest_claim_age_seconds", "Age of the oldest generation of claims."),
-		held:               gauge("dedupd_retention_held_seconds", "For how long the oldest sealed generation has been kept beyond the window, since a lane has not passed it. At retention.max_hold less the window it is dropped all the same."),
+		held:               gauge("dedupd_retention_held_seconds", "For how long the oldest sealed generation has been kept beyond the window, since a lane is behind and has not passed it. At retention.max_hold less the window it is dropped all the same."),
 		deadLetters:        gauge("dedupd_dead_letters", "Dead letters kept."),
 		lastSuccess:        gauge("dedupd_retention_last_success_timestamp_seconds", "When this process last made a pass as the leader."),
 		expiredClaims:      counter("dedupd_expired_claims_total", "Claims dropped with their generations since the window had passed."),

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 )
@@ -24,10 +25,11 @@ type Store interface {
 	// Status looks at what is kept, by the database's clock.
 	Status(ctx context.Context) (Status, error)
 
-	// PrepareGeneration makes the table for the next rotation.
+	// PrepareGeneration makes the table for the next rotation, again if it is gone.
 	PrepareGeneration(ctx context.Context) (led bool, err error)
 	// Rotate seals the open generation, if it is the one of that number, and
 	// opens the prepared one. took is how long claims were held up at most.
+	// rotated may be true beside an error: of what came after it.
 	Rotate(ctx context.Context, generation int) (rotated, led bool, took time.Duration, err error)
 	// BuildFilter builds and stores a missing part of a sealed generation's
 	// filter, and tells of how many claims; 0: nothing is missing.
@@ -87,6 +89,17 @@ func (s *Status) in(state string) (all []Generation) {
 // passTimeout bounds one pass: the next one goes on where it ended.
 const passTimeout = 5 * time.Minute
 
+// leadWait is how long a pass that has to rotate waits for another leader, and
+// leadPause about how long it pauses between its tries.
+const (
+	leadWait  = 10 * time.Second
+	leadPause = 30 * time.Millisecond
+)
+
+// dropTries is how many tables a pass tries to drop at most: each try that fails
+// takes seconds.
+const dropTries = 5
+
 // followInterval is how often a process looks for filters that were built since.
 const followInterval = 2 * time.Second
 
@@ -108,7 +121,14 @@ type Loop struct {
 	Logger        *slog.Logger
 	Metrics       *Metrics
 
-	warned time.Time // when a lane that holds up expiry was last told of
+	// What warn remembers: the lane furthest behind, with its clock and since when
+	// that stands still; and when it was last told that a lane is behind, and that
+	// one stands still.
+	lane                   string
+	stream, still          time.Time
+	toldBehind, toldStands time.Time
+	// undropped is the last generation whose table could not be dropped.
+	undropped int
 }
 
 // Run loads the filters there are, makes a pass soon after the start and then by
@@ -188,16 +208,27 @@ type Report struct {
 	DeadLetters int64    `json:"expired_dead_letters"`
 }
 
+// errBusy ends a pass that was to rotate and could not.
+var errBusy = errors.New("no generation is sealed, since another process keeps house just now: try again")
+
 // Pass does the housekeeping once. With rotate the open generation is sealed
-// whatever its age and size. A step that fails doesn't keep the others from
-// their work.
+// whatever its age and size, if it holds a claim; another process that is at it
+// is waited for, and it is an error if that doesn't end soon. A step that fails
+// doesn't keep the others from their work.
 func (l *Loop) Pass(ctx context.Context, rotate bool) (Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, passTimeout)
 	defer cancel()
 	p := &pass{Loop: l, report: Report{Led: true, Dropped: []int{}, Swept: []string{}}}
+	if rotate {
+		p.waitUntil = time.Now().Add(leadWait)
+	}
 	p.own(l.Store.FlushAges(ctx))
 	p.step(ctx, p.deadLetters)
-	p.step(ctx, func(ctx context.Context, s *Status) (bool, error) { return p.rotate(ctx, s, rotate) })
+	led := p.step(ctx, func(ctx context.Context, s *Status) (bool, error) { return p.rotate(ctx, s, rotate) })
+	if rotate && !led {
+		p.own(errBusy)
+	}
+	p.waitUntil = time.Time{} // the rest is as well done by the other
 	p.step(ctx, p.expire)
 	p.step(ctx, p.drop)
 	p.step(ctx, p.sweep)
@@ -221,21 +252,28 @@ type pass struct {
 	*Loop
 	report Report
 	err    error
+	// waitUntil is for how long a step waits for another leader; zero: not at all.
+	waitUntil time.Time
 }
 
 // step does one step of the leader's, on the latest state of things, unless
-// another process turned out to be the leader.
-func (p *pass) step(ctx context.Context, do func(ctx context.Context, s *Status) (led bool, err error)) {
+// another process turned out to be the leader. A step that failed is led.
+func (p *pass) step(ctx context.Context, do func(ctx context.Context, s *Status) (led bool, err error)) (led bool) {
 	if !p.report.Led {
-		return
+		return false
 	}
-	status, err := p.Store.Status(ctx)
-	if err == nil {
-		var led bool
-		led, err = do(ctx, &status)
+	for {
+		status, err := p.Store.Status(ctx)
+		if err == nil {
+			led, err = do(ctx, &status)
+		}
+		p.own(err)
 		p.report.Led = led || err != nil
+		// The leader lets go for moments only, between one step and the next.
+		if p.report.Led || !time.Now().Before(p.waitUntil) || !sleep(ctx, leadPause/2+rand.N(leadPause)) {
+			return p.report.Led
+		}
 	}
-	p.own(err)
 }
 
 func (p *pass) own(err error) {
@@ -261,7 +299,7 @@ func (p *pass) rotate(ctx context.Context, s *Status, force bool) (led bool, err
 	if len(open) == 0 {
 		return true, nil
 	}
-	if len(s.in("next")) == 0 {
+	if next := s.in("next"); len(next) == 0 || next[0].Missing {
 		if led, err := p.Store.PrepareGeneration(ctx); err != nil || !led {
 			return led, err
 		}
@@ -272,13 +310,13 @@ func (p *pass) rotate(ctx context.Context, s *Status, force bool) (led bool, err
 		return true, nil
 	}
 	rotated, led, took, err := p.Store.Rotate(ctx, g.Number)
-	if err != nil || !rotated {
+	if !rotated {
 		return led, err
 	}
 	p.report.Sealed = g.Number
 	p.Metrics.rotation.Observe(took.Seconds())
 	p.Logger.Info("generation sealed", "generation", g.Number, "claims", g.Claims, "age", s.Now.Sub(g.OpenedAt).Round(time.Second), "took", took.Round(time.Millisecond))
-	return true, nil
+	return true, err
 }
 
 func (p *pass) expire(ctx context.Context, s *Status) (led bool, err error) {
@@ -300,20 +338,28 @@ func (p *pass) expire(ctx context.Context, s *Status) (led bool, err error) {
 }
 
 // drop drops one table a pass: dropping a large one gives the disk much to do.
+// One that can't be dropped, since somebody reads it, doesn't keep the others:
+// each pass begins behind the last one that failed.
 func (p *pass) drop(ctx context.Context, s *Status) (led bool, err error) {
 	expired := s.in("dropping")
-	if len(expired) == 0 {
-		return true, nil
+	start := max(0, slices.IndexFunc(expired, func(g Generation) bool { return g.Number > p.undropped }))
+	expired = slices.Concat(expired[start:], expired[:start])
+	for _, g := range expired[:min(len(expired), dropTries)] {
+		led, failed := p.Store.DropExpired(ctx, g.Number)
+		if failed != nil && ctx.Err() == nil {
+			p.undropped = g.Number
+			err = errors.Join(err, failed)
+			continue
+		}
+		if failed != nil || !led {
+			return led, errors.Join(err, failed)
+		}
+		p.report.Dropped = append(p.report.Dropped, g.Number)
+		p.Metrics.expiredClaims.Add(float64(g.Claims))
+		p.Logger.Info("generation dropped", "generation", g.Number, "claims", g.Claims, "bytes", g.Bytes)
+		break
 	}
-	g := expired[0]
-	led, err = p.Store.DropExpired(ctx, g.Number)
-	if err != nil || !led {
-		return led, err
-	}
-	p.report.Dropped = append(p.report.Dropped, g.Number)
-	p.Metrics.expiredClaims.Add(float64(g.Claims))
-	p.Logger.Info("generation dropped", "generation", g.Number, "claims", g.Claims, "bytes", g.Bytes)
-	return true, nil
+	return true, err
 }
 
 func (p *pass) sweep(ctx context.Context, _ *Status) (bool, error) {
@@ -339,8 +385,9 @@ func (p *pass) filters(ctx context.Context, _ *Status) (bool, error) {
 	}
 }
 
-// warnAfter is how long a lane may hold up expiry before it is told of, and
-// warnEvery how often that is repeated.
+// warnAfter is how long a lane may hold up expiry before it is told of, and how
+// long its clock may stand still before it is taken for one that perhaps never
+// moves again. warnEvery is how often that is repeated.
 const (
 	warnAfter = time.Hour
 	warnEvery = 24 * time.Hour
@@ -348,37 +395,57 @@ const (
 
 // warn tells of a lane that keeps claims from expiring, long before max_hold.
 func (l *Loop) warn(s *Status) {
-	held := s.held(l.Window)
-	if held < min(warnAfter, l.MaxHold/2) {
-		l.warned = time.Time{}
+	if s.Lane != l.lane || !s.Stream.Equal(l.stream) {
+		l.lane, l.stream, l.still = s.Lane, s.Stream, s.Now
+	}
+	held, after := s.held(l.Window), min(warnAfter, l.MaxHold/2)
+	if held == 0 || held < after {
+		l.toldBehind, l.toldStands = time.Time{}, time.Time{}
 		return
 	}
-	if time.Since(l.warned) < warnEvery {
-		return
+	log := l.Logger.With("lane", s.Lane, "overdue", held.Round(time.Second), "held_until", s.in("sealed")[0].SealedAt.Add(l.MaxHold))
+	stands := s.Now.Sub(l.still)
+	switch {
+	case stands >= after && time.Since(l.toldStands) >= warnEvery:
+		l.toldBehind, l.toldStands = time.Now(), time.Now()
+		log.Warn("a lane is behind and its clock stands still: claims are kept beyond the window until it has passed them. See to its worker, or let the lane of a deleted topic go with `dedupd lanes forget`",
+			"stands_for", stands.Round(time.Second))
+	case time.Since(l.toldBehind) >= warnEvery:
+		l.toldBehind = time.Now()
+		log.Warn("a lane is behind: claims are kept beyond the window until it has passed them")
 	}
-	l.warned = time.Now()
-	l.Logger.Warn("a lane that neither moves nor is caught up keeps claims from expiring: see to its worker, or let the lane of a deleted topic go with `dedupd lanes forget`",
-		"lane", s.Lane, "overdue", held.Round(time.Second), "held_until", s.in("sealed")[0].SealedAt.Add(l.MaxHold))
 }
 
 // held is for how long the oldest sealed generation has been kept beyond the
-// window for a lane that is behind.
+// window for a lane that is behind; 0 where every lane has passed it, and only
+// the expiry is still to come.
 func (s *Status) held(window time.Duration) time.Duration {
 	sealed := s.in("sealed")
 	if len(sealed) == 0 {
 		return 0
 	}
-	return max(0, s.Now.Sub(sealed[0].SealedAt.Add(window)))
+	end := sealed[0].SealedAt.Add(window)
+	if end.Before(s.Stream) {
+		return 0
+	}
+	return max(0, s.Now.Sub(end))
 }
 
 // missing is an error where the catalog has a generation and the database no
-// such table.
+// such table. That of the next one holds nothing: it is made again.
 func missing(s *Status) error {
 	var all []error
 	for _, g := range s.Generations {
-		if g.Missing && g.State != "dropping" {
-			all = append(all, fmt.Errorf("the table of generation %d is gone, and with it its claims: bring it back from a backup, or give them up with `dedupd retention run --accept-missing`; until then ids that it may hold are neither applied nor dropped", g.Number))
+		effect := ""
+		switch {
+		case g.Missing && g.State == "sealed":
+			effect = "ids that it may hold are neither applied nor dropped"
+		case g.Missing && g.State == "open":
+			effect = "nothing is applied, since there is nowhere to claim an id"
+		default:
+			continue
 		}
+		all = append(all, fmt.Errorf("the table of generation %d (%s) is gone, and with it its claims: bring it back from a backup, or give them up with `dedupd retention run --accept-missing`; until then %s", g.Number, g.State, effect))
 	}
 	return errors.Join(all...)
 }

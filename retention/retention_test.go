@@ -3,7 +3,9 @@ package retention_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -33,12 +35,15 @@ type store struct {
 	err        error
 	hang       bool
 	rotateTook time.Duration
+	rotateErr  error // of what comes after a rotation
+	busy       int   // for how many calls another process leads
 	seen       seen
 }
 
 // seen is what was asked of the store.
 type seen struct {
 	passes, loads int
+	at            []time.Time // when each pass was made
 	deadAge       time.Duration
 }
 
@@ -65,6 +70,10 @@ func (s *store) call(name string) (bool, error) {
 	if s.fail == name {
 		return false, s.err
 	}
+	if s.busy > 0 {
+		s.busy--
+		return false, nil
+	}
 	return s.led, nil
 }
 
@@ -85,6 +94,7 @@ func (s *store) Status(ctx context.Context) (retention.Status, error) {
 func (s *store) PrepareGeneration(context.Context) (bool, error) {
 	led, err := s.call("prepare")
 	if led && err == nil {
+		s.generations = slices.DeleteFunc(s.generations, func(g retention.Generation) bool { return g.State == "next" && g.Missing })
 		last := s.generations[len(s.generations)-1]
 		s.generations = append(s.generations, retention.Generation{Number: last.Number + 1, State: "next"})
 	}
@@ -105,7 +115,7 @@ func (s *store) Rotate(_ context.Context, generation int) (bool, bool, time.Dura
 			g.State, g.OpenedAt = "open", time.Now()
 		}
 	}
-	return true, led, s.rotateTook, nil
+	return true, led, s.rotateTook, s.rotateErr
 }
 
 func (s *store) BuildFilter(context.Context) (int, bool, error) {
@@ -135,6 +145,9 @@ func (s *store) Expire(_ context.Context, window, maxHold time.Duration) (n int,
 
 func (s *store) DropExpired(_ context.Context, generation int) (bool, error) {
 	led, err := s.call("drop")
+	if s.fail == fmt.Sprint("drop ", generation) {
+		return false, s.err
+	}
 	if led && err == nil {
 		s.generations = slices.DeleteFunc(s.generations, func(g retention.Generation) bool { return g.Number == generation && g.State == "dropping" })
 	}
@@ -150,6 +163,7 @@ func (s *store) ExpireDeadLetters(_ context.Context, age time.Duration) (int64, 
 	s.mu.Lock()
 	s.seen.deadAge = age
 	s.seen.passes++
+	s.seen.at = append(s.seen.at, time.Now())
 	s.mu.Unlock()
 	led, err := s.call("dead letters")
 	return 2, led, err
@@ -236,26 +250,42 @@ func (r *rig) wantMetric(t *testing.T, name string, want float64) {
 	t.Errorf("there is no metric %s", name)
 }
 
+// TestPassesFollowTheSchedule has many processes that start at the same moment.
 func TestPassesFollowTheSchedule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig()
 		ctx, stop := context.WithCancel(t.Context())
-		go r.Run(ctx)
-		time.Sleep(5 * time.Second)
-		if n := r.store.asked().passes; n != 1 {
-			t.Errorf("%d passes right after the start, want 1", n)
+		began := time.Now()
+		var rigs []*rig
+		for range 20 {
+			r := newRig()
+			rigs = append(rigs, r)
+			go r.Run(ctx)
 		}
-		time.Sleep(time.Hour)
-		// Each wait is a minute and up to a tenth.
-		if n := r.store.asked().passes; n < 54 || n > 61 {
-			t.Errorf("%d passes in an hour", n)
-		}
+		time.Sleep(time.Hour + 5*time.Second)
 		stop()
 		synctest.Wait()
-		if age := r.store.asked().deadAge; age != 30*day {
+		var first []time.Duration
+		for _, r := range rigs {
+			at := r.store.asked().at
+			first = append(first, at[0].Sub(began))
+			if n := len(at); n < 54 || n > 61 {
+				t.Errorf("%d passes in an hour", n)
+			}
+			var waits []time.Duration
+			for i := range at[1:] {
+				waits = append(waits, at[i+1].Sub(at[i]))
+			}
+			if least, most := slices.Min(waits), slices.Max(waits); least < time.Minute || most > 66*time.Second || most-least < time.Second {
+				t.Errorf("from %s to %s between passes, want a minute and up to a tenth, never the same", least, most)
+			}
+		}
+		if least, most := slices.Min(first), slices.Max(first); most > 5*time.Second || most-least < time.Second {
+			t.Errorf("the first passes came from %s to %s after the start, want them spread over 5s", least, most)
+		}
+		if age := rigs[0].store.asked().deadAge; age != 30*day {
 			t.Errorf("dead letters were kept for %s", age)
 		}
-		r.wantMetric(t, "dedupd_dead_letters", 3)
+		rigs[0].wantMetric(t, "dedupd_dead_letters", 3)
 	})
 }
 
@@ -352,6 +382,156 @@ func TestALaneThatHoldsUpExpiryIsToldOf(t *testing.T) {
 	})
 }
 
+// told counts the warnings of lanes.
+func (r *rig) told(t *testing.T, behind, stands int) {
+	t.Helper()
+	if n := strings.Count(r.log.String(), "a lane is behind: claims are kept"); n != behind {
+		t.Errorf("told %d times that a lane is behind, want %d:\n%s", n, behind, r.log)
+	}
+	if n := strings.Count(r.log.String(), "lanes forget"); n != stands {
+		t.Errorf("told %d times to forget a lane, want %d:\n%s", n, stands, r.log)
+	}
+}
+
+// TestALaneThatCatchesUpIsNotToBeForgotten ends an outage of two days: the lane
+// is behind, and moves. Then it stops.
+func TestALaneThatCatchesUpIsNotToBeForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		r.store.claim(5)
+		if _, err := r.Pass(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		clock := time.Now()
+		r.store.stream = &clock
+		time.Sleep(9 * day)
+		clock = clock.Add(4 * day)
+		r.pass(t)
+		r.told(t, 1, 0)
+		r.wantMetric(t, "dedupd_retention_held_seconds", (2 * day).Seconds())
+		for range 3 {
+			time.Sleep(50 * time.Minute)
+			clock = clock.Add(12 * time.Hour)
+			r.pass(t)
+		}
+		r.told(t, 1, 0)
+		time.Sleep(59 * time.Minute)
+		r.pass(t)
+		r.told(t, 1, 0)
+		time.Sleep(time.Minute)
+		r.pass(t)
+		r.told(t, 1, 1)
+		// It passes them after all.
+		clock = clock.Add(3 * day)
+		r.store.fail, r.store.err = "expire", errors.New("lock time-out")
+		if _, err := r.Pass(t.Context(), false); err == nil {
+			t.Error("the failed expiry was not told of")
+		}
+		r.wantMetric(t, "dedupd_retention_held_seconds", 0)
+	})
+}
+
+// TestAFailingExpiryIsNoLanesFault has every lane caught up.
+func TestAFailingExpiryIsNoLanesFault(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		r.store.claim(5)
+		if _, err := r.Pass(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(7 * day)
+		r.store.fail, r.store.err = "expire", errors.New("lock time-out")
+		for range 3 {
+			time.Sleep(time.Hour)
+			if _, err := r.Pass(t.Context(), false); err == nil {
+				t.Error("the failed expiry was not told of")
+			}
+		}
+		r.told(t, 0, 0)
+		r.wantMetric(t, "dedupd_retention_held_seconds", 0)
+	})
+}
+
+// TestATableThatCannotBeDroppedDoesNotKeepTheOthers has one that somebody reads.
+func TestATableThatCannotBeDroppedDoesNotKeepTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		expired := func(numbers ...int) {
+			for _, n := range numbers {
+				r.store.generations = append(r.store.generations, retention.Generation{Number: n, State: "dropping", SealedAt: time.Now()})
+			}
+		}
+		r.store.generations = nil
+		expired(1, 2, 3)
+		r.store.fail, r.store.err = "drop 1", errors.New("lock time-out")
+		report, err := r.Pass(t.Context(), false)
+		if err == nil || !strings.Contains(err.Error(), "lock time-out") || !slices.Equal(report.Dropped, []int{2}) {
+			t.Errorf("dropped %d, want 2 alone: %v", report.Dropped, err)
+		}
+		if report := r.pass(t); !slices.Equal(report.Dropped, []int{3}) {
+			t.Errorf("dropped %d, want 3", report.Dropped)
+		}
+		r.store.fail = ""
+		if report := r.pass(t); !slices.Equal(report.Dropped, []int{1}) {
+			t.Errorf("dropped %d at last, want 1", report.Dropped)
+		}
+
+		// However many can't be dropped, each has its turn, a few a pass.
+		expired(4, 5, 6, 7, 8, 9, 10, 11)
+		r.store.fail = "drop"
+		r.store.calls = nil
+		if _, err := r.Pass(t.Context(), false); err == nil {
+			t.Error("no error")
+		}
+		if n := len(slices.DeleteFunc(r.store.calls, func(c string) bool { return c != "drop" })); n != 5 {
+			t.Errorf("%d tries in one pass, want 5", n)
+		}
+		r.store.fail = ""
+		if report := r.pass(t); !slices.Equal(report.Dropped, []int{9}) {
+			t.Errorf("dropped %d, want the one behind those that failed", report.Dropped)
+		}
+	})
+}
+
+// TestARotationByHandWaitsForTheLeader finds another process at work, for a while
+// or for too long.
+func TestARotationByHandWaitsForTheLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		r.store.claim(5)
+		r.store.busy = 50
+		if report, err := r.Pass(t.Context(), true); err != nil || report.Sealed != 1 || !report.Led {
+			t.Errorf("%+v, %v", report, err)
+		}
+		r.store.claim(5)
+		r.store.busy = math.MaxInt
+		start := time.Now()
+		report, err := r.Pass(t.Context(), true)
+		if err == nil || !strings.Contains(err.Error(), "another process keeps house just now: try again") || report.Sealed != 0 || report.Led {
+			t.Errorf("%+v, %v", report, err)
+		}
+		if took := time.Since(start).Round(time.Second); took != 10*time.Second {
+			t.Errorf("it waited for %s, want 10s", took)
+		}
+		// By the schedule nobody waits.
+		start = time.Now()
+		if report := r.pass(t); report.Led || time.Since(start) != 0 {
+			t.Errorf("%+v after %s", report, time.Since(start))
+		}
+	})
+}
+
+func TestASealThatSomethingFollowedIsToldOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		r.store.claim(5)
+		r.store.rotateErr = errors.New("read the catalog: connection lost")
+		if report, err := r.Pass(t.Context(), true); err == nil || report.Sealed != 1 {
+			t.Errorf("%+v, %v", report, err)
+		}
+	})
+}
+
 func TestFiltersAreLoadedSoonAfterTheyAreBuilt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig()
@@ -441,11 +621,23 @@ func TestFailuresAreToldOnceAndTriedAgain(t *testing.T) {
 
 func TestAMissingTableIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig()
-		r.store.generations = append([]retention.Generation{{Number: 0, State: "sealed", SealedAt: time.Now(), Missing: true}}, r.store.generations...)
-		if _, err := r.Pass(t.Context(), false); err == nil || !strings.Contains(err.Error(), "generation 0 is gone") {
-			t.Errorf("got %v", err)
+		for state, want := range map[string]string{"sealed": "neither applied nor dropped", "open": "nothing is applied"} {
+			r := newRig()
+			r.store.generations = []retention.Generation{{Number: 7, State: state, OpenedAt: time.Now(), SealedAt: time.Now(), Missing: true}}
+			_, err := r.Pass(t.Context(), false)
+			if err == nil || !strings.Contains(err.Error(), "generation 7 ("+state+") is gone") || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v", state, err)
+			}
 		}
+		// The next one's holds nothing. It is made again before it is opened.
+		r := newRig()
+		r.store.claim(5)
+		r.store.generations = append(r.store.generations, retention.Generation{Number: 2, State: "next", Missing: true})
+		if report, err := r.Pass(t.Context(), true); err != nil || report.Sealed != 1 || !slices.Contains(r.store.calls, "prepare") {
+			t.Errorf("%+v, %v after %q", report, err, r.store.calls)
+		}
+		r.store.generations = []retention.Generation{{Number: 2, State: "next", Missing: true}}
+		r.pass(t)
 	})
 }
 
