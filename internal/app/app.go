@@ -125,10 +125,7 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	defer func() {
 		stop()
 		keepers.Wait()
-		// What came since the last pass.
-		if err := processor.FlushAges(context.WithoutCancel(ctx)); err != nil {
-			log.Warn("the last ages of duplicates are not counted", "error", err)
-		}
+		flushLast(ctx, processor.FlushAges, log)
 	}()
 
 	probe.started.Store(true)

@@ -32,20 +32,23 @@ func newLoop(cfg *config.Config, store *dedup.Store, flush func(context.Context)
 // schedule. With rotate the open generation is sealed whatever its age and size.
 func Retain(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger, rotate bool) (retention.Report, error) {
 	nothing := func(context.Context) error { return nil }
-	return newLoop(cfg, store, nothing, prometheus.NewRegistry(), log).Pass(ctx, rotate)
+	loop := newLoop(cfg, store, nothing, prometheus.NewRegistry(), log)
+	loop.Store = withoutFilters{loop.Store}
+	return loop.Pass(ctx, rotate)
 }
 
-// BrokerRetention asks the configured brokers how long they keep messages. What
-// can't be found out is logged and left out.
-func BrokerRetention(ctx context.Context, cfg *config.Config, log *slog.Logger) ([]retention.BrokerRetention, error) {
+// BrokerRetention asks the configured brokers how long they keep messages.
+// unknown tells of those of which it can't be found out, and why.
+func BrokerRetention(ctx context.Context, cfg *config.Config) (all []retention.BrokerRetention, unknown []string, err error) {
 	sources, err := newSources(cfg)
 	if err != nil {
-		return nil, &ConfigError{err}
+		return nil, nil, &ConfigError{err}
 	}
-	return brokerRetention(ctx, sources, log), nil
+	all = brokerRetention(ctx, sources, func(source string, err error) { unknown = append(unknown, source+": "+err.Error()) })
+	return all, unknown, nil
 }
 
-func brokerRetention(ctx context.Context, sources []consumer.Source, log *slog.Logger) (all []retention.BrokerRetention) {
+func brokerRetention(ctx context.Context, sources []consumer.Source, failed func(source string, err error)) (all []retention.BrokerRetention) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for _, s := range sources {
@@ -55,7 +58,7 @@ func brokerRetention(ctx context.Context, sources []consumer.Source, log *slog.L
 		}
 		kept, err := keeper.Keeps(ctx)
 		if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
-			log.Info("how long the broker keeps messages could not be found out, so that it isn't compared with retention.window", "source", s.Name(), "error", err)
+			failed(s.Name(), err)
 		}
 		for _, k := range kept {
 			all = append(all, retention.BrokerRetention{Name: s.Name() + ":" + k.Name, Keeps: k.For})
@@ -68,7 +71,10 @@ func brokerRetention(ctx context.Context, sources []consumer.Source, log *slog.L
 // are kept: whoever moves the group back to the oldest message has what is older
 // than the window applied again.
 func warnOfShortWindow(ctx context.Context, window time.Duration, sources []consumer.Source, log *slog.Logger) {
-	for _, b := range brokerRetention(ctx, sources, log) {
+	failed := func(source string, err error) {
+		log.Info("how long the broker keeps messages could not be found out, so that it isn't compared with retention.window", "source", source, "error", err)
+	}
+	for _, b := range brokerRetention(ctx, sources, failed) {
 		switch {
 		case b.Keeps == 0:
 			log.Info("the broker keeps messages without a limit of time: if the group is moved back, those older than retention.window are applied again",
@@ -102,6 +108,21 @@ func (h housekeeper) Status(ctx context.Context) (s retention.Status, err error)
 	}
 	s.DeadLetters, err = h.CountDeadLetters(ctx)
 	return s, err
+}
+
+// withoutFilters is for a process that claims nothing.
+type withoutFilters struct{ retention.Store }
+
+func (withoutFilters) LoadFilters(context.Context) error { return nil }
+
+// flushLast writes down what came since the last pass. A database that doesn't
+// answer must not hold up the end.
+func flushLast(ctx context.Context, flush func(context.Context) error, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+	defer cancel()
+	if err := flush(ctx); err != nil {
+		log.Warn("the last ages of duplicates are not counted", "error", err)
+	}
 }
 
 func orZero(t *time.Time) time.Time {

@@ -57,40 +57,49 @@ long they keep messages. Nothing is changed.`,
 		Long: `Keeps house once, now, as running workers do by retention.schedule: seals the open
 generation if its time has come, builds filters that are missing, takes generations
 out of use that every lane has passed by the window, drops the table of one of
-them, deletes old dead letters. While a worker is at it, nothing is done.`,
+them, deletes old dead letters. While a worker is at it, nothing is done; --rotate
+waits for it for 10 seconds, and fails if that is not enough.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
+			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) (err error) {
+				given := []int{}
 				if accept {
-					if err := c.acceptMissing(ctx, s); err != nil {
+					if given, err = c.acceptMissing(ctx, s); err != nil {
 						return err
 					}
 				}
-				return c.keepHouse(ctx, s, cfg, rotate)
+				return c.keepHouse(ctx, s, cfg, rotate, given)
 			})
 		},
 	}
 	run.Flags().BoolVar(&rotate, "rotate", false, "seal the open generation whatever its age and size, if it holds a claim")
-	run.Flags().BoolVar(&accept, "accept-missing", false, "give up sealed generations whose tables are gone: ids that they held may be applied again (needs the schema owner's rights)")
+	run.Flags().BoolVar(&accept, "accept-missing", false, "give up generations whose tables are gone: ids that they held may be applied again (needs the schema owner's rights)")
 	return group("retention", "Shows generations of claims, advises which window is needed, keeps house",
 		c.withFile(c.withOutput(status)), c.withFile(c.withOutput(advise)), c.withFile(c.withOutput(run)))
 }
 
-func (c *command) acceptMissing(ctx context.Context, store *dedup.Store) error {
+func (c *command) acceptMissing(ctx context.Context, store *dedup.Store) ([]int, error) {
 	generations, err := store.AcceptMissing(ctx, actor())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, g := range generations {
 		fmt.Fprintf(c.stderr, "generation %d is given up: ids that it held may be applied again\n", g)
 	}
-	return nil
+	return append([]int{}, generations...), nil
 }
 
-func (c *command) keepHouse(ctx context.Context, store *dedup.Store, cfg *config.Config, rotate bool) error {
+// RetentionReport is what `retention run` has done, as JSON has it.
+type RetentionReport struct {
+	retention.Report
+	// GivenUp are the generations that --accept-missing gave up.
+	GivenUp []int `json:"given_up"`
+}
+
+func (c *command) keepHouse(ctx context.Context, store *dedup.Store, cfg *config.Config, rotate bool, given []int) error {
 	report, err := app.Retain(ctx, cfg, store, newLogger(cfg.Log, c.stderr), rotate)
 	if c.output == outputJSON {
-		return errors.Join(err, writeJSON(c.stdout, report))
+		return errors.Join(err, writeJSON(c.stdout, RetentionReport{report, given}))
 	}
 	var b strings.Builder
 	line := func(name, value string) { fmt.Fprintf(&b, "%-13s %s\n", name, value) }
@@ -102,6 +111,7 @@ func (c *command) keepHouse(ctx context.Context, store *dedup.Store, cfg *config
 	line("filters for", count(int(report.Filtered), "claim"))
 	line("expired", count(report.Expired, "generation"))
 	line("dropped", count(len(report.Dropped), "table"))
+	line("swept", count(len(report.Swept), "unknown table"))
 	line("dead letters", fmt.Sprintf("%d deleted", report.DeadLetters))
 	if !report.Led {
 		b.WriteString("A worker is keeping house just now: the rest is its work.\n")
@@ -188,7 +198,7 @@ func (r *RetentionStatus) stream() string {
 	case r.Lane == nil:
 		return timestamp(r.StreamTime) + ", the database's: there are no lanes"
 	case r.StreamTime == nil:
-		return "not known: lane " + oneLine(*r.Lane) + " has none yet, and nothing expires before it has"
+		return "not known: lane " + oneLine(*r.Lane) + " has none yet, and nothing expires before retention.max_hold"
 	}
 	return fmt.Sprintf("%s, %s behind: lane %s", timestamp(r.StreamTime), span(r.Now.Sub(*r.StreamTime)), oneLine(*r.Lane))
 }
@@ -282,6 +292,7 @@ type Window struct {
 }
 
 func (c *command) showAdvice(ctx context.Context, store *dedup.Store, cfg *config.Config, since time.Duration, ask bool) error {
+	asked := since
 	if since == 0 {
 		since = max(30*24*time.Hour, 3*time.Duration(cfg.Retention.Window))
 	}
@@ -294,8 +305,9 @@ func (c *command) showAdvice(ctx context.Context, store *dedup.Store, cfg *confi
 		return err
 	}
 	in := adviceInput(cfg, status, ages, since)
+	in.Since = asked
 	if ask {
-		if in.Brokers, err = app.BrokerRetention(ctx, cfg, newLogger(cfg.Log, c.stderr)); err != nil {
+		if in.Brokers, in.Unknown, err = app.BrokerRetention(ctx, cfg); err != nil {
 			return err
 		}
 	}

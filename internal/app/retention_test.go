@@ -1,0 +1,248 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/sinks"
+	_ "github.com/dedupd/dedupd/sinks/table"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// keeper is a source whose broker keeps messages for some time.
+type keeper struct {
+	consumer.Source
+	name string
+	kept []consumer.Kept
+	err  error
+}
+
+func (k keeper) Name() string { return k.name }
+
+func (k keeper) Keeps(context.Context) ([]consumer.Kept, error) { return k.kept, k.err }
+
+func TestAShortWindowIsToldOf(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	sources := []consumer.Source{
+		keeper{name: "short", kept: []consumer.Kept{{Name: "a", For: day}, {Name: "b", For: 7 * day}}},
+		keeper{name: "long", kept: []consumer.Kept{{Name: "c", For: 30 * day}, {Name: "d"}}},
+		keeper{name: "half", kept: []consumer.Kept{{Name: "e", For: 8 * day}}, err: errors.New("no such topic")},
+		struct{ consumer.Source }{}, // can't tell
+	}
+	var log bytes.Buffer
+	warnOfShortWindow(t.Context(), 7*day, sources, slog.New(slog.NewTextHandler(&log, nil)))
+	for _, want := range []string{
+		"level=WARN msg=\"retention.window is shorter than the broker keeps messages, at least: .*\" name=long:c kept=720h0m0s window=168h0m0s\n",
+		"level=INFO msg=\"the broker keeps messages without a limit of time: .*\" name=long:d window=168h0m0s\n",
+		"level=WARN .* name=half:e kept=192h0m0s",
+		"level=INFO msg=\"how long the broker keeps messages could not be found out, .*\" source=half error=\"no such topic\"\n",
+	} {
+		if !regexp.MustCompile(want).MatchString(log.String()) {
+			t.Errorf("nothing like %q in\n%s", want, log.String())
+		}
+	}
+	if n := strings.Count(log.String(), "\n"); n != 4 {
+		t.Errorf("%d lines, want 4:\n%s", n, log.String())
+	}
+}
+
+// TestTheEndDoesNotWaitForADeadDatabase has one that never answers.
+func TestTheEndDoesNotWaitForADeadDatabase(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		stop() // as at the end of every run
+		var log bytes.Buffer
+		start := time.Now()
+		flushLast(ctx, func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}, slog.New(slog.NewTextHandler(&log, nil)))
+		if took := time.Since(start); took != 3*time.Second {
+			t.Errorf("it took %s, want 3s", took)
+		}
+		if !strings.Contains(log.String(), "the last ages of duplicates are not counted") {
+			t.Errorf("not told: %s", log.String())
+		}
+	})
+}
+
+// rig is a configuration, with the database it names.
+type rig struct {
+	cfg   *config.Config
+	pool  *pgxpool.Pool
+	store *dedup.Store
+}
+
+func newRig(t *testing.T, sources string) *rig {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a database")
+	}
+	text := fmt.Sprintf(`
+scope: orders
+sources: [%s]
+database: {url: %q, migrate: true}
+sink: {table: {name: public.orders, columns: {id: id}}}
+http: {listen: "127.0.0.1:0"}
+`, sources, pgtest.New(t).URL)
+	cfg, _, err := config.Parse("test.yaml", []byte(text), config.Options{Sinks: &sinks.Default})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, store, err := OpenDatabase(t.Context(), cfg, 3, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	r := &rig{cfg, pool, store}
+	r.exec(t, `CREATE TABLE public.orders (id text PRIMARY KEY)`)
+	if _, err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (r *rig) exec(t *testing.T, sql string) {
+	t.Helper()
+	if _, err := r.pool.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// await waits until a query gives a number other than 0.
+func (r *rig) await(t *testing.T, sql string) (n int) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); n == 0; time.Sleep(10 * time.Millisecond) {
+		if err := r.pool.QueryRow(t.Context(), sql).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 && time.Now().After(deadline) {
+			t.Fatalf("still 0: %s", sql)
+		}
+	}
+	return n
+}
+
+const noSource = `{kafka: {brokers: "localhost:1", topics: [t]}}`
+
+// TestAPassOfACommandLoadsNoFilters seals a generation and builds its filter, for
+// the workers.
+func TestAPassOfACommandLoadsNoFilters(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, noSource)
+	r.exec(t, `INSERT INTO dedupd.claims_orders_1 (key) SELECT gen_random_uuid() FROM generate_series(1, 1000)`)
+	report, err := Retain(t.Context(), r.cfg, r.store, slog.New(slog.DiscardHandler), true)
+	if err != nil || report.Sealed != 1 || report.Filtered != 1000 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	if n := r.store.FilterBytes(); n != 0 {
+		t.Errorf("%d bytes of filters were loaded", n)
+	}
+}
+
+// TestARotationByHandWaitsForAWorker has another process keep house for a second.
+func TestARotationByHandWaitsForAWorker(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, noSource)
+	r.exec(t, `INSERT INTO dedupd.claims_orders_1 (key) VALUES (gen_random_uuid())`)
+	tx, err := r.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(1684366450, id) FROM dedupd.scopes`); err != nil { // "dedr"
+		t.Fatal(err)
+	}
+	released := make(chan error, 1)
+	time.AfterFunc(time.Second, func() { released <- tx.Rollback(context.Background()) })
+	report, err := Retain(t.Context(), r.cfg, r.store, slog.New(slog.DiscardHandler), true)
+	if err != nil || report.Sealed != 1 {
+		t.Errorf("%+v, %v", report, err)
+	}
+	select {
+	case err := <-released:
+		if err != nil {
+			t.Error(err)
+		}
+	default:
+		t.Error("the lock was not waited for")
+	}
+}
+
+// TestTheLastAgesAreCounted ends a worker between two passes: what it has learnt
+// since the last one must not be lost.
+func TestTheLastAgesAreCounted(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("needs a database")
+	}
+	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("no NATS server")
+	}
+	conn, err := nats.Connect(s.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	js, err := jetstream.New(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}}); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, fmt.Sprintf("{nats: {servers: %q, stream: ORDERS}}", s.ClientURL()))
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := (&App{Config: r.cfg, Sinks: &sinks.Default, Logger: slog.New(slog.DiscardHandler)}).Run(ctx)
+		ended <- err
+	}()
+	// The first pass has begun, and has written down what there was: nothing. The
+	// next one is a minute away.
+	r.await(t, `SELECT count(*) FROM dedupd.generations WHERE state = 'next'`)
+	for _, duplicates := range []int{0, 4} {
+		for _, id := range []string{"a", "b", "c", "d"} {
+			if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: "orders", Header: nats.Header{"message-id": {id}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.await(t, fmt.Sprint(`SELECT count(*) FROM dedupd.books WHERE applied = 4 AND duplicates = `, duplicates))
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	if n := r.await(t, `SELECT coalesce(sum(duplicates), -1)::integer FROM dedupd.duplicate_ages`); n != 4 {
+		t.Errorf("the ages of %d duplicates are counted, want 4", n)
+	}
+}
