@@ -436,7 +436,7 @@ func (s *Status) held(window time.Duration) time.Duration {
 func missing(s *Status) error {
 	var all []error
 	for _, g := range s.Generations {
-		effect := ""
+		var effect string
 		switch {
 		case g.Missing && g.State == "sealed":
 			effect = "ids that it may hold are neither applied nor dropped"
