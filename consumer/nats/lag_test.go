@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
@@ -103,5 +104,50 @@ func TestCaughtUp(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A run until idle that is shorter than it takes to look twice tells of an empty
+// queue as well.
+func TestCaughtUpInAShortRun(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs a NATS server, and -short asks for tests without servers")
+	}
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	conn, err := natsgo.Connect(s.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	js, err := jetstream.New(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}}); err != nil {
+		t.Fatal(err)
+	}
+	source, err := New(Config{Name: "edge", Servers: []string{s.ClientURL()}, Stream: "ORDERS", Durable: "orders"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, budget := consumertest.NewStore(), consumer.NewBudget(64<<20)
+	w := &consumer.Worker{
+		Handler: store, Lanes: store, Sources: []consumer.Source{source}, UntilIdle: lookEvery / 4,
+		Writers: 2, MaxMessages: 10, MaxBytes: 1 << 20, Budget: budget, Drain: time.Second,
+		Logger: slog.New(slog.DiscardHandler), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
+	}
+	if err := w.Run(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if row, _ := store.Row(message.Lane{Source: "edge", Name: laneName}); row.CaughtUp.IsZero() {
+		t.Error("nobody was told that the queue is empty")
 	}
 }

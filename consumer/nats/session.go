@@ -84,6 +84,7 @@ func (x *session) run() {
 	}
 	x.in.Rebalanced()
 	x.measure(x.bound.info, 0)
+	x.lookSoon() // a run that finds nothing to do may be over before the next look
 	x.in.Ready(true)
 
 	var acking, reading sync.WaitGroup
