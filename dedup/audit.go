@@ -19,8 +19,8 @@ func (s *Store) byHand(ctx context.Context, work func(ctx context.Context, tx pg
 	return cure(pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		// What was told to have been done must survive a crash.
 		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true),
-			set_config('synchronous_commit', CASE c WHEN 'off' THEN 'on' ELSE c END, true) FROM current_setting('synchronous_commit') c`,
-			lockTimeout, statementTimeout); err != nil {
+			set_config('idle_in_transaction_session_timeout', $3, true), set_config('synchronous_commit', CASE c WHEN 'off' THEN 'on' ELSE c END, true) FROM current_setting('synchronous_commit') c`,
+			lockTimeout, statementTimeout, idleTimeout); err != nil {
 			return err
 		}
 		return work(ctx, tx)

@@ -353,8 +353,14 @@ func (p *Processor) settleLoser(ctx context.Context, conn *pgx.Conn, g *group, i
 // Claim claims ids within a transaction of the caller's own, for services that
 // deduplicate without dedupd's worker. won tells for each id whether it is new;
 // an id that stands twice wins once. The claims stand or fall with tx, which must
-// be READ COMMITTED. Another transaction that holds one of the ids is waited for.
-// Ids must be 1 byte long at least.
+// be READ COMMITTED (SQLSTATE DD005 if not). Another transaction that holds one
+// of the ids is waited for. Ids must be 1 byte long at least.
+//
+// Ids are claimed in one order by everyone; two calls in one transaction aren't,
+// and may deadlock with another's (40P01: roll back and try again). From the
+// first call until tx ends its time-outs are those of a claim transaction:
+// lock_timeout 5 s, statement_timeout 20 s, and 10 s of idleness. Whoever needs
+// others sets them with SET LOCAL after the call.
 //
 // A refused catalog (SQLSTATE DD002) means that the scope's generations have
 // changed: roll back and try again.
@@ -378,7 +384,9 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (won []bool,
 	// Nothing is prepared: the connection is the caller's.
 	if _, _, err := s.claimKeys(ctx, tx.Conn(), false, c, g, []step{s.enterStep(c)}, claimValues{}); err != nil {
 		if sqlstate(err) == stateCatalog {
-			s.catalog.CompareAndSwap(c, nil) // read anew by the next call
+			if now := s.catalog.Load(); now != nil && now.identity == c.identity {
+				s.catalog.CompareAndSwap(now, nil) // read anew by the next call
+			}
 		}
 		return nil, fmt.Errorf("claim: %w", err)
 	}

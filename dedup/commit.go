@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -19,7 +17,7 @@ import (
 // server skips COMMIT when a lane doesn't move.
 func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []tally) error {
 	steps := p.burySteps(g)
-	moves, err := p.Store.advanceSteps(g.batches, all)
+	moves, err := p.Store.advanceSteps(g.batches, g.clocks, all)
 	if err != nil {
 		return err
 	}
@@ -69,7 +67,7 @@ func (p *Processor) burial(it *item) *rejection {
 }
 
 // advanceSteps moves each lane once. Several batches of a queue share its row.
-func (s *Store) advanceSteps(batches []message.Batch, all []tally) ([]step, error) {
+func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally) ([]step, error) {
 	var steps []step
 	for i := 0; i < len(batches); {
 		b, sum := batches[i], all[i]
@@ -82,7 +80,6 @@ func (s *Store) advanceSteps(batches []message.Batch, all []tally) ([]step, erro
 				sum[o] += n
 			}
 			b.Next, b.Lag = max(b.Next, batches[j].Next), batches[j].Lag
-			b.Messages = batches[j].Messages
 		}
 		i = j
 		lane, err := s.laneID(b.Lane)
@@ -98,33 +95,12 @@ func (s *Store) advanceSteps(batches []message.Batch, all []tally) ([]step, erro
 			sql:  `SELECT ` + s.name("advance") + `(` + advanceParams + `)`,
 			oids: advanceOIDs,
 			params: [][]byte{
-				int4(lane), int8b(b.Epoch), from, int8b(b.Next), optional(b.BrokerPosition), timestamptz(streamTime(b.Messages)), optional(b.Lag),
+				int4(lane), int8b(b.Epoch), from, int8b(b.Next), optional(b.BrokerPosition), timestamptz(clocks[b.Lane]), optional(b.Lag),
 				int8b(sum[applied]), int8b(sum[redelivered]), int8b(sum[resent]), int8b(sum[crossSource]), int8b(sum[conflict]), int8b(sum[dead]),
 			},
 		})
 	}
 	return steps, nil
-}
-
-// streamTime is how far a lane's clock comes with these messages: the median of
-// their timestamps. Producers set timestamps, and one whose clock is ahead would
-// otherwise, with its first message in a backlog, carry the lane's clock to the
-// present, and claims would expire that the rest of the backlog needs. Of a
-// large batch a sample is enough.
-func streamTime(messages []message.Message) time.Time {
-	const sample = 63
-	times := make([]time.Time, 0, sample)
-	step := max(1, len(messages)/sample)
-	for i := len(messages) - 1; i >= 0 && len(times) < sample; i -= step {
-		if t := messages[i].Time; !t.IsZero() {
-			times = append(times, t)
-		}
-	}
-	if len(times) == 0 {
-		return time.Time{}
-	}
-	slices.SortFunc(times, time.Time.Compare)
-	return times[(len(times)-1)/2]
 }
 
 var advanceOIDs = []uint32{

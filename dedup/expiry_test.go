@@ -533,3 +533,99 @@ func TestABatchWithoutMessagesDoesNotMoveALanesClock(t *testing.T) {
 		t.Errorf("%d rows landed, want 3", n)
 	}
 }
+
+// TestASweepWithinARestoreDropsNothing takes away the rows that tell of the
+// tables, as they are for a while when a dump is put back under running workers.
+func TestASweepWithinARestoreDropsNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a"))
+	f.rotate()
+	f.handle(l.batch("b"))
+	f.exec(`CREATE TABLE public.kept AS TABLE dedupd.generations`)
+	f.exec(`DELETE FROM dedupd.generations`)
+	if dropped, led, err := f.Store.Sweep(t.Context()); err != nil || !led || len(dropped) != 0 {
+		t.Errorf("swept %q, led %v, %v", dropped, led, err)
+	}
+	f.exec(`INSERT INTO dedupd.generations SELECT * FROM public.kept`)
+	f.handle(l.batch("a", "b", "c"))
+	f.wantLanded("a", "b", "c")
+	// Nor does the name of a scope become a pattern.
+	f.exec(`INSERT INTO dedupd.scopes (scope) VALUES ('zzz|^audit$|zzz')`)
+	f.exec(`INSERT INTO dedupd.generations (scope, generation, table_name, state, opened_at) VALUES ('zzz|^audit$|zzz', 1, 'x', 'open', now())`)
+	f.exec(`SELECT dedupd.sweep('zzz|^audit$|zzz', '1s')`)
+	f.exec(`TABLE dedupd.audit`)
+}
+
+// TestALeaderThatFreezesLetsClaimsGoOn stops a leader between the seal and its
+// COMMIT, when it holds the lock that everybody needs.
+func TestALeaderThatFreezesLetsClaimsGoOn(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a"))
+	if _, err := f.Store.PrepareGeneration(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []string{
+		`SELECT dedupd.rotate('test', (SELECT identity FROM dedupd.generations WHERE state = 'open'), '1s')`,
+		`SELECT dedupd.expire('test', '1h', '1d', '1s')`,
+	} {
+		tx, err := f.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		if _, err := tx.Exec(t.Context(), step); err != nil {
+			t.Fatal(err)
+		}
+		f.handle(l.batch("a", "b")) // gives up after five seconds
+		if err := tx.Commit(t.Context()); err == nil {
+			t.Errorf("%s: the transaction was not ended", step)
+		}
+	}
+	f.wantLanded("a", "b")
+	if n := f.generation("open"); n != 1 {
+		t.Errorf("generation %d is open, want 1", n)
+	}
+}
+
+// TestPoisonDoesNotSpeakForItsLane finds a message of a producer whose clock is
+// ahead to be poison: it is then handled alone, but its time is not the lane's.
+func TestPoisonDoesNotSpeakForItsLane(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	start := time.Now()
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batchAsOf(start, "a"))
+	f.rotate()
+	f.passTime(3 * expiryWindow)
+	for at := range 21 {
+		list := ids(fmt.Sprint("at", at, "-"), 21)
+		list[at] += "=check"
+		b := l.batchAsOf(start.Add(time.Hour), list...)
+		b.Messages[at].Time = time.Date(2099, 1, 1, 0, 0, 0, 0, time.UTC)
+		f.handle(b)
+		f.wantClock(l, start.Add(time.Hour))
+	}
+	if n := f.expire(); n != 0 {
+		t.Errorf("%d generations expired", n)
+	}
+}
+
+// TestClaimsNeedReadCommitted claims under one snapshot for a whole transaction,
+// which would not see a rotation.
+func TestClaimsNeedReadCommitted(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		err := pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+			_, err := f.Store.Claim(t.Context(), tx, []string{"a"})
+			return err
+		})
+		if sqlstate(err) != "DD005" {
+			t.Errorf("%s: %v", level, err)
+		}
+	}
+}

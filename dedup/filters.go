@@ -171,9 +171,13 @@ func (s *Store) readChunk(ctx context.Context, g *generation, have []*chunk) (*c
 		g.identity.String(), c.number).Scan(&c.claims, (*[16]byte)(&c.lastKey), &c.last, &checksum, &data)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		// Chunks are built in their order: one that follows a missing one would
-		// keep it from being built again.
-		return nil, s.deleteChunks(ctx, g, c.number)
+		// Mostly it isn't built yet. But chunks are built in their order: one that
+		// follows a missing one would keep it from being built again.
+		if _, err := s.pool.Exec(ctx, `DELETE FROM `+s.name("filters")+` f WHERE identity = $1::uuid AND chunk > $2
+			AND NOT EXISTS (SELECT FROM `+s.name("filters")+` WHERE identity = f.identity AND chunk = $2)`, g.identity.String(), c.number); err != nil {
+			return nil, fmt.Errorf("delete what follows a gap in the filter of generation %d: %w", g.number, err)
+		}
+		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("load the filter of generation %d: %w", g.number, err)
 	}

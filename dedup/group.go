@@ -66,6 +66,7 @@ const (
 // folded and sorted. It is made once for a hand-over and used again by every try.
 type group struct {
 	batches []message.Batch
+	clocks  clocks
 	items   []item
 	// firsts are the items to claim: one for each key, sorted by key, which is
 	// the order in which every transaction of every version claims.

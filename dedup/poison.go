@@ -148,7 +148,7 @@ func (p *Processor) isolate(ctx context.Context, g *group, cause error, known re
 		}
 	}
 	if found {
-		return p.apply(ctx, g.batches, known)
+		return p.apply(ctx, g.batches, g.clocks, known)
 	}
 	if candidates == 0 {
 		// The database objects to data although the sink was given none.
@@ -156,10 +156,10 @@ func (p *Processor) isolate(ctx context.Context, g *group, cause error, known re
 	}
 	p.Metrics.retries.WithLabelValues("poison").Inc()
 	left, right := g.divide(candidates)
-	if err := p.apply(ctx, left, known); err != nil {
+	if err := p.apply(ctx, left, g.clocks, known); err != nil {
 		return err
 	}
-	return p.apply(ctx, right, known)
+	return p.apply(ctx, right, g.clocks, known)
 }
 
 // divide cuts a group in two: between lanes, or within the one lane so that each

@@ -99,15 +99,16 @@ func (p *Processor) Handle(ctx context.Context, batches []message.Batch) error {
 		p.sinkStale.Store(false)
 	}
 	// Sorted and trimmed below; the caller's slice stays as it is.
-	return p.apply(ctx, slices.Clone(batches), nil)
+	return p.apply(ctx, slices.Clone(batches), clocksOf(batches), nil)
 }
 
 // apply tries a group until it is durable or the worker has to decide.
-func (p *Processor) apply(ctx context.Context, batches []message.Batch, known rejections) error {
+func (p *Processor) apply(ctx context.Context, batches []message.Batch, clocks clocks, known rejections) error {
 	g, err := p.prepare(batches)
 	if err != nil {
 		return err
 	}
+	g.clocks = clocks
 	g.reject(known)
 	for {
 		all, err := p.transact(ctx, g)
@@ -133,21 +134,21 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, known re
 			if err != nil || len(rest) == 0 {
 				return err
 			}
-			return p.apply(ctx, rest, known)
+			return p.apply(ctx, rest, clocks, known)
 		case reload:
 			if isSink {
 				p.sinkStale.Store(true)
 				return &message.HoldError{Err: err}
 			}
 			p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
-			if now, err := p.Store.loaded(ctx); err == nil && now.identity != g.catalog.identity {
+			if now, err := p.Store.loaded(ctx); err == nil && g.catalog != nil && now.identity != g.catalog.identity {
 				continue // another writer has read it anew
 			}
 			now, failed := p.Store.refresh(ctx)
 			if failed != nil {
 				return holdUnlessPassing(failed)
 			}
-			if now.identity == g.catalog.identity {
+			if g.catalog != nil && now.identity == g.catalog.identity {
 				return &message.HoldError{Err: fmt.Errorf("a table of claims is gone that the catalog has (`dedupd retention status` tells which): %w", err)}
 			}
 		case isolate:

@@ -23,7 +23,8 @@ func (s *Store) lead(ctx context.Context, work func(ctx context.Context, tx pgx.
 		return false, err
 	}
 	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '1s', true), set_config('statement_timeout', '60s', true)`); err != nil {
+		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '1s', true), set_config('statement_timeout', '60s', true),
+			set_config('idle_in_transaction_session_timeout', $1, true)`, idleTimeout); err != nil {
 			return err
 		}
 		if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_try_advisory_xact_lock($1, $2)`, retentionLock, c.scopeID).Scan(&led); err != nil || !led {
@@ -35,7 +36,7 @@ func (s *Store) lead(ctx context.Context, work func(ctx context.Context, tx pgx.
 }
 
 // PrepareGeneration makes the table that the next rotation opens, if it isn't
-// there.
+// there, or not any more.
 func (s *Store) PrepareGeneration(ctx context.Context) (led bool, err error) {
 	led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `SELECT `+s.name("prepare_generation")+`($1)`, s.scope)
@@ -118,7 +119,7 @@ func (s *Store) Expire(ctx context.Context, window, maxHold time.Duration) (n in
 	return n, led, nil
 }
 
-// DropExpired drops the table of one expired generation, the oldest.
+// DropExpired drops the table of one expired generation.
 func (s *Store) DropExpired(ctx context.Context, generation int) (led bool, err error) {
 	err = withLock(ctx, []time.Duration{dropWait, dropWait, dropWait, dropWait, dropWait}, func(wait string) error {
 		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -149,27 +150,62 @@ func (s *Store) Sweep(ctx context.Context) (dropped []string, led bool, err erro
 	return dropped, led, err
 }
 
-// AcceptMissing gives up sealed generations whose tables are gone, and tells
-// which: their ids may be applied again. It needs the rights of the schema's
-// owner, and is noted in the audit.
+// AcceptMissing gives up generations whose tables are gone, and tells which:
+// their ids may be applied again. In the place of an open one the next is opened.
+// It needs the rights of the schema's owner, and is noted in the audit.
 func (s *Store) AcceptMissing(ctx context.Context, actor string) (generations []int, err error) {
 	c, err := s.loaded(ctx)
 	if err != nil {
 		return nil, err
 	}
+	err = withLock(ctx, lockWaits, func(wait string) error {
+		generations, err = s.acceptMissing(ctx, c.scopeID, actor, wait)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("give up missing generations: %w", err)
+	}
+	return generations, nil
+}
+
+func (s *Store) acceptMissing(ctx context.Context, scopeID int32, actor, wait string) (generations []int, err error) {
 	err = s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock($1, $2)`, rotationLock, c.scopeID); err != nil {
+		missing := ` scope = $1 AND NOT EXISTS (
+			SELECT FROM pg_catalog.pg_class t JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace WHERE t.relname = table_name AND n.nspname = $2)`
+		// No leader may be at work. The locks are taken in the order of its own,
+		// and no claim waits while a table is made.
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock($1, $2)`, retentionLock, scopeID); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, `UPDATE `+s.name("generations")+` SET state = 'dropping'
-			WHERE scope = $1 AND state = 'sealed' AND NOT EXISTS (
-				SELECT FROM pg_catalog.pg_class t JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace WHERE t.relname = table_name AND n.nspname = $2)
-			RETURNING generation`, s.scope, s.schema)
+		var open bool
+		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("generations")+` WHERE state = 'open' AND`+missing+`)`, s.scope, s.schema).Scan(&open); err != nil {
+			return err
+		}
+		if open {
+			if _, err := tx.Exec(ctx, `SELECT `+s.name("prepare_generation")+`($1)`, s.scope); err != nil {
+				return err
+			}
+		}
+		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', $1, true)`, wait); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock($1, $2)`, rotationLock, scopeID); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, `UPDATE `+s.name("generations")+` SET state = 'dropping', sealed_at = coalesce(sealed_at, `+s.name("clock")+`())
+			WHERE (state = 'sealed' OR state = 'open' AND $3) AND`+missing+` RETURNING generation`, s.scope, s.schema, open)
 		if err != nil {
 			return err
 		}
 		if generations, err = pgx.CollectRows(rows, pgx.RowTo[int]); err != nil || len(generations) == 0 {
 			return err
+		}
+		if open {
+			// A statement of its own: there is never more than one open.
+			if _, err := tx.Exec(ctx, `UPDATE `+s.name("generations")+` SET state = 'open', opened_at = `+s.name("clock")+`()
+				WHERE scope = $1 AND state = 'next' AND NOT EXISTS (SELECT FROM `+s.name("generations")+` WHERE scope = $1 AND state = 'open')`, s.scope); err != nil {
+				return err
+			}
 		}
 		if _, err := tx.Exec(ctx, `UPDATE `+s.name("scopes")+` SET catalog_epoch = catalog_epoch + 1, catalog = gen_random_uuid() WHERE scope = $1`, s.scope); err != nil {
 			return err
@@ -181,8 +217,5 @@ func (s *Store) AcceptMissing(ctx context.Context, actor string) (generations []
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("give up missing generations: %w", err)
-	}
-	return generations, nil
+	return generations, err
 }

@@ -41,7 +41,7 @@ func TestRotationsUnderLoadClaimNothingTwice(t *testing.T) {
 	rotations := rotationsUnderLoad(t)
 	l.run(rotations)
 	doubles := l.doubles()
-	t.Logf("as it is: %d ids were sent %d times each, over %d rotations: %d of them were applied twice; the longest hand-over took %s", l.ids(), l.lanes, rotations, doubles, l.longest)
+	t.Logf("as it is: %d ids were sent %d times each, over %d rotations: %d of them were applied twice; the longest hand-over took %s", l.ids(), l.lanes, rotations, doubles, l.longest.Round(time.Millisecond))
 	if doubles != 0 {
 		t.Errorf("%d ids were applied twice", doubles)
 	}

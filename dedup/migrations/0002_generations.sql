@@ -81,6 +81,11 @@ BEGIN
     IF pg_catalog.current_setting('synchronous_commit') = 'off' THEN
         PERFORM pg_catalog.set_config('synchronous_commit', 'on', true);
     END IF;
+    -- One snapshot for the whole transaction would show the catalog as it was
+    -- before the lock was waited for, and the claims of a table sealed since.
+    IF pg_catalog.current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'claims need a READ COMMITTED transaction, this one is %', upper(pg_catalog.current_setting('transaction_isolation')) USING ERRCODE = 'DD005';
+    END IF;
     PERFORM pg_catalog.pg_advisory_xact_lock_shared({{rotation_lock}}, p_scope_id);
     IF NOT EXISTS (SELECT FROM {{schema}}.scopes WHERE id = p_scope_id AND catalog = p_catalog) THEN
         RAISE EXCEPTION 'the catalog of generations has changed' USING ERRCODE = 'DD002';
@@ -137,15 +142,19 @@ $$;
 
 -- prepare_generation() makes the table that the next rotation opens, ahead of
 -- time: making a table takes far longer than a rotation may hold everybody up.
+-- One that was lost meanwhile held nothing, and is made again.
 CREATE FUNCTION {{schema}}.prepare_generation(p_scope text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_number integer;
     v_table text;
+    v_grant text;
 BEGIN
     IF NOT EXISTS (SELECT FROM {{schema}}.scopes WHERE scope = p_scope) THEN
         RAISE EXCEPTION 'there is no scope %', p_scope;
     END IF;
+    DELETE FROM {{schema}}.generations WHERE scope = p_scope AND state = 'next'
+      AND NOT EXISTS (SELECT FROM pg_class WHERE relname = table_name AND relnamespace = $s${{schema}}$s$::regnamespace);
     IF EXISTS (SELECT FROM {{schema}}.generations WHERE scope = p_scope AND state = 'next') THEN
         RETURN;
     END IF;
@@ -162,6 +171,14 @@ BEGIN
     -- none until the table is large.
     EXECUTE format('CREATE TABLE {{schema}}.%I (PRIMARY KEY (key)) INHERITS ({{schema}}.claims_root)
         WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_insert_threshold = 100000)', v_table);
+    -- Whoever may claim may claim here, too; default privileges would only count
+    -- for tables of the role that set them.
+    FOR v_grant IN
+        SELECT format('GRANT %s ON {{schema}}.%I TO %s', privilege_type, v_table, CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
+        FROM pg_class, aclexplode(relacl) WHERE oid = $s${{schema}}.claims_root$s$::regclass AND grantee <> relowner
+    LOOP
+        EXECUTE v_grant;
+    END LOOP;
     INSERT INTO {{schema}}.generations (scope, generation, table_name, state, opened_at)
     VALUES (p_scope, v_number, v_table, 'next', {{schema}}.clock());
 END $$;
@@ -169,9 +186,11 @@ END $$;
 -- rotate() seals the open generation and opens the next. Claim transactions hold
 -- the rotation lock shared: once it is ours, every claim in the open table is
 -- committed and visible, and none is under way. A request that waits holds up all
--- later claims, so the wait must be short; 55P03 means to try again.
+-- later claims, so the wait must be short; 55P03 means to try again. Nor may a
+-- client that freezes before its COMMIT keep the lock: it has a second for it.
 --
--- False: the open generation isn't the one meant, or none is prepared.
+-- False: the open generation isn't the one meant, or none is prepared, or the
+-- prepared one has lost its table.
 CREATE FUNCTION {{schema}}.rotate(p_scope text, p_open uuid, p_lock_timeout text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -180,10 +199,12 @@ DECLARE
     v_last uuid;
     v_now timestamptz;
 BEGIN
-    PERFORM set_config('lock_timeout', p_lock_timeout, true);
+    PERFORM set_config('lock_timeout', p_lock_timeout, true), set_config('idle_in_transaction_session_timeout', '1s', true);
     PERFORM pg_advisory_xact_lock({{rotation_lock}}, (SELECT id FROM {{schema}}.scopes WHERE scope = p_scope));
     SELECT table_name INTO v_table FROM {{schema}}.generations WHERE scope = p_scope AND state = 'open' AND identity = p_open;
-    IF NOT FOUND OR NOT EXISTS (SELECT FROM {{schema}}.generations WHERE scope = p_scope AND state = 'next') THEN
+    IF NOT FOUND OR NOT EXISTS (
+        SELECT FROM {{schema}}.generations JOIN pg_class ON relname = table_name AND relnamespace = $s${{schema}}$s$::regnamespace
+        WHERE scope = p_scope AND state = 'next') THEN
         RETURN false;
     END IF;
     EXECUTE format('SELECT (SELECT key FROM {{schema}}.%1$I ORDER BY key LIMIT 1), (SELECT key FROM {{schema}}.%1$I ORDER BY key DESC LIMIT 1)', v_table)
@@ -206,7 +227,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     v_count integer;
 BEGIN
-    PERFORM set_config('lock_timeout', p_lock_timeout, true);
+    PERFORM set_config('lock_timeout', p_lock_timeout, true), set_config('idle_in_transaction_session_timeout', '1s', true);
     PERFORM pg_advisory_xact_lock({{rotation_lock}}, (SELECT id FROM {{schema}}.scopes WHERE scope = p_scope));
     UPDATE {{schema}}.generations SET state = 'dropping'
     WHERE scope = p_scope AND state = 'sealed'
@@ -240,16 +261,22 @@ END $$;
 -- sweep() drops tables of claims that the catalog doesn't know, and filters of
 -- generations that are gone, and names what it dropped. Neither can come of a
 -- crash, for every step is one transaction; but of a hand, or of a restore of a
--- part.
+-- part. A catalog without an open generation is no catalog: a restore is under
+-- way, which puts the tables back before the rows that tell of them.
 CREATE FUNCTION {{schema}}.sweep(p_scope text, p_lock_timeout text) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    v_prefix text := 'claims_' || p_scope || '_';
     v_table text;
 BEGIN
+    IF NOT EXISTS (SELECT FROM {{schema}}.generations WHERE scope = p_scope AND state = 'open') THEN
+        RETURN;
+    END IF;
     PERFORM set_config('lock_timeout', p_lock_timeout, true);
     FOR v_table IN
         SELECT relname FROM pg_class
-        WHERE relnamespace = $s${{schema}}$s$::regnamespace AND relkind = 'r' AND relname ~ ('^claims_' || p_scope || '_[0-9]{1,9}$')
+        WHERE relnamespace = $s${{schema}}$s$::regnamespace AND relkind = 'r'
+          AND starts_with(relname, v_prefix) AND substr(relname, length(v_prefix) + 1) ~ '^[0-9]{1,9}$'
           AND NOT EXISTS (SELECT FROM {{schema}}.generations WHERE table_name = relname)
     LOOP
         EXECUTE format('DROP TABLE {{schema}}.%I', v_table);
