@@ -80,8 +80,9 @@ type AdviceInput struct {
 	BytesPerClaim       float64
 	FilterBytesPerClaim float64
 
-	// Brokers are those whose retention is known. Unknown tells of the others: the
-	// name and why it could not be found out.
+	// Asked tells that the brokers were asked how long they keep messages. Brokers
+	// are those that told; Unknown tells of the others: the name and why not.
+	Asked   bool
 	Brokers []BrokerRetention
 	Unknown []string
 }
@@ -187,7 +188,7 @@ func (a *Advice) coverBrokers(in *AdviceInput) {
 	for _, b := range in.Brokers {
 		if b.Keeps > a.Window && b.Keeps <= in.Window {
 			a.Window = in.reaching(b.Keeps)
-			a.because("%s keeps messages for %s. Whoever resets a group to the earliest offset replays that much, and no less than %s recognises all of it.", b.Name, text(b.Keeps), text(a.Window))
+			a.because("%s keeps messages for %s at least. Whoever resets a group to the earliest offset replays that much, and no less than %s recognises it.", b.Name, text(b.Keeps), text(a.Window))
 		}
 	}
 	for _, b := range in.Brokers {
@@ -199,7 +200,7 @@ func (a *Advice) coverBrokers(in *AdviceInput) {
 			if c := in.candidate(b.Keeps); c.Claims > 0 {
 				cost = fmt.Sprintf(" It would take %s on disk.", size(c.DiskBytes))
 			}
-			a.warn("%s keeps messages for %s. Whoever resets a group to the earliest offset replays that much, and what is older than the window of %s is applied again. Only a window of %s prevents that.%s",
+			a.warn("%s keeps messages for %s at least. Whoever resets a group to the earliest offset replays that much, and what is older than the window of %s is applied again. Only a window of %s or longer prevents that.%s",
 				b.Name, text(b.Keeps), text(a.Window), text(b.Keeps), cost)
 		}
 	}
@@ -232,7 +233,7 @@ func (a *Advice) limits(in *AdviceInput) {
 		a.warn("How long a broker keeps messages could not be found out: %s. Whoever resets a group to the earliest offset replays all of that, and a window at least as long recognises it.",
 			strings.ReplaceAll(reason, "\n", "; "))
 	}
-	if len(in.Brokers) == 0 && len(in.Unknown) == 0 {
+	if !in.Asked {
 		a.warn("How long the brokers keep messages was not looked at. Whoever resets a group to the earliest offset replays all of that, and a window at least as long recognises it.")
 	}
 	if in.ClaimsPerSecond <= 0 {

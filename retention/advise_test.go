@@ -105,7 +105,7 @@ func TestAdvice(t *testing.T) {
 		},
 		{
 			name: "a broker that could not be asked", in: settled(ages(minute, 1000)), want: hour,
-			but:    func(in *retention.AdviceInput) { in.Unknown = []string{"kafka: dial\nrefused"} },
+			but:    func(in *retention.AdviceInput) { in.Asked, in.Unknown = true, []string{"kafka: dial\nrefused"} },
 			says:   []string{"How long a broker keeps messages could not be found out: kafka: dial; refused. Whoever resets"},
 			silent: []string{"not looked at"},
 		},
@@ -167,29 +167,29 @@ func TestAdvice(t *testing.T) {
 		{
 			name: "a broker's retention that is covered stays covered", in: settled(ages(minute, 1000)), want: 3 * day,
 			but: func(in *retention.AdviceInput) {
-				in.Brokers = []retention.BrokerRetention{{Name: "kafka", Keeps: 3 * day}, {Name: "nats", Keeps: 2 * day}}
+				in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka", Keeps: 3 * day}, {Name: "nats", Keeps: 2 * day}}
 			},
-			says: []string{"kafka keeps messages for 3d. Whoever resets a group to the earliest offset replays that much, and no less than 3d"}, silent: []string{"nats", "not looked at"},
+			says: []string{"kafka keeps messages for 3d at least. Whoever resets a group to the earliest offset replays that much, and no less than 3d"}, silent: []string{"nats", "not looked at"},
 		},
 		{
 			name: "a broker's retention that isn't covered", in: settled(ages(minute, 1000)), want: hour,
 			but: func(in *retention.AdviceInput) {
 				in.Window, in.Generation, in.Horizon = hour, 10*minute, 70*minute
-				in.Brokers = []retention.BrokerRetention{{Name: "kafka", Keeps: 7 * day}}
+				in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka", Keeps: 7 * day}}
 			},
-			says: []string{"what is older than the window of 1h is applied again. Only a window of 7d prevents that. It would take 6.8 GiB on disk."},
+			says: []string{"what is older than the window of 1h is applied again. Only a window of 7d or longer prevents that. It would take 6.8 GiB on disk."},
 		},
 		{
 			name: "a broker that keeps everything", in: settled(ages(minute, 1000)), want: hour,
-			but:  func(in *retention.AdviceInput) { in.Brokers = []retention.BrokerRetention{{Name: "kafka"}} },
+			but:  func(in *retention.AdviceInput) { in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka"}} },
 			says: []string{"kafka keeps messages without limit."},
 		},
 		{
 			name: "the window is kept, and a broker's retention is longer", in: settled(nil), want: 7 * day,
 			but: func(in *retention.AdviceInput) {
-				in.Brokers = []retention.BrokerRetention{{Name: "kafka", Keeps: 30 * day}}
+				in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka", Keeps: 30 * day}}
 			},
-			says: []string{"Only a window of 30d prevents that."},
+			says: []string{"Only a window of 30d or longer prevents that."},
 		},
 		{
 			name: "filters need more memory", in: settled(ages(minute, 900, 7*day, 100)), want: 14 * day,
@@ -294,7 +294,7 @@ func TestAdviceKeepsItsPromises(t *testing.T) {
 			}
 		}
 		for range rapid.IntRange(0, 2).Draw(t, "brokers") {
-			in.Brokers = append(in.Brokers, retention.BrokerRetention{Name: "b", Keeps: duration("keeps", 0, 400*day)})
+			in.Asked, in.Brokers = true, append(in.Brokers, retention.BrokerRetention{Name: "b", Keeps: duration("keeps", 0, 400*day)})
 		}
 		a := retention.Advise(in)
 

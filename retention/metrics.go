@@ -71,5 +71,4 @@ func (m *Metrics) show(s *Status, window time.Duration) {
 	m.claims.Set(float64(claims))
 	m.claimsBytes.Set(float64(bytes))
 	m.held.Set(s.held(window).Seconds())
-	m.deadLetters.Set(float64(s.DeadLetters))
 }

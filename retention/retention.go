@@ -41,6 +41,8 @@ type Store interface {
 	DropExpired(ctx context.Context, generation int) (led bool, err error)
 	// Sweep drops tables of claims that nothing refers to, and names them.
 	Sweep(ctx context.Context) (dropped []string, led bool, err error)
+	// CountDeadLetters tells how many are kept.
+	CountDeadLetters(ctx context.Context) (int64, error)
 	// ExpireDeadLetters deletes dead letters that are older than age.
 	ExpireDeadLetters(ctx context.Context, age time.Duration) (n int64, led bool, err error)
 
@@ -61,7 +63,6 @@ type Status struct {
 	Lane string
 	// Generations are in their order, oldest first.
 	Generations []Generation
-	DeadLetters int64
 }
 
 // Generation is one table of claims.
@@ -240,6 +241,11 @@ func (l *Loop) Pass(ctx context.Context, rotate bool) (Report, error) {
 		l.Metrics.show(&status, l.Window)
 		l.warn(&status)
 		p.own(missing(&status))
+	}
+	dead, err := l.Store.CountDeadLetters(ctx)
+	p.own(err)
+	if err == nil {
+		l.Metrics.deadLetters.Set(float64(dead))
 	}
 	if p.report.Led && p.err == nil {
 		l.Metrics.lastSuccess.SetToCurrentTime()
@@ -447,5 +453,13 @@ func missing(s *Status) error {
 		}
 		all = append(all, fmt.Errorf("the table of generation %d (%s) is gone, and with it its claims: bring it back from a backup, or give them up with `dedupd retention run --accept-missing`; until then %s", g.Number, g.State, effect))
 	}
-	return errors.Join(all...)
+	if len(all) == 0 {
+		return nil
+	}
+	return &MissingError{errors.Join(all...)}
 }
+
+// MissingError says that the database lost tables that the catalog has.
+type MissingError struct{ error }
+
+func (e *MissingError) Unwrap() error { return e.error }

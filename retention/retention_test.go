@@ -84,12 +84,14 @@ func (s *store) Status(ctx context.Context) (retention.Status, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := retention.Status{Now: time.Now(), Stream: time.Now(), Lane: "kafka:orders/0", DeadLetters: 3, Generations: slices.Clone(s.generations)}
+	st := retention.Status{Now: time.Now(), Stream: time.Now(), Lane: "kafka:orders/0", Generations: slices.Clone(s.generations)}
 	if s.stream != nil {
 		st.Stream = *s.stream
 	}
 	return st, nil
 }
+
+func (s *store) CountDeadLetters(context.Context) (int64, error) { return 3, nil }
 
 func (s *store) PrepareGeneration(context.Context) (bool, error) {
 	led, err := s.call("prepare")

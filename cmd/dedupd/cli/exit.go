@@ -13,6 +13,7 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/retention"
 )
 
 // The exit codes, a part of the contract with scripts. Beyond them, 128+n is an
@@ -85,6 +86,7 @@ func exitCode(err error) int {
 		query    *dedup.QueryError
 		server   *app.ServerError
 		schema   *dedup.SchemaError
+		missing  *retention.MissingError
 		connect  *pgconn.ConnectError
 		postgres *pgconn.PgError
 		network  *net.OpError
@@ -94,7 +96,7 @@ func exitCode(err error) int {
 		return exit.code
 	case errors.As(err, &usage), errors.As(err, &problems), errors.As(err, &unusable), errors.As(err, &query):
 		return exitUsage
-	case errors.As(err, &server), errors.As(err, &schema), errors.As(err, &connect):
+	case errors.As(err, &server), errors.As(err, &schema), errors.As(err, &missing), errors.As(err, &connect):
 		return exitServer
 	case errors.As(err, &postgres):
 		return postgresExit(postgres.Code)

@@ -307,6 +307,7 @@ func (c *command) showAdvice(ctx context.Context, store *dedup.Store, cfg *confi
 	in := adviceInput(cfg, status, ages, since)
 	in.Since = asked
 	if ask {
+		in.Asked = true
 		if in.Brokers, in.Unknown, err = app.BrokerRetention(ctx, cfg); err != nil {
 			return err
 		}
