@@ -181,7 +181,9 @@ func TestAdvice(t *testing.T) {
 		},
 		{
 			name: "a broker that keeps everything", in: settled(ages(minute, 1000)), want: hour,
-			but:  func(in *retention.AdviceInput) { in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka"}} },
+			but: func(in *retention.AdviceInput) {
+				in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka"}}
+			},
 			says: []string{"kafka keeps messages without limit."},
 		},
 		{
