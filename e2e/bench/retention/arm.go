@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/e2e/bench/measure"
 	"github.com/dedupd/dedupd/internal/pgtest"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks/table"
@@ -205,7 +206,7 @@ func (a *arm) rememberSealed(ctx context.Context, generations, claims int, timed
 		if err := a.rotate(ctx); err != nil {
 			return err
 		}
-		progress("%s: %d of %d generations of %d claims", a.name, i+1, generations, claims)
+		measure.Progress("%s: %d of %d generations of %d claims", a.name, i+1, generations, claims)
 	}
 	return nil
 }

@@ -19,9 +19,9 @@ func (b *bench) boundary(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, out)
 	}
-	b.report.add("\n## Twins across rotations\n\nFour workers apply the same ids at the same time while generations rotate as fast as they can. The figures are the tests' own, of\n`DEDUPD_ROTATIONS=2000 go test -v -run 'TestRotationsUnderLoad|TestRotationLoadFinds' ./dedup`.\n\n")
+	b.report.Add("\n## Twins across rotations\n\nFour workers apply the same ids at the same time while generations rotate as fast as they can. The figures are the tests' own, of\n`DEDUPD_ROTATIONS=2000 go test -v -run 'TestRotationsUnderLoad|TestRotationLoadFinds' ./dedup`.\n\n")
 	for _, m := range figure.FindAllStringSubmatch(string(out), -1) {
-		b.report.add("- %s\n", strings.TrimSpace(m[1]))
+		b.report.Add("- %s\n", strings.TrimSpace(m[1]))
 	}
 	return nil
 }

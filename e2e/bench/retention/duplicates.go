@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/e2e/bench/measure"
 )
 
 // duplicates measures the rate by the share of duplicates and by what is done
@@ -24,7 +25,7 @@ func (b *bench) duplicates(ctx context.Context) error {
 			}
 			var seen [][]byte
 			remember := func() []byte {
-				id := randomID()
+				id := measure.RandomID()
 				seen = append(seen, id)
 				return id
 			}
@@ -48,7 +49,7 @@ func (b *bench) duplicates(ctx context.Context) error {
 				if rand.Float64() < share {
 					return seen[rand.IntN(len(seen))]
 				}
-				return randomID()
+				return measure.RandomID()
 			}}
 			all = append(all, c)
 			c.against = all[0]
@@ -64,11 +65,11 @@ func (b *bench) duplicates(ctx context.Context) error {
 	for i, share := range shares {
 		drop, bury := results[dedup.DuplicateDrop][i], results[dedup.DuplicateDeadLetter][i]
 		rows = append(rows, []string{
-			fmt.Sprintf("%g %%", share*100), thousands(median(drop.rates)), fmt.Sprintf("%.2f", drop.ratio()),
-			thousands(median(bury.rates)), fmt.Sprintf("%.2f", bury.ratio()),
+			fmt.Sprintf("%g %%", share*100), measure.Thousands(measure.Median(drop.rates)), fmt.Sprintf("%.2f", drop.ratio()),
+			measure.Thousands(measure.Median(bury.rates)), fmt.Sprintf("%.2f", bury.ratio()),
 		})
 	}
-	b.report.add("\n## Duplicates\n\nOne worker with three writers, random ids, %d million remembered, half of them sealed.\n", 1)
-	b.report.table(slices.Clip(rows))
+	b.report.Add("\n## Duplicates\n\nOne worker with three writers, random ids, %d million remembered, half of them sealed.\n", 1)
+	b.report.Table(slices.Clip(rows))
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/dedupd/dedupd/e2e/bench/measure"
 )
 
 // expiry measures how a generation goes, beside a DELETE of as many claims from
@@ -51,14 +53,14 @@ func (b *bench) expiry(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		progress("expiry: %s", way.what)
+		measure.Progress("expiry: %s", way.what)
 		if err := way.fill(a); err != nil {
 			return err
 		}
-		if _, _, err := a.apply(ctx, b.messages, batchSize, randomID, nil); err != nil {
+		if _, _, err := a.apply(ctx, b.messages, batchSize, measure.RandomID, nil); err != nil {
 			return err
 		}
-		quiet, before, err := a.apply(ctx, 2*b.messages, batchSize, randomID, nil)
+		quiet, before, err := a.apply(ctx, 2*b.messages, batchSize, measure.RandomID, nil)
 		if err != nil {
 			return err
 		}
@@ -77,7 +79,7 @@ func (b *bench) expiry(ctx context.Context) error {
 		var spans []span
 		var loud []float64
 		for ended := false; !ended; {
-			rate, some, err := a.apply(ctx, b.messages, batchSize, randomID, started)
+			rate, some, err := a.apply(ctx, b.messages, batchSize, measure.RandomID, started)
 			if err != nil {
 				return err
 			}
@@ -92,16 +94,16 @@ func (b *bench) expiry(ctx context.Context) error {
 			default:
 			}
 		}
-		usual := median(durations(before))
+		usual := measure.Median(durations(before))
 		overlapping := slices.DeleteFunc(slices.Clone(spans), func(s span) bool { return s.to.Before(during.from) || s.from.After(during.to) })
 		rows = append(rows, []string{
-			way.what, ms(during.duration()), ms(longest(durations(overlapping)) - usual), ms(longest(durations(before)) - usual),
-			fmt.Sprintf("%.2f", median(loud)/quiet),
+			way.what, measure.Millis(during.duration()), measure.Millis(longest(durations(overlapping)) - usual), measure.Millis(longest(durations(before)) - usual),
+			fmt.Sprintf("%.2f", measure.Median(loud)/quiet),
 		})
 		a.close()
 	}
-	b.report.add("\n## Expiry under load\n\nOne worker with three writers claims as fast as it can meanwhile. One run each.\n")
-	b.report.table(rows)
+	b.report.Add("\n## Expiry under load\n\nOne worker with three writers claims as fast as it can meanwhile. One run each.\n")
+	b.report.Table(rows)
 	return nil
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/dedupd/dedupd/e2e/bench/measure"
 )
 
 // filters measures one large generation's filter: building, storing, loading.
@@ -35,16 +37,16 @@ func (b *bench) filters(ctx context.Context) error {
 		loads = append(loads, time.Since(start))
 	}
 	bytes := a.store().FilterBytes()
-	if _, _, err := a.apply(ctx, b.messages, batchSize, randomID, nil); err != nil {
+	if _, _, err := a.apply(ctx, b.messages, batchSize, measure.RandomID, nil); err != nil {
 		return err
 	}
 	excluded, wrong := a.probes("excluded"), a.probes("false_positive")
 	million := float64(claims) / 1e6
-	b.report.add("\n## Filters\n\nOf a sealed generation of %.1f M random ids: read from its index, built, checked in; then read and checked by a worker.\n", million)
-	b.report.table([][]string{
+	b.report.Add("\n## Filters\n\nOf a sealed generation of %.1f M random ids: read from its index, built, checked in; then read and checked by a worker.\n", million)
+	b.report.Table([][]string{
 		{"bytes a claim", "build, a million claims", "load, a million claims", "new ids looked up", "let through by mistake"},
 		{
-			fmt.Sprintf("%.2f", float64(bytes)/float64(claims)), ms(time.Duration(float64(median(builds)) / million)), ms(time.Duration(float64(median(loads)) / million)),
+			fmt.Sprintf("%.2f", float64(bytes)/float64(claims)), measure.Millis(time.Duration(float64(measure.Median(builds)) / million)), measure.Millis(time.Duration(float64(measure.Median(loads)) / million)),
 			fmt.Sprintf("%.0f", excluded+wrong), fmt.Sprintf("%.0f (1 of 65,536 would be %.1f)", wrong, (excluded+wrong)/65536),
 		},
 	})

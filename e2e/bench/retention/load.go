@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -15,16 +13,6 @@ const batchSize = 4000
 
 // payload is of the size of a small order.
 var payload = []byte(`{"order":{"customer":"c-204117","currency":"EUR","total":129.95,"lines":[{"sku":"A-1002","quantity":2,"price":19.95},{"sku":"B-7731","quantity":1,"price":90.05}]},"source":"web","placed_at":"2026-11-20T10:11:12Z","note":"leave it with the neighbours"}`)
-
-// randomID is a UUIDv4, timedID a UUIDv7 of now.
-func randomID() []byte {
-	return fmt.Appendf(nil, "%08x-%04x-4%03x-8%03x-%012x", rand.Uint32(), rand.Uint32N(1<<16), rand.Uint32N(1<<12), rand.Uint32N(1<<12), rand.Uint64N(1<<48))
-}
-
-func timedID() []byte {
-	t := time.Now().UnixMilli()
-	return fmt.Appendf(nil, "%08x-%04x-7%03x-8%03x-%012x", t>>16, t&0xFFFF, rand.Uint32N(1<<12), rand.Uint32N(1<<12), rand.Uint64N(1<<48))
-}
 
 // batch makes a lane's next messages.
 func (l *lane) batch(n int, id func() []byte) message.Batch {

@@ -11,11 +11,11 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/dedupd/dedupd/e2e/bench/measure"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
 
@@ -52,7 +52,7 @@ type bench struct {
 	rounds   int
 	messages int
 	server   *pgtest.Server
-	report   report
+	report   measure.Report
 }
 
 func (b *bench) run(ctx context.Context, phases []string, out string) (err error) {
@@ -68,7 +68,12 @@ func (b *bench) run(ctx context.Context, phases []string, out string) (err error
 	known := map[string]func(context.Context) error{
 		"throughput": b.throughput, "filters": b.filters, "rotation": b.rotation, "boundary": b.boundary, "expiry": b.expiry, "duplicates": b.duplicates,
 	}
-	b.report.setting(b)
+	b.report.Title("Retention, measured", "make bench-retention")
+	b.report.Add("Runs took turns, %d rounds; a figure is the median of the rounds, a ratio\nthe median of the rounds' ratios. Absolute figures are this machine's and no other's.\n\n", b.rounds)
+	b.report.Setting(pgVersion, settings)
+	if b.scale != 1 {
+		b.report.Add("\n**A first look only: with %g of the claims.**\n", b.scale)
+	}
 	for _, name := range phases {
 		phase := known[name]
 		if phase == nil {
@@ -78,25 +83,13 @@ func (b *bench) run(ctx context.Context, phases []string, out string) (err error
 		if err := phase(ctx); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		progress("%s took %s", name, time.Since(start).Round(time.Second))
-		if out == "" {
-			continue
-		}
-		if err := os.WriteFile(out, []byte(b.report.text.String()), 0o644); err != nil { // #nosec: it is to be read
+		measure.Progress("%s took %s", name, time.Since(start).Round(time.Second))
+		if err := b.report.Write(out); err != nil {
 			return err
 		}
 	}
-	fmt.Print(b.report.text.String())
+	fmt.Print(b.report.String())
 	return nil
 }
 
 func (b *bench) scaled(claims int) int { return int(float64(claims) * b.scale) }
-
-func progress(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "%s  %s\n", time.Now().Format(time.TimeOnly), fmt.Sprintf(format, args...))
-}
-
-func median[T int | float64 | time.Duration](values []T) T {
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[len(sorted)/2]
-}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/dedupd/dedupd/e2e/bench/measure"
 )
 
 // rotation measures what a rotation costs those who claim: four workers at full
@@ -34,7 +36,7 @@ func (b *bench) rotation(ctx context.Context) error {
 				if err != nil {
 					return err
 				}
-				progress("round %d: batches of %d, %d rotations: %s msg/s", round, size, len(flips), thousands(rate))
+				measure.Progress("round %d: batches of %d, %d rotations: %s msg/s", round, size, len(flips), measure.Thousands(rate))
 				if round == 0 {
 					continue
 				}
@@ -60,16 +62,16 @@ func (b *bench) rotation(ctx context.Context) error {
 				ratios = append(ratios, rates[1]/rates[0])
 			}
 		}
-		usual := median(all)
+		usual := measure.Median(all)
 		rows = append(rows, []string{
-			fmt.Sprint(size), ms(usual), ms(longest(with) - usual), ms(longest(without) - usual), fmt.Sprint(rotations), ms(longest(took)),
-			fmt.Sprintf("%.2f (%.2f to %.2f)", median(ratios), slices.Min(ratios), slices.Max(ratios)),
+			fmt.Sprint(size), measure.Millis(usual), measure.Millis(longest(with) - usual), measure.Millis(longest(without) - usual), fmt.Sprint(rotations), measure.Millis(longest(took)),
+			fmt.Sprintf("%.2f (%.2f to %.2f)", measure.Median(ratios), slices.Min(ratios), slices.Max(ratios)),
 		})
 		a.close()
 	}
-	b.report.add("\n## Rotation under load\n\nFour workers with one lane each, as fast as they can, and a rotation every two seconds, each with its filter built and loaded by all.\nA stall is what a batch takes longer than the median batch. ")
-	b.report.add("Who rotates waits for the transactions that are under way, and whoever comes meanwhile waits with it, for 100 ms at most a try.\n")
-	b.report.table(rows)
+	b.report.Add("\n## Rotation under load\n\nFour workers with one lane each, as fast as they can, and a rotation every two seconds, each with its filter built and loaded by all.\nA stall is what a batch takes longer than the median batch. ")
+	b.report.Add("Who rotates waits for the transactions that are under way, and whoever comes meanwhile waits with it, for 100 ms at most a try.\n")
+	b.report.Table(rows)
 	return nil
 }
 
@@ -100,7 +102,7 @@ func (a *arm) underLoad(ctx context.Context, messages, size int, work func(ctx c
 		flips, err := work(beside)
 		done <- result{flips, err}
 	}()
-	rate, spans, err := a.apply(ctx, messages, size, randomID, started)
+	rate, spans, err := a.apply(ctx, messages, size, measure.RandomID, started)
 	stop()
 	r := <-done
 	if err == nil {

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
+
+	"github.com/dedupd/dedupd/e2e/bench/measure"
 )
 
 const (
@@ -30,7 +33,7 @@ func (c *contender) ratio() float64 {
 	for i := range c.rates {
 		all = append(all, c.rates[i]/c.against.rates[i])
 	}
-	return median(all)
+	return measure.Median(all)
 }
 
 // cpuRatio is the processor time of a message, of that of the other.
@@ -39,7 +42,7 @@ func (c *contender) cpuRatio() float64 {
 	for i := range c.cpu {
 		all = append(all, float64(c.cpu[i].total())/float64(c.against.cpu[i].total()))
 	}
-	return median(all)
+	return measure.Median(all)
 }
 
 // throughput measures claims with the sink's write, with few and many ids to
@@ -81,12 +84,12 @@ func (b *bench) throughput(ctx context.Context) error {
 	}
 	single := func(claims int) func(a *arm) error {
 		return func(a *arm) error {
-			progress("%s: %d claims in one table", a.name, b.scaled(claims))
+			measure.Progress("%s: %d claims in one table", a.name, b.scaled(claims))
 			return a.remember(ctx, b.scaled(claims), randomKeys)
 		}
 	}
 	filtered := options{filterMemory: memory256}
-	none, err := add("none", "nothing remembered", nil, randomID, filtered, nil)
+	none, err := add("none", "nothing remembered", nil, measure.RandomID, filtered, nil)
 	if err != nil {
 		return err
 	}
@@ -98,15 +101,15 @@ func (b *bench) throughput(ctx context.Context) error {
 		{"sealed_100m", "100 M in 24 sealed generations", sealed(100_000_000, false, true)},
 		{"single_20m", "20 M in a single table", single(20_000_000)},
 	} {
-		if _, err := add(c.name, c.what, none, randomID, filtered, c.fill); err != nil {
+		if _, err := add(c.name, c.what, none, measure.RandomID, filtered, c.fill); err != nil {
 			return err
 		}
 	}
-	timed, err := add("timed_none", "UUIDv7, nothing remembered", nil, timedID, options{}, nil)
+	timed, err := add("timed_none", "UUIDv7, nothing remembered", nil, measure.TimedID, options{}, nil)
 	if err != nil {
 		return err
 	}
-	if _, err := add("timed_100m", "UUIDv7, 100 M in 24 sealed generations, no filters", timed, timedID, options{}, sealed(100_000_000, true, false)); err != nil {
+	if _, err := add("timed_100m", "UUIDv7, 100 M in 24 sealed generations, no filters", timed, measure.TimedID, options{}, sealed(100_000_000, true, false)); err != nil {
 		return err
 	}
 	if err := twoAtATime(fills); err != nil {
@@ -121,19 +124,18 @@ func (b *bench) throughput(ctx context.Context) error {
 		for i := range c.rates {
 			ratios[i] = c.rates[i] / c.against.rates[i]
 		}
-		var workers, postgres []float64
+		var workers, postgres []time.Duration
 		for _, u := range c.cpu {
-			w, p := u.each(b.messages)
-			workers, postgres = append(workers, w), append(postgres, p)
+			workers, postgres = append(workers, u.workers), append(postgres, u.postgres)
 		}
 		rows = append(rows, []string{
-			c.what, thousands(median(c.rates)), fmt.Sprintf("%.2f", c.ratio()), fmt.Sprintf("%.2f to %.2f", slices.Min(ratios), slices.Max(ratios)),
-			micros(median(workers)), micros(median(postgres)), fmt.Sprintf("%.2f", c.cpuRatio()),
+			c.what, measure.Thousands(measure.Median(c.rates)), fmt.Sprintf("%.2f", c.ratio()), fmt.Sprintf("%.2f to %.2f", slices.Min(ratios), slices.Max(ratios)),
+			measure.Micros(measure.Median(workers), b.messages), measure.Micros(measure.Median(postgres), b.messages), fmt.Sprintf("%.2f", c.cpuRatio()),
 			fmt.Sprintf("%.0f", c.probes("excluded")), fmt.Sprintf("%.0f", c.probes("false_positive")+c.probes("unfiltered")), fmt.Sprintf("%.0f", c.probes("unfiltered")),
 		})
 	}
-	b.report.add("\n## Claims with the sink's write, by what is remembered\n\nOne worker with three writers, new ids only, batches of %d, rows of a uuid and %d bytes of JSON.\n", batchSize, len(payload))
-	b.report.table(rows)
+	b.report.Add("\n## Claims with the sink's write, by what is remembered\n\nOne worker with three writers, new ids only, batches of %d, rows of a uuid and %d bytes of JSON.\n", batchSize, len(payload))
+	b.report.Table(rows)
 	return nil
 }
 
@@ -154,7 +156,7 @@ func (b *bench) takeTurns(ctx context.Context, all []*contender, size int) error
 				c.rates = append(c.rates, rate)
 				c.cpu = append(c.cpu, c.spent)
 			}
-			progress("round %d: %-52s %s msg/s", round, c.what, thousands(rate))
+			measure.Progress("round %d: %-52s %s msg/s", round, c.what, measure.Thousands(rate))
 		}
 	}
 	return nil

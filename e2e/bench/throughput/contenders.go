@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/dedupd/dedupd/internal/child"
+)
+
+// contender is one way to land a topic in a table.
+type contender struct {
+	name string
+	// share of the messages that it gets: a slow one would take the whole day.
+	share float64
+	// sql makes what it needs beside the sink's table.
+	sql string
+	// command starts it; the process reads the topic from its beginning until
+	// it is told to stop.
+	command func(b *bench, r *landing) (*exec.Cmd, error)
+}
+
+// landing is one run of one contender.
+type landing struct {
+	topic topic
+	group string
+	url   string // of a database of its own
+	// folder is for its files.
+	folder string
+}
+
+const claimsTable = `CREATE TABLE claims (id uuid PRIMARY KEY)`
+
+var contenders = []contender{
+	{name: "dedupd", share: 1, command: dedupd("")},
+	{name: "by hand, batches of 1,000, 4 readers", share: 1, sql: claimsTable, command: peer("byhand-batched", "-readers", "4", "-batch", "1000")},
+	{name: "by hand, a transaction a message, 4 readers, commits each second", share: 0.1, sql: claimsTable, command: peer("byhand", "-readers", "4", "-commit-interval", "1s")},
+	{name: "by hand, a transaction and a commit a message, 4 readers", share: 0.01, sql: claimsTable, command: peer("byhand", "-readers", "4")},
+	{name: "Watermill, claim in the transaction", share: 0.1, sql: claimsTable, command: peer("watermill", "-subscribers", "4")},
+}
+
+// dedupd is the release binary as a user would run it: claims, fingerprints,
+// positions, books and metrics, with the defaults.
+func dedupd(more string) func(b *bench, r *landing) (*exec.Cmd, error) {
+	return func(b *bench, r *landing) (*exec.Cmd, error) {
+		config := filepath.Join(r.folder, "dedupd.yaml")
+		text := fmt.Sprintf(`
+scope: bench
+sources:
+  - kafka: {brokers: [%q], topics: [%s], group: %s}
+database: {url: %q}
+id: {from: "header:id"}
+sink:
+  table:
+    name: public.rows
+    columns: {id: id, payload: value}
+http: {listen: "127.0.0.1:0"}
+%s`, b.broker.Addr(), r.topic.name(), r.group, r.url, more)
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			return nil, err
+		}
+		return exec.Command(b.dedupd, "run", "-c", config), nil
+	}
+}
+
+func peer(name string, args ...string) func(b *bench, r *landing) (*exec.Cmd, error) {
+	return func(b *bench, r *landing) (*exec.Cmd, error) {
+		return exec.Command(b.peers, append([]string{name, "-brokers", b.broker.Addr(), "-topic", r.topic.name(), "-group", r.group, "-postgres", r.url}, args...)...), nil
+	}
+}
+
+// launch starts the contender; what it prints goes to a file.
+func (c *contender) launch(b *bench, r *landing) (*child.Process, error) {
+	cmd, err := c.command(b, r)
+	if err != nil {
+		return nil, err
+	}
+	log, err := os.Create(filepath.Join(r.folder, "log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	return child.Start(cmd, syscall.SIGKILL)
+}
+
+// said is the end of what a contender printed.
+func (r *landing) said() string {
+	data, _ := os.ReadFile(filepath.Join(r.folder, "log"))
+	return strings.TrimSpace(string(data[max(0, len(data)-2000):]))
+}
+
+// prepare makes the landing's database with the sink's table. It has no index:
+// whatever the sink does more would hide what landing costs.
+func (b *bench) prepare(ctx context.Context, c *contender, t topic) (*landing, error) {
+	b.runCount++
+	r := &landing{topic: t, group: fmt.Sprint("bench-", b.runCount), folder: filepath.Join(b.folder, fmt.Sprint(b.runCount))}
+	name := fmt.Sprint("bench_", b.runCount)
+	r.url = b.server.URL(name)
+	if err := os.Mkdir(r.folder, 0o700); err != nil {
+		return nil, err
+	}
+	if err := b.exec(ctx, "postgres", "CREATE DATABASE "+name); err != nil {
+		return nil, err
+	}
+	return r, b.exec(ctx, name, "CREATE TABLE rows (id uuid NOT NULL, payload jsonb NOT NULL)", c.sql)
+}

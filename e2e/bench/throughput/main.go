@@ -1,0 +1,117 @@
+// Command throughput lands a topic in Postgres again and again: with dedupd's
+// release binary, with what its users would have instead, and without a broker
+// at all, which is as fast as it could be. It starts a Kafka broker and a
+// Postgres of its own, prints its tables and writes them to a file. It is a
+// benchmark, not a test: every figure that counts is a ratio between runs that
+// took turns.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/dedupd/dedupd/e2e/bench/measure"
+	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/pgtest"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	b := new(bench)
+	flag.StringVar(&b.dedupd, "dedupd", ".bin/dedupd", "dedupd's binary")
+	flag.StringVar(&b.peers, "peers", ".bin/peers", "the binary of the peers written in Go; empty: without them")
+	flag.IntVar(&b.rounds, "rounds", 3, "how often the runs take turns")
+	flag.IntVar(&b.messages, "messages", 1_000_000, "messages of the topic; a slow peer gets fewer")
+	only := flag.String("only", "", "run those whose names contain one of these words, comma-separated")
+	out := flag.String("out", "", "a file for the report, in Markdown")
+	flag.Parse()
+	if *only != "" {
+		b.only = strings.Split(*only, ",")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return b.run(ctx, *out)
+}
+
+// settings are those of a small production server. fsync and synchronous_commit
+// are on.
+var settings = map[string]string{
+	"shared_buffers": "2GB", "max_wal_size": "8GB", "checkpoint_timeout": "15min", "max_connections": "100",
+}
+
+type bench struct {
+	dedupd, peers    string
+	rounds, messages int
+	only             []string
+
+	folder   string
+	server   *pgtest.Server
+	broker   *kafka.Broker
+	topics   map[topic]bool
+	report   measure.Report
+	runCount int
+}
+
+func (b *bench) run(ctx context.Context, out string) (err error) {
+	defer func() {
+		if stopErr := b.stop(); err == nil {
+			err = stopErr
+		}
+	}()
+	if err := b.start(); err != nil {
+		return err
+	}
+	b.report.Title("Throughput, measured", "make bench")
+	b.report.Add("Runs took turns, %d rounds; a figure is the median of the rounds, a ratio the\nmedian of the rounds' ratios. Absolute figures are this machine's and no other's.\n\n", b.rounds)
+	b.report.Setting(pgtest.DefaultVersion, settings)
+	if err := b.compare(ctx); err != nil {
+		return err
+	}
+	fmt.Print(b.report.String())
+	return b.report.Write(out)
+}
+
+func (b *bench) start() (err error) {
+	if b.folder, err = os.MkdirTemp("", "dedupd-bench-"); err != nil {
+		return err
+	}
+	if b.broker, err = kafka.Start(filepath.Join(b.folder, "kafka")); err != nil {
+		return err
+	}
+	b.topics = make(map[topic]bool)
+	b.server, err = pgtest.StartServer(pgtest.Options{Fsync: true, Settings: settings})
+	return err
+}
+
+func (b *bench) stop() error {
+	var all []error
+	if b.server != nil {
+		all = append(all, b.server.Stop())
+	}
+	if b.broker != nil {
+		all = append(all, b.broker.Stop())
+	}
+	return errors.Join(append(all, os.RemoveAll(b.folder))...)
+}
+
+func (b *bench) wanted(name string) bool {
+	for _, word := range b.only {
+		if strings.Contains(name, word) {
+			return true
+		}
+	}
+	return len(b.only) == 0
+}
