@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -182,25 +183,29 @@ func (v claimValues) step(open *generation, g *group) step {
 			return err
 		},
 	}
-	if v.lanes == nil {
-		st.name = "dedupd_claim_bare_" + open.identity.String()
-		st.sql = `INSERT INTO ` + open.table + ` (key) SELECT key FROM unnest($1::uuid[]) AS u (key) ON CONFLICT (key) DO NOTHING RETURNING key`
-		return st
+	// Arrays unnested in the select list are read off one by one; in FROM, each
+	// would be written to a store of its own before.
+	kind, columns, values := "bare", "key", "unnest($1::uuid[])"
+	add := func(column, value string, oid uint32, param []byte) {
+		st.oids, st.params = append(st.oids, oid), append(st.params, param)
+		columns, values = columns+", "+column, values+", "+fmt.Sprintf(value, len(st.params))
 	}
-	fingerprint, kind := "u.fingerprint", "value"
-	if !v.fingerprint {
-		fingerprint, kind = "NULL", "none"
+	if v.lanes != nil {
+		kind = "none"
+		if v.fingerprint {
+			kind = "value"
+			add("fingerprint", "unnest($%d::bigint[])", pgtype.Int8ArrayOID, appendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return claim(i).fingerprint }))
+		}
+		add("position", "unnest($%d::bigint[])", pgtype.Int8ArrayOID, appendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return g.message(claim(i)).Position.Offset }))
+		if len(slices.Compact(slices.Clone(v.lanes))) == 1 {
+			kind += "_lane"
+			add("lane", "$%d::integer", pgtype.Int4OID, int4(v.lanes[0]))
+		} else {
+			add("lane", "unnest($%d::integer[])", pgtype.Int4ArrayOID, appendInt4s(make([]byte, 0, 8*n+20), n, func(i int) int32 { return v.lanes[claim(i).batch] }))
+		}
 	}
 	st.name = "dedupd_claim_" + kind + "_" + open.identity.String()
-	st.sql = `INSERT INTO ` + open.table + ` (key, fingerprint, position, lane)
-		SELECT u.key, ` + fingerprint + `, u.position, u.lane
-		FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::integer[]) AS u (key, fingerprint, position, lane)
-		ON CONFLICT (key) DO NOTHING RETURNING key`
-	st.oids = append(st.oids, pgtype.Int8ArrayOID, pgtype.Int8ArrayOID, pgtype.Int4ArrayOID)
-	st.params = append(st.params,
-		appendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return claim(i).fingerprint }),
-		appendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return g.message(claim(i)).Position.Offset }),
-		appendInt4s(make([]byte, 0, 8*n+20), n, func(i int) int32 { return v.lanes[claim(i).batch] }))
+	st.sql = `INSERT INTO ` + open.table + ` (` + columns + `) SELECT ` + values + ` ON CONFLICT (key) DO NOTHING RETURNING key`
 	return st
 }
 
