@@ -1,0 +1,120 @@
+// Command peers runs what a team would take instead of dedupd, written as a
+// careful user of each library would write it. Every peer moves a Kafka topic
+// into Postgres until it gets SIGTERM, and makes the same promise: one row for
+// each id, whatever is delivered again. The benchmark starts it as a process of
+// its own; this file stands for no peer, it reads the command line.
+//
+// A message has its id, a UUID as text, in the Kafka header "id", and JSON as
+// its value. The tables are the runner's to make:
+//
+//	CREATE TABLE claims (id uuid PRIMARY KEY);
+//	CREATE TABLE rows (id uuid NOT NULL, payload jsonb NOT NULL);
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// options of the command line. Which flags there are depends on the peer.
+type options struct {
+	brokers, topic, group, postgres string
+
+	members        int           // of the consumer group, all in this process
+	commitInterval time.Duration // 0: a synchronous commit for each transaction
+	batch          int           // messages at most
+	linger         time.Duration // how long a batch waits for more, from its first message on
+}
+
+// peers by the name of their command. Each returns when the context ends, or
+// with an error that no later try can mend.
+var peers = map[string]func(context.Context, options, *pgxpool.Pool) error{
+	"byhand":         byHand,
+	"byhand-batched": byHandBatched,
+	"watermill":      watermillRouter,
+}
+
+const usage = "usage: peers byhand|byhand-batched|watermill -brokers HOST:PORT -topic T -group G -postgres URL [flags]; peers NAME -h lists them"
+
+func main() {
+	log.SetPrefix("peers: ")
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, os.Args[1:])
+	var wrong usageError
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case errors.As(err, &wrong):
+		fmt.Fprintln(os.Stderr, wrong)
+		os.Exit(2)
+	case err != nil && !(ctx.Err() != nil && errors.Is(err, context.Canceled)):
+		log.Fatal(err)
+	}
+}
+
+type usageError string
+
+func (e usageError) Error() string { return string(e) }
+
+func run(ctx context.Context, args []string) error {
+	if len(args) == 0 || peers[args[0]] == nil {
+		return usageError(usage)
+	}
+	o, err := parse(args[0], args[1:])
+	if err != nil {
+		return err
+	}
+	config, err := pgxpool.ParseConfig(o.postgres)
+	if err != nil {
+		return err
+	}
+	// Watermill handles each partition at the same time, whatever its subscribers.
+	config.MaxConns = int32(max(o.members, 8))
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return peers[args[0]](ctx, o, pool)
+}
+
+func parse(peer string, args []string) (o options, err error) {
+	f := flag.NewFlagSet("peers "+peer, flag.ContinueOnError)
+	f.StringVar(&o.brokers, "brokers", "", "host:port, several separated by commas")
+	f.StringVar(&o.topic, "topic", "", "the topic; a new group begins at its start")
+	f.StringVar(&o.group, "group", "", "the consumer group")
+	f.StringVar(&o.postgres, "postgres", "", "the database's URL")
+	members := "readers"
+	if peer == "watermill" {
+		members = "subscribers"
+	} else {
+		f.DurationVar(&o.commitInterval, "commit-interval", 0, "how often offsets are committed; 0: synchronously, for each transaction")
+	}
+	f.IntVar(&o.members, members, 1, "members of the group, all in this process")
+	if peer == "byhand-batched" {
+		f.IntVar(&o.batch, "batch", 1000, "messages of a transaction, at most")
+		f.DurationVar(&o.linger, "linger", 10*time.Millisecond, "how long a batch waits for more, from its first message on")
+	}
+	if err := f.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return o, err
+		}
+		return o, usageError(usage)
+	}
+	if f.NArg() > 0 || o.brokers == "" || o.topic == "" || o.group == "" || o.postgres == "" || o.members < 1 || (peer == "byhand-batched" && o.batch < 1) {
+		return o, usageError(usage)
+	}
+	return o, nil
+}
+
+func (o options) brokerList() []string { return strings.Split(o.brokers, ",") }
