@@ -67,6 +67,7 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	if err != nil {
 		return Summary{}, err
 	}
+	limit := limitMemory(int64(cfg.Batch.InflightBytes))
 	budget := consumer.NewBudget(int64(cfg.Batch.InflightBytes))
 	reg := newRegistry()
 	worker := &consumer.Worker{
@@ -116,7 +117,7 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	worker.Handler, worker.Lanes = processor, store
 
 	housekeeping, stop := context.WithCancel(ctx)
-	loop := newLoop(cfg, store, processor.FlushAges, reg, log)
+	loop := newLoop(cfg, housekeeper{store, processor.FlushAges, limit}, reg, log)
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dedupd_filter_bytes", Help: "Memory that the filters of sealed generations take in this process."},
 		func() float64 { return float64(store.FilterBytes()) }))
 	var keepers sync.WaitGroup

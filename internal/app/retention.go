@@ -14,12 +14,11 @@ import (
 	"github.com/dedupd/dedupd/retention"
 )
 
-// newLoop is the scope's housekeeping. flush writes down what the process has
-// learnt of duplicates since the last time.
-func newLoop(cfg *config.Config, store *dedup.Store, flush func(context.Context) error, reg prometheus.Registerer, log *slog.Logger) *retention.Loop {
+// newLoop is the scope's housekeeping.
+func newLoop(cfg *config.Config, store retention.Store, reg prometheus.Registerer, log *slog.Logger) *retention.Loop {
 	r := &cfg.Retention
 	return &retention.Loop{
-		Store:    housekeeper{store, flush},
+		Store:    store,
 		Schedule: time.Duration(r.Schedule),
 		Window:   time.Duration(r.Window), MaxHold: time.Duration(r.MaxHold),
 		Generation: time.Duration(r.Generation), MaxClaims: r.GenerationMaxClaims,
@@ -32,9 +31,7 @@ func newLoop(cfg *config.Config, store *dedup.Store, flush func(context.Context)
 // schedule. With rotate the open generation is sealed whatever its age and size.
 func Retain(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger, rotate bool) (retention.Report, error) {
 	nothing := func(context.Context) error { return nil }
-	loop := newLoop(cfg, store, nothing, prometheus.NewRegistry(), log)
-	loop.Store = withoutFilters{loop.Store}
-	return loop.Pass(ctx, rotate)
+	return newLoop(cfg, withoutFilters{housekeeper{store, nothing, nil}}, prometheus.NewRegistry(), log).Pass(ctx, rotate)
 }
 
 // BrokerRetention asks the configured brokers how long they keep messages.
@@ -89,10 +86,18 @@ func warnOfShortWindow(ctx context.Context, window time.Duration, sources []cons
 // housekeeper is the store as retention wants it.
 type housekeeper struct {
 	*dedup.Store
+	// flush writes down what the process has learnt of duplicates since the last
+	// time; limit is told how much memory the filters take.
 	flush func(context.Context) error
+	limit func(filters int64)
 }
 
 func (h housekeeper) FlushAges(ctx context.Context) error { return h.flush(ctx) }
+
+func (h housekeeper) LoadFilters(ctx context.Context) error {
+	defer func() { h.limit(h.FilterBytes()) }()
+	return h.Store.LoadFilters(ctx)
+}
 
 func (h housekeeper) Status(ctx context.Context) (s retention.Status, err error) {
 	status, err := h.Store.Status(ctx)

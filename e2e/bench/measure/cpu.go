@@ -56,3 +56,14 @@ func stat(file string) (used CPU, parent int) {
 	}
 	return time.Duration(user+system) * time.Second / 100, parent
 }
+
+// PeakMemory is the most memory that a process has had resident, in bytes; 0
+// where that isn't known.
+func PeakMemory(pid int) int64 {
+	text := firstLine(fmt.Sprintf("/proc/%d/status", pid), "VmHWM")
+	kib, err := strconv.ParseInt(strings.TrimSuffix(text, " kB"), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return kib << 10
+}

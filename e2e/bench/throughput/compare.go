@@ -70,22 +70,22 @@ func (b *bench) compare(ctx context.Context) error {
 }
 
 func show(name string, res result) {
-	measure.Progress("  %-66s %9s msg/s, worker %s, Postgres %s a message, %d bytes of WAL", name, measure.Thousands(res.rate),
-		measure.Micros(res.worker, res.messages), measure.Micros(res.postgres, res.messages), res.wal/int64(res.messages))
+	measure.Progress("  %-66s %9s msg/s, worker %s, Postgres %s a message, %d bytes of WAL, %d MiB", name, measure.Thousands(res.rate),
+		measure.Micros(res.worker, res.messages), measure.Micros(res.postgres, res.messages), res.wal/int64(res.messages), res.memory>>20)
 }
 
 func (b *bench) show(results map[string][]result) {
-	rows := [][]string{{"", "msg/s", "dedupd's, of this", "CPU a message: worker", "Postgres", "WAL a message"}}
+	rows := [][]string{{"", "msg/s", "dedupd's, of this", "CPU a message: worker", "Postgres", "WAL a message", "memory"}}
 	add := func(name, title string) {
 		all := results[name]
 		if len(all) == 0 {
 			return
 		}
-		var rates, ratios, workers, servers, wal []float64
+		var rates, ratios, workers, servers, wal, memory []float64
 		for i, r := range all {
 			rates = append(rates, r.rate)
 			workers, servers = append(workers, r.worker.Seconds()/float64(r.messages)), append(servers, r.postgres.Seconds()/float64(r.messages))
-			wal = append(wal, float64(r.wal)/float64(r.messages))
+			wal, memory = append(wal, float64(r.wal)/float64(r.messages)), append(memory, float64(r.memory))
 			if own := results["dedupd"]; len(own) > i {
 				ratios = append(ratios, own[i].rate/r.rate)
 			}
@@ -94,11 +94,11 @@ func (b *bench) show(results map[string][]result) {
 		if len(ratios) > 0 {
 			ratio = fmt.Sprintf("%.2f", measure.Median(ratios))
 		}
-		worker := ""
+		worker, resident := "", ""
 		if m := measure.Median(workers); m > 0 {
-			worker = fmt.Sprintf("%.1f µs", 1e6*m)
+			worker, resident = fmt.Sprintf("%.1f µs", 1e6*m), fmt.Sprintf("%.0f MiB", measure.Median(memory)/(1<<20))
 		}
-		rows = append(rows, []string{title, measure.Thousands(measure.Median(rates)), ratio, worker, fmt.Sprintf("%.1f µs", 1e6*measure.Median(servers)), fmt.Sprintf("%.0f B", measure.Median(wal))})
+		rows = append(rows, []string{title, measure.Thousands(measure.Median(rates)), ratio, worker, fmt.Sprintf("%.1f µs", 1e6*measure.Median(servers)), fmt.Sprintf("%.0f B", measure.Median(wal)), resident})
 	}
 	for i := range contenders {
 		add(contenders[i].name, contenders[i].name)

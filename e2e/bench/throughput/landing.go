@@ -16,7 +16,7 @@ import (
 type result struct {
 	rate             float64 // messages a second, duplicates included
 	worker, postgres time.Duration
-	wal              int64
+	wal, memory      int64 // bytes
 	messages         int
 }
 
@@ -54,7 +54,7 @@ func (b *bench) land(ctx context.Context, c *contender, t topic) (res result, er
 	if err != nil {
 		return res, err
 	}
-	res = result{worker: measure.CPUOf(p.Pid()), postgres: postgresAfter - postgresBefore, wal: walAfter - walBefore, messages: t.messages}
+	res = result{worker: measure.CPUOf(p.Pid()), postgres: postgresAfter - postgresBefore, wal: walAfter - walBefore, memory: measure.PeakMemory(p.Pid()), messages: t.messages}
 	res.rate = rate * float64(t.messages)
 	p.Signal(syscall.SIGTERM)
 	if !p.Wait(30 * time.Second) {
