@@ -31,7 +31,7 @@ type options struct {
 	brokers, topic, group, postgres string
 
 	members        int           // of the consumer group, all in this process
-	commitInterval time.Duration // 0: a synchronous commit for each transaction
+	commitInterval time.Duration // 0: a synchronous commit after each transaction
 	batch          int           // messages at most
 	linger         time.Duration // how long a batch waits for more, from its first message on
 }
@@ -44,31 +44,26 @@ var peers = map[string]func(context.Context, options, *pgxpool.Pool) error{
 	"watermill":      watermillRouter,
 }
 
-const usage = "usage: peers byhand|byhand-batched|watermill -brokers HOST:PORT -topic T -group G -postgres URL [flags]; peers NAME -h lists them"
+var errUsage = errors.New("usage: peers byhand|byhand-batched|watermill -brokers HOST:PORT -topic T -group G -postgres URL [flags]; peers NAME -h lists them")
 
 func main() {
-	log.SetPrefix("peers: ")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	err := run(ctx, os.Args[1:])
-	var wrong usageError
+	asked := ctx.Err() != nil && errors.Is(err, context.Canceled)
+	stop()
 	switch {
-	case errors.Is(err, flag.ErrHelp):
-	case errors.As(err, &wrong):
-		fmt.Fprintln(os.Stderr, wrong)
+	case err == nil, asked, errors.Is(err, flag.ErrHelp):
+	case errors.Is(err, errUsage):
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
-	case err != nil && !(ctx.Err() != nil && errors.Is(err, context.Canceled)):
+	default:
 		log.Fatal(err)
 	}
 }
 
-type usageError string
-
-func (e usageError) Error() string { return string(e) }
-
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 || peers[args[0]] == nil {
-		return usageError(usage)
+		return errUsage
 	}
 	o, err := parse(args[0], args[1:])
 	if err != nil {
@@ -94,25 +89,27 @@ func parse(peer string, args []string) (o options, err error) {
 	f.StringVar(&o.topic, "topic", "", "the topic; a new group begins at its start")
 	f.StringVar(&o.group, "group", "", "the consumer group")
 	f.StringVar(&o.postgres, "postgres", "", "the database's URL")
-	members := "readers"
-	if peer == "watermill" {
+	members, interval := "readers", time.Duration(0) // the tutorial's
+	switch peer {
+	case "watermill":
 		members = "subscribers"
-	} else {
-		f.DurationVar(&o.commitInterval, "commit-interval", 0, "how often offsets are committed; 0: synchronously, for each transaction")
-	}
-	f.IntVar(&o.members, members, 1, "members of the group, all in this process")
-	if peer == "byhand-batched" {
+	case "byhand-batched":
+		interval = time.Second
 		f.IntVar(&o.batch, "batch", 1000, "messages of a transaction, at most")
 		f.DurationVar(&o.linger, "linger", 10*time.Millisecond, "how long a batch waits for more, from its first message on")
 	}
-	if err := f.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return o, err
-		}
-		return o, usageError(usage)
+	f.IntVar(&o.members, members, 1, "members of the group, all in this process")
+	if peer != "watermill" {
+		f.DurationVar(&o.commitInterval, "commit-interval", interval, "how often offsets are committed; 0: synchronously, after each transaction")
+	}
+	switch err := f.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return o, err
+	case err != nil: // it has been told
+		return o, errUsage
 	}
 	if f.NArg() > 0 || o.brokers == "" || o.topic == "" || o.group == "" || o.postgres == "" || o.members < 1 || (peer == "byhand-batched" && o.batch < 1) {
-		return o, usageError(usage)
+		return o, errUsage
 	}
 	return o, nil
 }
