@@ -3,6 +3,8 @@
 GO      ?= go
 BIN     := .bin
 KAFKA   := .cache/kafka-4.1.0-libs
+CONNECT := .cache/connect-4.1.0-libs
+DEBEZIUM := .cache/debezium-jdbc-3.6.0
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 RELEASE := -trimpath -ldflags "-s -w -X github.com/dedupd/dedupd/internal/app.release=$(VERSION)"
 
@@ -57,6 +59,16 @@ fuzz: ## Fuzzes each target for FUZZTIME (default 10s)
 			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $${FUZZTIME:-10s} $$package || exit 1; \
 		done; \
 	done
+
+.PHONY: bench
+bench: build kafka $(CONNECT)/.complete ## Lands a topic with dedupd and with its peers, into docs/benchmarks/throughput.md (10 minutes; needs Java 17 and Maven)
+	cd e2e/bench/peers && $(GO) build -o ../../../$(BIN)/peers .
+	$(GO) run ./e2e/bench/throughput -out docs/benchmarks/throughput.md $(ARGS)
+
+$(CONNECT)/.complete: e2e/bench/connect/pom.xml
+	@e2e/kafka/need-java
+	mvn -q -B -f e2e/bench/connect/pom.xml process-sources -Dlibs=$(CURDIR)/$(CONNECT) -Dplugin=$(CURDIR)/$(DEBEZIUM)
+	@touch $@
 
 .PHONY: bench-retention
 bench-retention: ## Measures what remembering costs, into docs/benchmarks/retention.md (half an hour; 40 GB of disk)

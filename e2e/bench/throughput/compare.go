@@ -15,6 +15,7 @@ const mostApart = 0.25
 // floor.
 func (b *bench) compare(ctx context.Context) error {
 	results := make(map[string][]result)
+	whole := topic{partitions: 4, messages: b.messages, resends: 20}
 	for round, tries := 0, 0; round < b.rounds; tries++ {
 		if tries == 3*b.rounds {
 			return fmt.Errorf("in %d of %d rounds two runs of the floor differed by more than %.0f %%: this machine is too busy to measure", tries-round, tries, 100*mostApart)
@@ -26,7 +27,9 @@ func (b *bench) compare(ctx context.Context) error {
 			if !b.wanted(c.name) {
 				continue
 			}
-			res, err := b.land(ctx, c, topic{partitions: 4, messages: int(float64(b.messages) * c.share), resends: 20})
+			part := whole
+			part.messages, part.enveloped = int(float64(whole.messages)*c.share), c.enveloped
+			res, err := b.land(ctx, c, part)
 			if err != nil {
 				return err
 			}
@@ -39,7 +42,7 @@ func (b *bench) compare(ctx context.Context) error {
 			if !b.wanted("floor") && !b.wanted(f.name) {
 				continue
 			}
-			res, err := f.run(ctx, b, b.messages*4/5)
+			res, err := f.run(ctx, b, whole)
 			if err != nil {
 				return fmt.Errorf("floor: %w", err)
 			}
@@ -50,7 +53,7 @@ func (b *bench) compare(ctx context.Context) error {
 			}
 		}
 		if before > 0 {
-			after, err := floors[0].run(ctx, b, b.messages*4/5)
+			after, err := floors[0].run(ctx, b, whole)
 			if err != nil {
 				return fmt.Errorf("floor: %w", err)
 			}
@@ -107,6 +110,6 @@ func (b *bench) show(results map[string][]result) {
 		add(floors[i].name, "floor: "+floors[i].name)
 	}
 	b.report.Add("\n## The same topic, the same kind of table\n\n%d messages in 4 partitions, about 200 bytes of JSON, every fifth a resend; rows of a uuid and jsonb, without an index.\n", b.messages)
-	b.report.Add("Each run was checked: every id stands in the table once. A floor has no broker: its batches were made beforehand, without copies.\n")
+	b.report.Add("Each run was checked: every id stands in the table once. A floor has no broker, no copies and nothing to do but\nwrite: its batches were made beforehand. Its rate counts the copies all the same, as if they came for nothing.\n")
 	b.report.Table(rows)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -9,6 +10,9 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/e2e/bench/connect"
 	"github.com/dedupd/dedupd/internal/child"
 )
 
@@ -17,8 +21,11 @@ type contender struct {
 	name string
 	// share of the messages that it gets: a slow one would take the whole day.
 	share float64
+	// columns of the sink's table; plainColumns if empty.
+	columns string
 	// sql makes what it needs beside the sink's table.
-	sql string
+	sql       string
+	enveloped bool // it needs a schema in each message
 	// command starts it; the process reads the topic from its beginning until
 	// it is told to stop.
 	command func(b *bench, r *landing) (*exec.Cmd, error)
@@ -33,11 +40,16 @@ type landing struct {
 	folder string
 }
 
+// plainColumns have no index: whatever the sink does more would hide what landing
+// costs.
+const plainColumns = `id uuid NOT NULL, payload jsonb NOT NULL`
+
 const claimsTable = `CREATE TABLE claims (id uuid PRIMARY KEY)`
 
 var contenders = []contender{
 	{name: "dedupd", share: 1, command: dedupd("")},
 	{name: "by hand, batches of 1,000, 4 readers", share: 1, sql: claimsTable, command: peer("byhand-batched", "-readers", "4", "-batch", "1000")},
+	{name: "Kafka Connect, Debezium's JDBC sink, 4 tasks: upserts, no claims", share: 1, columns: connect.Columns, enveloped: true, command: debezium},
 	{name: "by hand, a transaction a message, 4 readers, commits each second", share: 0.1, sql: claimsTable, command: peer("byhand", "-readers", "4", "-commit-interval", "1s")},
 	{name: "by hand, a transaction and a commit a message, 4 readers", share: 0.01, sql: claimsTable, command: peer("byhand", "-readers", "4")},
 	{name: "Watermill, claim in the transaction", share: 0.1, sql: claimsTable, command: peer("watermill", "-subscribers", "4")},
@@ -73,6 +85,18 @@ func peer(name string, args ...string) func(b *bench, r *landing) (*exec.Cmd, er
 	}
 }
 
+func debezium(b *bench, r *landing) (*exec.Cmd, error) {
+	postgres, err := pgx.ParseConfig(r.url)
+	if err != nil {
+		return nil, err
+	}
+	return connect.Command(connect.Options{
+		Dir: r.folder, Brokers: b.broker.Addr(), Topic: r.topic.name(), Group: r.group, Tasks: int(r.topic.partitions),
+		PostgresHost: postgres.Host, Port: int(postgres.Port), Database: postgres.Database, User: postgres.User, Password: postgres.Password,
+		Table: "rows", Libs: b.connectLibs, Plugin: b.connectPlugin,
+	})
+}
+
 // launch starts the contender; what it prints goes to a file.
 func (c *contender) launch(b *bench, r *landing) (*child.Process, error) {
 	cmd, err := c.command(b, r)
@@ -94,8 +118,7 @@ func (r *landing) said() string {
 	return strings.TrimSpace(string(data[max(0, len(data)-2000):]))
 }
 
-// prepare makes the landing's database with the sink's table. It has no index:
-// whatever the sink does more would hide what landing costs.
+// prepare makes the landing's database with the sink's table.
 func (b *bench) prepare(ctx context.Context, c *contender, t topic) (*landing, error) {
 	b.runCount++
 	r := &landing{topic: t, group: fmt.Sprint("bench-", b.runCount), folder: filepath.Join(b.folder, fmt.Sprint(b.runCount))}
@@ -107,5 +130,5 @@ func (b *bench) prepare(ctx context.Context, c *contender, t topic) (*landing, e
 	if err := b.exec(ctx, "postgres", "CREATE DATABASE "+name); err != nil {
 		return nil, err
 	}
-	return r, b.exec(ctx, name, "CREATE TABLE rows (id uuid NOT NULL, payload jsonb NOT NULL)", c.sql)
+	return r, b.exec(ctx, name, "CREATE TABLE rows ("+cmp.Or(c.columns, plainColumns)+")", c.sql)
 }

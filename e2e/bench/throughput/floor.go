@@ -84,8 +84,8 @@ func makeBatch(n int) made {
 	return m
 }
 
-// run measures the floor over so many rows.
-func (f floor) run(ctx context.Context, b *bench, rows int) (res result, err error) {
+// run measures the floor over the rows of a topic.
+func (f floor) run(ctx context.Context, b *bench, t topic) (res result, err error) {
 	b.runCount++
 	name := fmt.Sprint("bench_", b.runCount)
 	if err := b.exec(ctx, "postgres", "CREATE DATABASE "+name); err != nil {
@@ -94,11 +94,11 @@ func (f floor) run(ctx context.Context, b *bench, rows int) (res result, err err
 	defer func() {
 		err = errors.Join(err, b.exec(context.WithoutCancel(ctx), "postgres", "DROP DATABASE "+name+" WITH (FORCE)"))
 	}()
-	if err := b.exec(ctx, name, "CREATE TABLE rows (id uuid NOT NULL, payload jsonb NOT NULL)",
+	if err := b.exec(ctx, name, "CREATE TABLE rows ("+plainColumns+")",
 		"CREATE TABLE claims (key uuid PRIMARY KEY, fingerprint bigint, position bigint, lane integer, claimed_at timestamptz NOT NULL DEFAULT now())"); err != nil {
 		return res, err
 	}
-	each := rows / f.batch / f.connections
+	each := t.ids() / f.batch / f.connections
 	batches := make([][]made, f.connections)
 	conns := make([]*pgx.Conn, f.connections)
 	for i := range batches {
@@ -136,7 +136,7 @@ func (f floor) run(ctx context.Context, b *bench, rows int) (res result, err err
 		return res, err
 	}
 	res = result{messages: each * f.connections * f.batch, postgres: cpu - cpuBefore, wal: wal - walBefore}
-	res.rate = float64(res.messages) / took.Seconds()
+	res.rate = float64(res.messages) / took.Seconds() * float64(t.messages) / float64(t.ids())
 	return res, nil
 }
 

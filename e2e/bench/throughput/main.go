@@ -32,7 +32,9 @@ func main() {
 func run() error {
 	b := new(bench)
 	flag.StringVar(&b.dedupd, "dedupd", ".bin/dedupd", "dedupd's binary")
-	flag.StringVar(&b.peers, "peers", ".bin/peers", "the binary of the peers written in Go; empty: without them")
+	flag.StringVar(&b.peers, "peers", ".bin/peers", "the binary of the peers written in Go")
+	flag.StringVar(&b.connectLibs, "connect", ".cache/connect-4.1.0-libs", "the folder of Kafka Connect's jars")
+	flag.StringVar(&b.connectPlugin, "debezium", ".cache/debezium-jdbc-3.6.0", "the folder of Debezium's JDBC sink")
 	flag.IntVar(&b.rounds, "rounds", 3, "how often the runs take turns")
 	flag.IntVar(&b.messages, "messages", 1_000_000, "messages of the topic; a slow peer gets fewer")
 	only := flag.String("only", "", "run those whose names contain one of these words, comma-separated")
@@ -53,9 +55,10 @@ var settings = map[string]string{
 }
 
 type bench struct {
-	dedupd, peers    string
-	rounds, messages int
-	only             []string
+	dedupd, peers              string
+	connectLibs, connectPlugin string
+	rounds, messages           int
+	only                       []string
 
 	folder   string
 	server   *pgtest.Server

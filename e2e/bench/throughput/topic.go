@@ -7,6 +7,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/dedupd/dedupd/e2e/bench/connect"
 	"github.com/dedupd/dedupd/e2e/bench/measure"
 )
 
@@ -17,10 +18,23 @@ type topic struct {
 	// resends of a hundred messages are copies of one of the last thousand of the
 	// partition.
 	resends int
+	// enveloped values carry the schema that Kafka Connect needs.
+	enveloped bool
 }
 
 func (t topic) name() string {
-	return fmt.Sprintf("orders-%d-%d-%d", t.partitions, t.messages, t.resends)
+	name := fmt.Sprintf("orders-%d-%d-%d", t.partitions, t.messages, t.resends)
+	if t.enveloped {
+		name += "-enveloped"
+	}
+	return name
+}
+
+func (t topic) value(id []byte) []byte {
+	if t.enveloped {
+		return connect.Envelope(string(id), order(id))
+	}
+	return order(id)
 }
 
 // ids is how many different ones there are.
@@ -67,7 +81,7 @@ func (b *bench) fill(ctx context.Context, t topic) error {
 			r = &kgo.Record{Partition: int32(p), Key: old.Key, Value: old.Value, Headers: old.Headers}
 		} else {
 			id := measure.RandomID()
-			r = &kgo.Record{Partition: int32(p), Key: id, Value: order(id), Headers: []kgo.RecordHeader{{Key: "id", Value: id}}}
+			r = &kgo.Record{Partition: int32(p), Key: id, Value: t.value(id), Headers: []kgo.RecordHeader{{Key: "id", Value: id}}}
 			sent[p] = append(sent[p], r)
 		}
 		client.Produce(ctx, r, func(_ *kgo.Record, err error) {
