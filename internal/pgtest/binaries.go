@@ -30,24 +30,44 @@ const DefaultVersion = "18.4"
 //	server-*/      one for each server, with its lock
 type binaries struct {
 	folder   string
+	bin      string // of the programs
+	version  string
 	password string
 }
 
-func (b *binaries) program(name string) string { return filepath.Join(b.folder, "pg", "bin", name) }
+func (b *binaries) program(name string) string { return filepath.Join(b.bin, name) }
 
 func findBinaries(o Options) (*binaries, error) {
-	version := o.Version
-	if version == "" {
-		version = os.Getenv("DEDUPD_TEST_POSTGRES_VERSION")
+	b := &binaries{bin: o.Bin, version: o.Version}
+	if b.bin != "" {
+		out, err := exec.Command(b.program("postgres"), "--version").CombinedOutput()
+		words := strings.Fields(string(out)) // postgres (PostgreSQL) 15.18 (Debian …)
+		if err != nil {
+			return nil, fmt.Errorf("%s --version: %w: %s", b.program("postgres"), err, out)
+		}
+		if len(words) < 3 {
+			return nil, fmt.Errorf("%s --version says %q", b.program("postgres"), out)
+		}
+		b.version = words[2]
 	}
-	if version == "" {
-		version = DefaultVersion
+	if b.version == "" {
+		b.version = os.Getenv("DEDUPD_TEST_POSTGRES_VERSION")
 	}
-	folder, err := cacheFolder("dedupd-postgres-" + version + "-" + strconv.Itoa(os.Geteuid()))
+	if b.version == "" {
+		b.version = DefaultVersion
+	}
+	name := "dedupd-postgres-" + b.version
+	if b.bin != "" {
+		name += "-installed"
+	}
+	folder, err := cacheFolder(name + "-" + strconv.Itoa(os.Geteuid()))
 	if err != nil {
 		return nil, err
 	}
-	b := &binaries{folder: folder}
+	b.folder = folder
+	if b.bin == "" {
+		b.bin = filepath.Join(folder, "pg", "bin")
+	}
 	// Test binaries of several packages start at once: one of them fetches.
 	lock, err := lockFile(filepath.Join(folder, "lock"), true)
 	if err != nil {
@@ -62,12 +82,12 @@ func findBinaries(o Options) (*binaries, error) {
 		}
 	}
 	if _, err := os.Stat(b.program("postgres")); err != nil {
-		if err := b.fetch(version, o.Progress); err != nil {
-			return nil, fmt.Errorf("fetch Postgres %s: %w", version, err)
+		if err := b.fetch(b.version, o.Progress); err != nil {
+			return nil, fmt.Errorf("fetch Postgres %s: %w", b.version, err)
 		}
 	}
 	if _, err := os.Stat(filepath.Join(folder, "data")); err != nil {
-		if err := b.initialise(version); err != nil {
+		if err := b.initialise(b.version); err != nil {
 			return nil, fmt.Errorf("initdb: %w", err)
 		}
 	}

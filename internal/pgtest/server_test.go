@@ -308,3 +308,19 @@ func TestAnUnknownVersionSaysSo(t *testing.T) {
 	}
 	_ = os.RemoveAll(filepath.Join(os.TempDir(), fmt.Sprintf("dedupd-postgres-18.999-%d", os.Geteuid())))
 }
+
+// TestInstalledPrograms starts a server by the programs of a folder, as of an
+// installed Postgres.
+func TestInstalledPrograms(t *testing.T) {
+	fetched := start(t, Options{})
+	s := start(t, Options{Bin: fetched.binaries.bin})
+	if got := query(t, s.URL("postgres"), "SHOW server_version"); got != s.Version() || got != fetched.Version() {
+		t.Errorf("server %s calls itself %s, the other one %s", got, s.Version(), fetched.Version())
+	}
+	if s.binaries.folder == fetched.binaries.folder {
+		t.Error("its data come from another's folder")
+	}
+	if _, err := StartServer(Options{Bin: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "postgres --version") {
+		t.Errorf("an empty folder: %v", err)
+	}
+}

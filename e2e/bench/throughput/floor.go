@@ -110,7 +110,7 @@ func (f floor) run(ctx context.Context, b *bench, t topic) (res result, err erro
 		}
 		defer func() { _ = conns[i].Close(context.WithoutCancel(ctx)) }()
 	}
-	walBefore, cpuBefore, err := b.used(ctx, conns[0])
+	before, err := b.used(ctx, conns[0], 0)
 	if err != nil {
 		return res, err
 	}
@@ -131,11 +131,11 @@ func (f floor) run(ctx context.Context, b *bench, t topic) (res result, err erro
 	if err := errors.Join(errs...); err != nil {
 		return res, err
 	}
-	wal, cpu, err := b.used(ctx, conns[0])
+	after, err := b.used(ctx, conns[0], 0)
 	if err != nil {
 		return res, err
 	}
-	res = result{messages: each * f.connections * f.batch, postgres: cpu - cpuBefore, wal: wal - walBefore}
+	res = result{messages: each * f.connections * f.batch, usage: after.since(before)}
 	res.rate = float64(res.messages) / took.Seconds() * float64(t.messages) / float64(t.ids())
 	return res, nil
 }

@@ -14,10 +14,10 @@ import (
 
 // result is what a run came to.
 type result struct {
-	rate             float64 // messages a second, duplicates included
-	worker, postgres time.Duration
-	wal, memory      int64 // bytes
-	messages         int
+	usage
+	rate     float64 // messages a second, duplicates included
+	memory   int64   // bytes
+	messages int
 }
 
 // land runs a contender over a topic until every id stands in the sink, once.
@@ -37,25 +37,25 @@ func (b *bench) land(ctx context.Context, c *contender, t topic) (res result, er
 		_ = conn.Close(context.WithoutCancel(ctx))
 		err = errors.Join(err, b.exec(context.WithoutCancel(ctx), "postgres", "DROP DATABASE "+conn.Config().Database+" WITH (FORCE)"))
 	}()
-	walBefore, postgresBefore, err := b.used(ctx, conn)
-	if err != nil {
-		return res, err
-	}
 	p, err := c.launch(b, r)
 	if err != nil {
 		return res, err
 	}
 	defer p.Kill()
-	rate, err := watch(ctx, conn, t.ids(), p.Done())
+	var used usage
+	steady, err := watch(ctx, conn, t.ids(), p.Done(), func() (err error) {
+		used, err = b.used(ctx, conn, p.Pid())
+		return err
+	})
 	if err != nil {
 		return res, fmt.Errorf("%s: %w\n%s", c.name, err, r.said())
 	}
-	walAfter, postgresAfter, err := b.used(ctx, conn)
+	end, err := b.used(ctx, conn, p.Pid())
 	if err != nil {
 		return res, err
 	}
-	res = result{worker: measure.CPUOf(p.Pid()), postgres: postgresAfter - postgresBefore, wal: walAfter - walBefore, memory: measure.PeakMemory(p.Pid()), messages: t.messages}
-	res.rate = rate * float64(t.messages)
+	res = result{usage: end.since(used), memory: measure.PeakMemory(p.Pid()), messages: int(steady.share * float64(t.messages))}
+	res.rate = float64(res.messages) / steady.took.Seconds()
 	p.Signal(syscall.SIGTERM)
 	if !p.Wait(30 * time.Second) {
 		return res, fmt.Errorf("%s did not end\n%s", c.name, r.said())
@@ -70,24 +70,34 @@ func (b *bench) land(ctx context.Context, c *contender, t topic) (res result, er
 	return res, nil
 }
 
-// watch waits until the sink has all rows, and gives the share of them that
-// arrived in a second, between its first growth and its last. The table's size
-// tells: counting its rows would cost more than some contenders.
-func watch(ctx context.Context, conn *pgx.Conn, rows int, ended <-chan struct{}) (rate float64, err error) {
+// steady is the part of a run between the sink's first growth and its last: the
+// start of a process, and of a group, comes before.
+type steady struct {
+	share float64 // of the rows
+	took  time.Duration
+}
+
+// watch waits until the sink has all rows, and calls begun when it has the first.
+// The table's size tells: counting its rows would cost more than some
+// contenders.
+func watch(ctx context.Context, conn *pgx.Conn, rows int, ended <-chan struct{}, begun func() error) (steady, error) {
 	const stalled = time.Minute
-	var first, last, counted time.Time
+	var first, counted time.Time
 	var atFirst, size int64
+	last := time.Now() // it has as long to begin
 	for {
 		var now int64
 		if err := conn.QueryRow(ctx, "SELECT pg_relation_size('rows')").Scan(&now); err != nil {
-			return 0, err
+			return steady{}, err
 		}
 		at := time.Now()
-		switch {
-		case now > size && first.IsZero():
-			first, atFirst = at, now
-			fallthrough
-		case now > size:
+		if now > size {
+			if size == 0 {
+				first, atFirst = at, now
+				if err := begun(); err != nil {
+					return steady{}, err
+				}
+			}
 			last, size = at, now
 		}
 		quiet := at.Sub(last)
@@ -95,32 +105,45 @@ func watch(ctx context.Context, conn *pgx.Conn, rows int, ended <-chan struct{})
 			counted = at
 			var n int
 			if err := conn.QueryRow(ctx, "SELECT count(*) FROM rows").Scan(&n); err != nil {
-				return 0, err
+				return steady{}, err
 			}
 			if n >= rows {
-				return float64(size-atFirst) / float64(size) / last.Sub(first).Seconds(), nil
+				return steady{float64(size-atFirst) / float64(size), last.Sub(first)}, nil
 			}
 		}
-		switch {
-		case last.IsZero():
-			last = at // it has as long to begin
-		case quiet > stalled:
-			return 0, fmt.Errorf("nothing has landed for %s", stalled)
+		if quiet > stalled {
+			return steady{}, fmt.Errorf("nothing has landed for %s", stalled)
 		}
 		select {
 		case <-ended:
-			return 0, errors.New("it ended by itself")
+			return steady{}, errors.New("it ended by itself")
 		case <-ctx.Done():
-			return 0, ctx.Err()
+			return steady{}, ctx.Err()
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// used is the WAL that was written and the processor time of Postgres.
-func (b *bench) used(ctx context.Context, conn *pgx.Conn) (wal int64, cpu measure.CPU, err error) {
-	err = conn.QueryRow(ctx, "SELECT pg_current_wal_lsn() - '0/0'::pg_lsn").Scan(&wal)
-	return wal, measure.CPUOfChildren(b.server.Pid()), err
+// usage is what has been used so far: the processor time of the contender and of
+// Postgres, and bytes of WAL.
+type usage struct {
+	worker, postgres measure.CPU
+	wal              int64
+}
+
+func (u usage) since(before usage) usage {
+	return usage{u.worker - before.worker, u.postgres - before.postgres, u.wal - before.wal}
+}
+
+// used reads it. Of backends that have ended nothing is known; none ends while a
+// contender is at work.
+func (b *bench) used(ctx context.Context, conn *pgx.Conn, worker int) (u usage, err error) {
+	err = conn.QueryRow(ctx, "SELECT pg_current_wal_lsn() - '0/0'::pg_lsn").Scan(&u.wal)
+	if worker != 0 {
+		u.worker = measure.CPUOf(worker)
+	}
+	u.postgres = measure.CPUOfChildren(b.server.Pid())
+	return u, err
 }
 
 func (b *bench) exec(ctx context.Context, database string, statements ...string) error {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -35,6 +36,7 @@ func run() error {
 	flag.StringVar(&b.peers, "peers", ".bin/peers", "the binary of the peers written in Go")
 	flag.StringVar(&b.connectLibs, "connect", ".cache/connect-4.1.0-libs", "the folder of Kafka Connect's jars")
 	flag.StringVar(&b.connectPlugin, "debezium", ".cache/debezium-jdbc-3.6.0", "the folder of Debezium's JDBC sink")
+	flag.StringVar(&b.postgres, "postgres", installed(), "the folder of an installed Postgres' programs; empty: one that is downloaded, which is compiled for its size and slower")
 	flag.IntVar(&b.rounds, "rounds", 3, "how often the runs take turns")
 	flag.IntVar(&b.messages, "messages", 1_000_000, "messages of the topic; a slow peer gets fewer")
 	only := flag.String("only", "", "run those whose names contain one of these words, comma-separated")
@@ -57,6 +59,7 @@ var settings = map[string]string{
 type bench struct {
 	dedupd, peers              string
 	connectLibs, connectPlugin string
+	postgres                   string
 	rounds, messages           int
 	only                       []string
 
@@ -79,7 +82,7 @@ func (b *bench) run(ctx context.Context, out string) (err error) {
 	}
 	b.report.Title("Throughput, measured", "make bench")
 	b.report.Add("Runs took turns, %d rounds; a figure is the median of the rounds, a ratio the\nmedian of the rounds' ratios. Absolute figures are this machine's and no other's.\n\n", b.rounds)
-	b.report.Setting(pgtest.DefaultVersion, settings)
+	b.report.Setting(b.server.Version(), settings)
 	if err := b.compare(ctx); err != nil {
 		return err
 	}
@@ -95,7 +98,7 @@ func (b *bench) start() (err error) {
 		return err
 	}
 	b.topics = make(map[topic]bool)
-	b.server, err = pgtest.StartServer(pgtest.Options{Fsync: true, Settings: settings})
+	b.server, err = pgtest.StartServer(pgtest.Options{Bin: b.postgres, Fsync: true, Settings: settings})
 	return err
 }
 
@@ -108,6 +111,19 @@ func (b *bench) stop() error {
 		all = append(all, b.broker.Stop())
 	}
 	return errors.Join(append(all, os.RemoveAll(b.folder))...)
+}
+
+// installed finds the newest Postgres where Debian puts it.
+func installed() (newest string) {
+	best := 0
+	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
+	for _, program := range found {
+		bin := filepath.Dir(program)
+		if version, err := strconv.Atoi(filepath.Base(filepath.Dir(bin))); err == nil && version > best {
+			best, newest = version, bin
+		}
+	}
+	return newest
 }
 
 func (b *bench) wanted(name string) bool {
