@@ -21,7 +21,7 @@ func TestBinaryHasNoTestCode(t *testing.T) {
 		t.Fatalf("go list tells only %d packages, or not ours", len(packages))
 	}
 	forbidden := regexp.MustCompile(`^(testing|github\.com/nats-io/nats-server|github\.com/fergusstrange/|github\.com/twmb/|github\.com/google/go-cmp|` +
-		`github\.com/rogpeppe/|go\.uber\.org/goleak|github\.com/stretchr/|pgregory\.net/|` + module + `(e2e|internal/pgtest|internal/child|consumer/consumertest|sinks/sinktest|internal/tools))(/|$)`)
+		`github\.com/rogpeppe/|go\.uber\.org/goleak|github\.com/stretchr/|pgregory\.net/|` + module + `(e2e|internal/pgtest|internal/natstest|internal/child|consumer/consumertest|sinks/sinktest|internal/tools))(/|$)`)
 	for _, p := range packages {
 		if forbidden.MatchString(p) {
 			t.Errorf("the binary contains %s", p)
@@ -68,7 +68,7 @@ func TestLayers(t *testing.T) {
 	for line := range strings.Lines(out) {
 		words := strings.Fields(line)
 		folder := strings.TrimPrefix(words[0], module)
-		if strings.HasPrefix(folder, "e2e") || strings.HasPrefix(folder, "internal/pgtest") || strings.HasPrefix(folder, "internal/tools") {
+		if strings.HasPrefix(folder, "e2e") || strings.HasPrefix(folder, "internal/pgtest") || strings.HasPrefix(folder, "internal/natstest") || strings.HasPrefix(folder, "internal/tools") {
 			continue
 		}
 		rule := -1

@@ -7,13 +7,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
+	"github.com/dedupd/dedupd/internal/natstest"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -110,31 +110,8 @@ func TestCaughtUp(t *testing.T) {
 // A run until idle that is shorter than it takes to look twice tells of an empty
 // queue as well.
 func TestCaughtUpInAShortRun(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs a NATS server, and -short asks for tests without servers")
-	}
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	conn, err := natsgo.Connect(s.ClientURL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	js, err := jetstream.New(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}}); err != nil {
-		t.Fatal(err)
-	}
-	source, err := New(Config{Name: "edge", Servers: []string{s.ClientURL()}, Stream: "ORDERS", Durable: "orders"})
+	url, _ := natstest.Start(t)
+	source, err := New(Config{Name: "edge", Servers: []string{url}, Stream: "ORDERS", Durable: "orders"})
 	if err != nil {
 		t.Fatal(err)
 	}

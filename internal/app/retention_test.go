@@ -13,13 +13,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/natstest"
 	"github.com/dedupd/dedupd/internal/pgtest"
 	"github.com/dedupd/dedupd/sinks"
 	_ "github.com/dedupd/dedupd/sinks/table"
@@ -192,34 +191,8 @@ func TestARotationByHandWaitsForAWorker(t *testing.T) {
 // since the last one must not be lost.
 func TestTheLastAgesAreCounted(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("needs a database")
-	}
-	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("no NATS server")
-	}
-	conn, err := nats.Connect(s.ClientURL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	js, err := jetstream.New(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}}); err != nil {
-		t.Fatal(err)
-	}
-	r := newRig(t, fmt.Sprintf("{nats: {servers: %q, stream: ORDERS}}", s.ClientURL()))
+	url, js := natstest.Start(t)
+	r := newRig(t, fmt.Sprintf("{nats: {servers: %q, stream: ORDERS}}", url))
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	ended := make(chan error, 1)
@@ -244,5 +217,19 @@ func TestTheLastAgesAreCounted(t *testing.T) {
 	}
 	if n := r.await(t, `SELECT coalesce(sum(duplicates), -1)::integer FROM dedupd.duplicate_ages`); n != 4 {
 		t.Errorf("the ages of %d duplicates are counted, want 4", n)
+	}
+}
+
+// TestFiltersComeOnTopOfTheMemory loads filters as the loop does.
+func TestFiltersComeOnTopOfTheMemory(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `{nats: {servers: "nats://127.0.0.1:1", stream: ORDERS}}`)
+	told := int64(-1)
+	keeper := housekeeper{Store: r.store, limit: func(filters int64) { told = filters }}
+	if err := keeper.LoadFilters(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if told != r.store.FilterBytes() {
+		t.Errorf("the limit was told of %d bytes, want %d", told, r.store.FilterBytes())
 	}
 }
