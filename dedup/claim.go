@@ -50,17 +50,24 @@ func (p *Processor) claim(ctx context.Context, conn *pgx.Conn, c *catalog, g *gr
 // transaction holds makes the statement wait for that one's end. No row back
 // means that the other has committed, so that a duplicate may be dropped; had it
 // rolled back, the row would be ours.
+//
+// When the values say ahead, the open table is looked through as well before
+// anything is claimed, and what it lacks is copied into it. Then a twin that is
+// committed after the look fails the copy: errTwin, and nothing was done.
 func (s *Store) claimKeys(ctx context.Context, conn *pgx.Conn, prepare bool, c *catalog, g *group, before []step, values claimValues) (map[Key]*claimRow, probeResult, error) {
 	steps := before
 	rows := make(map[Key]*claimRow)
 	probes, result := g.probes(c)
+	for _, p := range probes {
+		steps = append(steps, s.lookupStep(p.generation, len(p.firsts), func(i int) *Key { return &g.keys[p.firsts[i]] }, rows))
+	}
+	if values.ahead {
+		steps = append(steps, s.lookAhead(c.open, g, rows)...)
+	}
 	g.claims = g.firsts
-	if len(probes) > 0 {
-		for _, p := range probes {
-			steps = append(steps, s.lookupStep(p.generation, len(p.firsts), func(i int) *Key { return &g.keys[p.firsts[i]] }, rows))
-		}
+	if values.ahead || len(probes) > 0 {
 		if err := roundTrip(ctx, conn, prepare, steps); err != nil {
-			return nil, result, fmt.Errorf("look through sealed generations: %w", err)
+			return nil, result, fmt.Errorf("look for claims: %w", err)
 		}
 		steps = nil
 		result.settle(g, probes, rows)
@@ -72,6 +79,9 @@ func (s *Store) claimKeys(ctx context.Context, conn *pgx.Conn, prepare bool, c *
 				}
 			}
 		}
+	}
+	if values.ahead {
+		return rows, result, values.copy(ctx, conn, c.open, g)
 	}
 	if len(g.claims) > 0 {
 		steps = append(steps, values.step(c.open, g))
@@ -125,26 +135,21 @@ func (g *group) probes(c *catalog) (probes []probe, result probeResult) {
 	return probes, result
 }
 
-// settle counts the answers of the tables.
+// settle counts the answers of the tables. A key is in one of them at most: where
+// it was found, the others' maybe was as wrong as if it were in none.
 func (r *probeResult) settle(g *group, probes []probe, rows map[Key]*claimRow) {
-	r.found = int64(len(rows))
-	// A key is in one sealed table at most: where it was found, the others' maybe
-	// was as wrong as if it were in none.
-	looked, passed := 0, 0
 	for _, p := range probes {
-		looked += len(p.firsts)
-		passed += p.unfiltered
-	}
-	foundPassed := 0
-	for _, p := range probes {
-		for _, i := range p.firsts[:p.unfiltered] {
-			if row := rows[g.keys[i]]; row != nil && row.generation == p.generation {
-				foundPassed++
+		for i, first := range p.firsts {
+			switch row := rows[g.keys[first]]; {
+			case row != nil && row.generation == p.generation:
+				r.found++
+			case i < p.unfiltered:
+				r.falsePositive++
+			default:
+				r.unfiltered++
 			}
 		}
 	}
-	r.falsePositive = int64(passed - foundPassed)
-	r.unfiltered = int64(looked-passed) - (r.found - int64(foundPassed))
 }
 
 // claimValues is what is stored with a claim besides its key.
@@ -152,10 +157,13 @@ type claimValues struct {
 	// lanes are the batches' numbers; nil: the claims come by no lane.
 	lanes       []int32
 	fingerprint bool
+	// ahead has the claims looked up first and then copied. Only with lanes.
+	ahead bool
 }
 
 func (p *Processor) claimValues(g *group) (v claimValues, err error) {
 	v.fingerprint = !p.Fingerprint.none()
+	v.ahead = p.looksAhead(g)
 	v.lanes = make([]int32, len(g.batches))
 	for i := range g.batches {
 		if v.lanes[i], err = p.Store.laneID(g.batches[i].Lane); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -220,9 +221,22 @@ func (f *fixture) wantDead(want ...string) {
 	}
 }
 
-func TestEachIDOnce(t *testing.T) {
+// bothWays runs a test once for each way of claiming.
+func bothWays(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Parallel()
-	f := newFixture(t)
+	for name, copyFrom := range map[string]int{"on conflict": math.MaxInt, "copy": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.CopyFrom = copyFrom
+			test(t, f)
+		})
+	}
+}
+
+func TestEachIDOnce(t *testing.T) { bothWays(t, testEachIDOnce) }
+
+func testEachIDOnce(t *testing.T, f *fixture) {
 	l := f.take("kafka", "orders/0")
 	other := f.take("kafka", "orders/1")
 	elsewhere := f.take("nats", "lane-0")
@@ -240,9 +254,9 @@ func TestEachIDOnce(t *testing.T) {
 	f.wantDead()
 }
 
-func TestRedeliveryIsToldFromResend(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+func TestRedeliveryIsToldFromResend(t *testing.T) { bothWays(t, testRedeliveryIsToldFromResend) }
+
+func testRedeliveryIsToldFromResend(t *testing.T, f *fixture) {
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a", "b"))
 	// An operator moved the lane back: the same places come again.
@@ -259,26 +273,26 @@ func TestConflicts(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []string{dedup.ConflictDeadLetter, dedup.ConflictDrop} {
 		t.Run(policy, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
-			f.OnConflict = policy
-			l := f.take("kafka", "orders/0")
-			f.handle(l.batch("a=1", "a=2", "a=1"))
-			f.handle(l.batch("a=3", "a=1"))
-			f.wantLanded("a")
-			f.wantBooks(l, "1/0/2/0/2/0@5")
-			if policy == dedup.ConflictDrop {
-				f.wantDead()
-				return
-			}
-			f.wantDead("conflict@1", "conflict@3")
-			d, err := f.Store.DeadLetters(t.Context(), 0, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if p := d[0].OriginalPosition; p == nil || *p != 0 || *d[0].OriginalLane != "orders/0" {
-				t.Errorf("the conflict does not tell the original's place: %+v", d[0])
-			}
+			bothWays(t, func(t *testing.T, f *fixture) {
+				f.OnConflict = policy
+				l := f.take("kafka", "orders/0")
+				f.handle(l.batch("a=1", "a=2", "a=1"))
+				f.handle(l.batch("a=3", "a=1"))
+				f.wantLanded("a")
+				f.wantBooks(l, "1/0/2/0/2/0@5")
+				if policy == dedup.ConflictDrop {
+					f.wantDead()
+					return
+				}
+				f.wantDead("conflict@1", "conflict@3")
+				d, err := f.Store.DeadLetters(t.Context(), 0, 1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if p := d[0].OriginalPosition; p == nil || *p != 0 || *d[0].OriginalLane != "orders/0" {
+					t.Errorf("the conflict does not tell the original's place: %+v", d[0])
+				}
+			})
 		})
 	}
 	t.Run("stop", func(t *testing.T) {
@@ -292,13 +306,13 @@ func TestConflicts(t *testing.T) {
 		f.wantBooks(l, "1/0/0/0/0/0@1")
 	})
 	t.Run("without fingerprints", func(t *testing.T) {
-		t.Parallel()
-		f := newFixture(t)
-		f.Fingerprint, _ = dedup.NewFingerprint([]string{"none"})
-		l := f.take("kafka", "orders/0")
-		f.handle(l.batch("a=1", "a=2"))
-		f.handle(l.batch("a=3"))
-		f.wantBooks(l, "1/0/2/0/0/0@3")
+		bothWays(t, func(t *testing.T, f *fixture) {
+			f.Fingerprint, _ = dedup.NewFingerprint([]string{"none"})
+			l := f.take("kafka", "orders/0")
+			f.handle(l.batch("a=1", "a=2"))
+			f.handle(l.batch("a=3"))
+			f.wantBooks(l, "1/0/2/0/0/0@3")
+		})
 	})
 }
 
@@ -316,21 +330,21 @@ func wantHold(t *testing.T, err error, text string) {
 func TestMissingIDs(t *testing.T) {
 	t.Parallel()
 	t.Run("dead_letter", func(t *testing.T) {
-		t.Parallel()
-		f := newFixture(t)
-		l := f.take("kafka", "orders/0")
-		f.handle(l.batch("a", "", "b", ""))
-		f.wantLanded("a", "b")
-		f.wantBooks(l, "2/0/0/0/0/2@4")
-		f.wantDead("no_id@1", "no_id@3")
-		// The same place again is a redelivery, not one more dead letter.
-		if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET next_position = 0`); err != nil {
-			t.Fatal(err)
-		}
-		l.at = 0
-		f.handle(l.batch("a", ""))
-		f.wantBooks(l, "2/2/0/0/0/2@2")
-		f.wantDead("no_id@1", "no_id@3")
+		bothWays(t, func(t *testing.T, f *fixture) {
+			l := f.take("kafka", "orders/0")
+			f.handle(l.batch("a", "", "b", ""))
+			f.wantLanded("a", "b")
+			f.wantBooks(l, "2/0/0/0/0/2@4")
+			f.wantDead("no_id@1", "no_id@3")
+			// The same place again is a redelivery, not one more dead letter.
+			if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET next_position = 0`); err != nil {
+				t.Fatal(err)
+			}
+			l.at = 0
+			f.handle(l.batch("a", ""))
+			f.wantBooks(l, "2/2/0/0/0/2@2")
+			f.wantDead("no_id@1", "no_id@3")
+		})
 	})
 	t.Run("position", func(t *testing.T) {
 		t.Parallel()
@@ -363,9 +377,9 @@ func TestMissingIDs(t *testing.T) {
 	})
 }
 
-func TestHostileIDs(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+func TestHostileIDs(t *testing.T) { bothWays(t, testHostileIDs) }
+
+func testHostileIDs(t *testing.T, f *fixture) {
 	f.sink.fail = func(m *message.Message) error { m.ID = fmt.Sprintf("%x", m.ID); return nil } // text can't hold them
 	l := f.take("kafka", "orders/0")
 	ids := []string{"\x00", "\x00\x00", "\xff", "\xff\xfe", "é", "e\u0301", strings.Repeat("x", 64<<10), "ab", "AB", "\U0001F600"}

@@ -9,11 +9,20 @@ import (
 // SetChunkClaims makes filters of smaller chunks.
 func (s *Store) SetChunkClaims(n int) { s.chunkClaims = n }
 
+// SetTwinsHold changes for how long a twin that was met makes the processor
+// claim by ON CONFLICT.
+func (p *Processor) SetTwinsHold(d time.Duration) { p.twins.hold = d }
+
 // SetFilterMemory changes the budget for filters.
 func (s *Store) SetFilterMemory(n int64) { s.filterMemory = n }
 
 // Probes is the counter of look-ups that ended so.
 func (m *Metrics) Probes(result string) prometheus.Counter { return m.probes.WithLabelValues(result) }
+
+// Retries is the counter of transactions that were tried again for this reason.
+func (m *Metrics) Retries(reason string) prometheus.Counter {
+	return m.retries.WithLabelValues(reason)
+}
 
 // WindowUsed is the gauge of the largest recent age.
 func (m *Metrics) WindowUsed() prometheus.Gauge { return m.windowUsed }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/message"
@@ -262,6 +263,10 @@ func TestWorkersRaceForTheSameIDs(t *testing.T) {
 	var all sync.WaitGroup
 	for w := range workers {
 		worker := attach(t, f.db)
+		if w%2 == 0 {
+			worker.CopyFrom = 1
+			worker.SetTwinsHold(0)
+		}
 		l := worker.take("kafka", fmt.Sprint("orders/", w))
 		all.Go(func() {
 			random := rand.New(rand.NewPCG(1, uint64(w)))
@@ -293,42 +298,73 @@ func TestATwinWaitsForTheFirst(t *testing.T) {
 	t.Parallel()
 	for _, commit := range []bool{true, false} {
 		t.Run(fmt.Sprint("commit ", commit), func(t *testing.T) {
+			bothWays(t, func(t *testing.T, f *fixture) {
+				l := f.take("kafka", "orders/0")
+				f.meetTwin(l, commit)
+				if commit {
+					f.wantLanded()
+					f.wantBooks(l, "0/0/2/0/0/0@2")
+				} else {
+					f.wantLanded("a0", "b0")
+				}
+			})
+		})
+	}
+}
+
+// TestACopyGivesUpOnTwins has twins committed behind the back of a look: the copy
+// fails, which costs a try, and then for a while there is no copy.
+func TestACopyGivesUpOnTwins(t *testing.T) {
+	t.Parallel()
+	for hold, want := range map[time.Duration]float64{time.Minute: 1, 0: 2} {
+		t.Run(fmt.Sprint(hold), func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
+			f.CopyFrom = 1
+			f.SetTwinsHold(hold)
 			l := f.take("kafka", "orders/0")
-			tx, err := f.pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = tx.Rollback(context.Background()) }()
-			if won, err := f.Store.Claim(t.Context(), tx, []string{"a", "b", "a"}); err != nil || !won[0] || !won[1] || won[2] {
-				t.Fatalf("claim: %v, %v", won, err)
-			}
-			done := make(chan error, 1)
-			go func() { done <- f.Handle(t.Context(), []message.Batch{l.batch("a")}) }()
-			select {
-			case err := <-done:
-				t.Fatalf("the twin did not wait: %v", err)
-			case <-time.After(200 * time.Millisecond):
-			}
-			if commit {
-				err = tx.Commit(t.Context())
-			} else {
-				err = tx.Rollback(t.Context())
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := <-done; err != nil {
-				t.Fatal(err)
-			}
-			if commit {
-				f.wantLanded()
-				f.wantBooks(l, "0/0/1/0/0/0@1")
-			} else {
-				f.wantLanded("a")
+			f.meetTwin(l, true)
+			f.meetTwin(l, true)
+			f.wantBooks(l, "0/0/4/0/0/0@4")
+			if got := testutil.ToFloat64(f.Metrics.Retries("twin")); got != want {
+				t.Errorf("%g retries for a twin, want %g", got, want)
 			}
 		})
+	}
+}
+
+// meetTwin hands over two ids while another transaction has just claimed them,
+// and ends that one some time after.
+func (f *fixture) meetTwin(l *lane, commit bool) {
+	t := f.t
+	t.Helper()
+	ids := []string{fmt.Sprint("a", l.at), fmt.Sprint("b", l.at)}
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if won, err := f.Store.Claim(t.Context(), tx, append(ids, ids[0])); err != nil || !won[0] || !won[1] || won[2] {
+		t.Fatalf("claim: %v, %v", won, err)
+	}
+	done := make(chan error, 1)
+	b := l.batch(ids...)
+	go func() { done <- f.Handle(t.Context(), []message.Batch{b}) }()
+	select {
+	case err := <-done:
+		t.Fatalf("the twin did not wait: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	if commit {
+		err = tx.Commit(t.Context())
+	} else {
+		err = tx.Rollback(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
 	}
 }
 

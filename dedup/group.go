@@ -77,6 +77,8 @@ type group struct {
 	hashes []uint64
 	// claims are the firsts that no sealed generation holds: what is claimed.
 	claims []int32
+	// metTwin is set when claims that were looked up before met a twin.
+	metTwin bool
 	// catalog is the one that the last try was built for.
 	catalog *catalog
 	// ages are those of the duplicates found by the last try, in seconds.

@@ -42,12 +42,17 @@ type Processor struct {
 	// above it the fault isn't the messages', and the lane is held.
 	MaxDeadShare float64
 	DeadWindow   int
+	// CopyFrom is the number of ids in a transaction from which they are looked up
+	// first and those that are new claimed by COPY: less work for Postgres, and a
+	// round trip more. Zero: 256.
+	CopyFrom int
 	// Window is how long claims are kept at least; duplicates are told as a share
 	// of it. Zero: not told.
 	Window  time.Duration
 	Metrics *Metrics
 
 	poison    poisonGuard
+	twins     twinGuard
 	ages      ageCounter
 	sinkStale atomic.Bool // the sink's view of the database may be out of date
 
@@ -65,6 +70,7 @@ type unknownCommit struct {
 func (p *Processor) Start(ctx context.Context) error {
 	p.unknown = make(map[message.Lane]unknownCommit)
 	p.poison.init(p.MaxDeadShare, p.DeadWindow)
+	p.twins.hold = twinsHold
 	return p.prepareSink(ctx)
 }
 
@@ -127,6 +133,11 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, clocks c
 			// and an ordered lane one transaction at a time.
 			p.remember(g, all)
 			err = fmt.Errorf("%w: %w", errConnection, err)
+		}
+		if errors.Is(err, errTwin) {
+			p.twins.met(g)
+			p.Metrics.retries.WithLabelValues("twin").Inc()
+			continue
 		}
 		switch react(err) {
 		case fence:

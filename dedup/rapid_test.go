@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -174,7 +175,7 @@ func (m *machine) newWorker(t *rapid.T) *modelWorker {
 	w.Processor = &dedup.Processor{
 		Store: store, Sink: &rows{}, Identity: identity, Fingerprint: fingerprint,
 		Missing: dedup.MissingDeadLetter, OnDuplicate: dedup.DuplicateDrop, OnConflict: dedup.ConflictDrop,
-		MaxDeadShare: 0.5, DeadWindow: 1000, Metrics: dedup.NewMetrics(prometheus.NewRegistry()),
+		MaxDeadShare: 0.5, DeadWindow: 1000, CopyFrom: rapid.SampledFrom([]int{1, 4, math.MaxInt}).Draw(t, "copy from"), Metrics: dedup.NewMetrics(prometheus.NewRegistry()),
 	}
 	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)

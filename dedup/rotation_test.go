@@ -84,9 +84,9 @@ func ids(prefix string, n int) []string {
 	return all
 }
 
-func TestClaimsAreKnownAfterRotations(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+func TestClaimsAreKnownAfterRotations(t *testing.T) { bothWays(t, testClaimsAreKnownAfterRotations) }
+
+func testClaimsAreKnownAfterRotations(t *testing.T, f *fixture) {
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a", "b"))
 	f.rotate()
@@ -117,9 +117,9 @@ func TestClaimsAreKnownAfterRotations(t *testing.T) {
 
 // TestFiltersSpareLookUps rotates with filters in several chunks: what was
 // claimed is found, what was not is hardly looked for.
-func TestFiltersSpareLookUps(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+func TestFiltersSpareLookUps(t *testing.T) { bothWays(t, testFiltersSpareLookUps) }
+
+func testFiltersSpareLookUps(t *testing.T, f *fixture) {
 	f.Store.SetChunkClaims(300)
 	l := f.take("kafka", "orders/0")
 	old := ids("old-", 1000)

@@ -135,8 +135,12 @@ func newRotationLoad(t *testing.T, change func(enter string) string) *rotationLo
 	if _, err := l.pool.Exec(t.Context(), enter); err != nil {
 		t.Fatal(err)
 	}
-	for range loadWorkers {
+	for i := range loadWorkers {
 		w := attach(t, l.db)
+		if i%2 == 0 {
+			w.CopyFrom = 1
+			w.SetTwinsHold(0)
+		}
 		w.Store.SetChunkClaims(50)
 		l.workers = append(l.workers, w)
 	}

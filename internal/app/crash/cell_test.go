@@ -41,6 +41,7 @@ func lane(partition int) message.Lane {
 // and go.
 type cell struct {
 	*testing.T
+	by     way
 	db     *pgtest.DB
 	pool   *pgxpool.Pool // the test's own, which no fault touches
 	other  *dedup.Store  // of the worker that takes a lane away
@@ -70,9 +71,9 @@ CREATE TRIGGER note_move AFTER UPDATE ON dedupd.lanes FOR EACH ROW
 	WHEN (OLD.fetched IS DISTINCT FROM NEW.fetched OR OLD.next_position IS DISTINCT FROM NEW.next_position)
 	EXECUTE FUNCTION public.note_move();`
 
-func newCell(t *testing.T, logs ...[]entry) *cell {
+func newCell(t *testing.T, by way, logs ...[]entry) *cell {
 	t.Helper()
-	c := &cell{T: t, broker: consumertest.NewBroker(len(logs)), logs: logs}
+	c := &cell{T: t, by: by, broker: consumertest.NewBroker(len(logs)), logs: logs}
 	c.db = pgtest.NewFrom(t, "crash", func(ctx context.Context, url string) error {
 		pool, err := pgxpool.New(ctx, url)
 		if err != nil {
@@ -203,7 +204,7 @@ func (c *cell) start(name string, t *trap, source func(w *worker) consumer.Sourc
 	w.processor = &dedup.Processor{
 		Store: w.store, Sink: &sink{w}, Identity: identity, Fingerprint: fingerprint,
 		Missing: dedup.MissingDeadLetter, OnDuplicate: dedup.DuplicateDrop, OnConflict: dedup.ConflictDeadLetter,
-		MaxDeadShare: 0.9, DeadWindow: 1000, Metrics: dedup.NewMetrics(w.registry),
+		MaxDeadShare: 0.9, DeadWindow: 1000, CopyFrom: c.by.copyFrom, Metrics: dedup.NewMetrics(w.registry),
 	}
 	if err := w.processor.Start(c.Context()); err != nil {
 		c.Fatal(err)

@@ -38,16 +38,11 @@ var phases = []struct {
 func TestCrashTable(t *testing.T) {
 	t.Parallel()
 	for _, phase := range phases {
-		for _, s := range steps {
-			for _, e := range events {
-				t.Run(fmt.Sprintf("%s/%s/%s", phase.name, s, e), func(t *testing.T) {
-					t.Parallel()
-					c := newCell(t, entries(logA))
-					c.produce(c.broker)
-					c.run(newTrap(s, e, phase.after))
-				})
-			}
-		}
+		each(t, phase.name+"/", func(t *testing.T, by way, s step, e event) {
+			c := newCell(t, by, entries(logA))
+			c.produce(c.broker)
+			c.run(newTrap(s, e, phase.after))
+		})
 	}
 }
 
@@ -55,13 +50,22 @@ func TestCrashTable(t *testing.T) {
 // hits one of them, while the other goes on.
 func TestCrashTableTwoLanes(t *testing.T) {
 	t.Parallel()
-	for _, s := range steps {
-		for _, e := range events {
-			t.Run(fmt.Sprintf("%s/%s", s, e), func(t *testing.T) {
-				t.Parallel()
-				c := newCell(t, entries(logA), entries(logB))
-				c.run(newTrap(s, e, 0))
-			})
+	each(t, "", func(t *testing.T, by way, s step, e event) {
+		c := newCell(t, by, entries(logA), entries(logB))
+		c.run(newTrap(s, e, 0))
+	})
+}
+
+// each runs a test for every event at every step of both ways of claiming.
+func each(t *testing.T, name string, test func(t *testing.T, by way, s step, e event)) {
+	for _, by := range ways {
+		for _, s := range by.steps {
+			for _, e := range events {
+				t.Run(fmt.Sprintf("%s%s/%s/%s", name, by.name, s, e), func(t *testing.T) {
+					t.Parallel()
+					test(t, by, s, e)
+				})
+			}
 		}
 	}
 }
@@ -122,32 +126,35 @@ func (c *cell) ready(w *worker) {
 // lane, and then lets it go on: from then on it must write nothing.
 func TestCrashTableZombie(t *testing.T) {
 	t.Parallel()
-	for _, s := range steps {
-		t.Run(s.String(), func(t *testing.T) {
-			t.Parallel()
-			zombie(t, newTrap(s, hold, 0), nil)
-		})
-	}
-	t.Run("committed/answer lost", func(t *testing.T) {
-		t.Parallel()
-		trap := newTrap(committed, hold, 0)
-		trap.silent = true
-		zombie(t, trap, nil)
-	})
-	for _, s := range []step{begun, claimed, written, fenced} {
-		// What a zombie holds, it holds for as long as its session lives; the
-		// server's time-outs end that.
-		t.Run(s.String()+"/session ended", func(t *testing.T) {
-			t.Parallel()
-			zombie(t, newTrap(s, hold, 0), func(c *cell, w *worker) {
-				c.ask(`SELECT count(pg_terminate_backend(pid)) > 0 FROM pg_stat_activity WHERE application_name = $1 AND datname = current_database() AND state <> 'idle'`, w.name)
+	for _, by := range ways {
+		for _, s := range by.steps {
+			t.Run(by.name+"/"+s.String(), func(t *testing.T) {
+				t.Parallel()
+				zombie(t, by, newTrap(s, hold, 0), nil)
 			})
+			if s < begun || s > fenced {
+				continue
+			}
+			// What a zombie holds, it holds for as long as its session lives; the
+			// server's time-outs end that.
+			t.Run(by.name+"/"+s.String()+"/session ended", func(t *testing.T) {
+				t.Parallel()
+				zombie(t, by, newTrap(s, hold, 0), func(c *cell, w *worker) {
+					c.ask(`SELECT count(pg_terminate_backend(pid)) > 0 FROM pg_stat_activity WHERE application_name = $1 AND datname = current_database() AND state <> 'idle'`, w.name)
+				})
+			})
+		}
+		t.Run(by.name+"/committed/answer lost", func(t *testing.T) {
+			t.Parallel()
+			trap := newTrap(committed, hold, 0)
+			trap.silent = true
+			zombie(t, by, trap, nil)
 		})
 	}
 }
 
-func zombie(t *testing.T, trap *trap, endSession func(*cell, *worker)) {
-	c := newCell(t, entries(logA))
+func zombie(t *testing.T, by way, trap *trap, endSession func(*cell, *worker)) {
+	c := newCell(t, by, entries(logA))
 	c.noteKeys()
 	c.produce(c.broker)
 	stop := c.sample()

@@ -2,7 +2,6 @@ package crash_test
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -24,41 +23,36 @@ const logQueue = `a0 a1 a0 o0    b0 a1 bad=poison o1    c0 a0 - c1    b0 c2 c2 o
 // waiting, delivers what is in hand to another worker as well.
 func TestCrashTableQueue(t *testing.T) {
 	t.Parallel()
-	for _, s := range steps {
-		for _, e := range events {
-			t.Run(fmt.Sprintf("%s/%s", s, e), func(t *testing.T) {
-				t.Parallel()
-				c := newCell(t, entries(logQueue))
-				c.noteKeys()
-				q := newQueue(c)
-				trap := newTrap(s, e, 0)
-				if e == lose {
-					trap.event = hold
-				}
-				all := []*worker{c.start("a1", trap, q.member)}
-				c.reach(trap)
-				switch e {
-				case kill, cancel, cutOff:
-					c.ended(all[0])
-					all[0] = c.start("a2", nil, q.member)
-				case lose:
-					q.redeliver(all[0])
-					all = append(all, c.start("b1", nil, q.member))
-					c.await("the other worker to get as far as it can", func() bool { return q.settled() || c.waitsForLock("b1") })
-					close(trap.release)
-				}
-				c.await("all messages to be acknowledged", q.settled)
-				for _, w := range all {
-					w.end()
-					c.ended(w)
-				}
-				c.verify()
-				if n := trap.fired.Load(); n != 1 {
-					c.Errorf("the event happened %d times", n)
-				}
-			})
+	each(t, "", func(t *testing.T, by way, s step, e event) {
+		c := newCell(t, by, entries(logQueue))
+		c.noteKeys()
+		q := newQueue(c)
+		trap := newTrap(s, e, 0)
+		if e == lose {
+			trap.event = hold
 		}
-	}
+		all := []*worker{c.start("a1", trap, q.member)}
+		c.reach(trap)
+		switch e {
+		case kill, cancel, cutOff:
+			c.ended(all[0])
+			all[0] = c.start("a2", nil, q.member)
+		case lose:
+			q.redeliver(all[0])
+			all = append(all, c.start("b1", nil, q.member))
+			c.await("the other worker to get as far as it can", func() bool { return q.settled() || c.waitsForLock("b1") })
+			close(trap.release)
+		}
+		c.await("all messages to be acknowledged", q.settled)
+		for _, w := range all {
+			w.end()
+			c.ended(w)
+		}
+		c.verify()
+		if n := trap.fired.Load(); n != 1 {
+			c.Errorf("the event happened %d times", n)
+		}
+	})
 }
 
 // queue is a broker without order: each message is out at one member until that

@@ -3,6 +3,7 @@ package crash_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +16,8 @@ type step int
 const (
 	fetched   step = iota // handed over, no transaction yet
 	begun                 // the transaction is open and holds the rotation lock
+	looked                // by COPY only: the ids were looked up, and nothing is claimed
+	copied                // by COPY only: all the claims are sent, but not that it is all
 	claimed               // the ids are claimed
 	written               // the sink has written its rows
 	fenced                // the lane rows have moved; COMMIT has not been sent
@@ -22,10 +25,20 @@ const (
 	acked                 // the broker has been told
 )
 
-var steps = []step{fetched, begun, claimed, written, fenced, committed, acked}
+// way is one of the two ways of claiming.
+type way struct {
+	name     string
+	copyFrom int // of the Processor
+	steps    []step
+}
+
+var ways = []way{
+	{"on conflict", math.MaxInt, []step{fetched, begun, claimed, written, fenced, committed, acked}},
+	{"copy", 1, []step{fetched, begun, looked, copied, claimed, written, fenced, committed, acked}},
+}
 
 func (s step) String() string {
-	return [...]string{"fetched", "begun", "claimed", "written", "fenced", "committed", "acked"}[s]
+	return [...]string{"fetched", "begun", "looked", "copied", "claimed", "written", "fenced", "committed", "acked"}[s]
 }
 
 // event is what happens at a step.

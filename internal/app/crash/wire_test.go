@@ -25,6 +25,7 @@ type conn struct {
 	dead     atomic.Bool
 	withheld atomic.Pointer[chan struct{}] // the server's answers wait for it
 	once     sync.Once
+	copies   bool // claims are on their way
 }
 
 // port is how the server knows this connection.
@@ -58,6 +59,14 @@ func (c *conn) Write(b []byte) (int, error) {
 	}
 	if at := behindEnter(b); at >= 0 {
 		return c.writeIn(b, at, begun, "state = 'active' AND wait_event = 'ClientRead' AND query LIKE '%enter%'")
+	}
+	switch {
+	case b[0] == 'Q' && bytes.HasPrefix(b[5:], []byte("COPY ")):
+		c.copies = true
+		return c.writeIn(b, 0, looked, "state = 'idle in transaction'")
+	case b[0] == 'c' && c.copies: // CopyDone
+		c.copies = false
+		return c.writeIn(b, 0, copied, "state = 'active' AND query LIKE 'COPY %'")
 	}
 	at := bindOf(b, "dedupd_commit")
 	if at < 0 {
@@ -110,16 +119,18 @@ func (c *conn) commitUnheard(b []byte) (int, error) {
 	return n, err // a kernel would have taken it, too
 }
 
-// behindEnter finds what follows enter() in its round trip: a look into a sealed
-// generation, or the claim.
+// behindEnter finds what follows enter() in its round trip: a look for claims, or
+// the claim.
 func behindEnter(b []byte) int {
-	if bindOf(b, "dedupd_enter") < 0 {
+	enter := bindOf(b, "dedupd_enter")
+	if enter < 0 {
 		return -1
 	}
-	if at := bindOf(b, "dedupd_lookup_"); at >= 0 {
-		return at
+	next := enter + 1 + int(binary.BigEndian.Uint32(b[enter+1:]))
+	if at := bindOf(b[next:], "dedupd_"); at >= 0 {
+		return next + at
 	}
-	return bindOf(b, "dedupd_claim_")
+	return -1
 }
 
 // bindOf finds, in whole messages of Postgres' protocol, the one that binds a

@@ -1,0 +1,119 @@
+package dedup
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// There are two ways to claim a group. INSERT ... ON CONFLICT settles everything
+// in the statement that claims: nothing goes before, nothing fails. But it visits
+// the index twice for each key and makes each row by itself, which is a third of
+// all that a message costs Postgres. So a large group looks its keys up first and
+// copies what is missing (decision 0016). The table's unique index remains the
+// judge: should a twin of a key be committed between the look and the copy, or be
+// in flight and then commit, COPY fails and the transaction with it; the group is
+// then tried again by ON CONFLICT, which waits for twins and takes no for an
+// answer. Both ways take keys in the same order.
+
+const (
+	// defaultCopyFrom is the number of ids from which looking ahead is worth its
+	// additional round trip.
+	defaultCopyFrom = 256
+	// twinsHold is for how long, once a copy has met a twin, everything is claimed
+	// by ON CONFLICT: where resends go to another lane at the same time, one twin
+	// is seldom alone, and each failed copy is a group's work done in vain.
+	twinsHold = time.Minute
+)
+
+// errTwin says that a key was claimed by somebody else between the look and the
+// copy.
+var errTwin = errors.New("claimed by another transaction meanwhile")
+
+// twinGuard remembers when a copy last met a twin. It decides about speed alone:
+// either way of claiming is right at any time.
+type twinGuard struct {
+	hold  time.Duration
+	until atomic.Int64 // Unix nanoseconds
+}
+
+// looksAhead chooses the way for a group.
+func (p *Processor) looksAhead(g *group) bool {
+	from := cmp.Or(p.CopyFrom, defaultCopyFrom)
+	return len(g.firsts) >= from && !g.metTwin && time.Now().UnixNano() >= p.twins.until.Load()
+}
+
+func (t *twinGuard) met(g *group) {
+	g.metTwin = true
+	t.until.Store(time.Now().Add(t.hold).UnixNano())
+}
+
+// lookAhead looks all keys of the group up in the open table. By the planner's
+// reckoning thousands of keys are best found by reading a table of a few million
+// rows whole, so it is told not to. (The reading of it would be right once; but
+// there is a group every few milliseconds.)
+func (s *Store) lookAhead(open *generation, g *group, rows map[Key]*claimRow) []step {
+	return []step{
+		{name: "dedupd_seqscan_off", sql: "SET LOCAL enable_seqscan = off"},
+		s.lookupStep(open, len(g.firsts), func(i int) *Key { return &g.items[g.firsts[i]].key }, rows),
+		{name: "dedupd_seqscan", sql: "SET LOCAL enable_seqscan = DEFAULT"},
+	}
+}
+
+// copy claims what is left to claim: all of it, or it fails.
+func (v claimValues) copy(ctx context.Context, conn *pgx.Conn, open *generation, g *group) error {
+	if len(g.claims) == 0 {
+		return nil
+	}
+	columns := "key, position, lane"
+	if v.fingerprint {
+		columns += ", fingerprint"
+	}
+	_, err := conn.PgConn().CopyFrom(ctx, bytes.NewReader(v.encode(g)), "COPY "+open.table+" ("+columns+") FROM STDIN (FORMAT binary)")
+	if err != nil {
+		if sqlstate(err) == "23505" {
+			return fmt.Errorf("%w: %w", errTwin, err)
+		}
+		return err
+	}
+	for _, at := range g.claims {
+		g.items[at].wins = true
+	}
+	return nil
+}
+
+// copySignature begins data for COPY in binary form: signature, flags, length of
+// the header's extension. copyTrailer ends it.
+var (
+	copySignature = []byte("PGCOPY\n\xff\r\n\x00\x00\x00\x00\x00\x00\x00\x00\x00")
+	copyTrailer   = []byte{0xFF, 0xFF}
+)
+
+// encode is the rows in the binary form of COPY.
+func (v claimValues) encode(g *group) []byte {
+	const row = 2 + 4 + 16 + 4 + 8 + 4 + 4 + 4 + 8
+	be := binary.BigEndian
+	buf := append(make([]byte, 0, len(copySignature)+row*len(g.claims)+len(copyTrailer)), copySignature...)
+	columns := uint16(3)
+	if v.fingerprint {
+		columns++
+	}
+	for _, at := range g.claims {
+		it := &g.items[at]
+		buf = be.AppendUint16(buf, columns)
+		buf = append(be.AppendUint32(buf, uint32(len(it.key))), it.key[:]...)
+		buf = be.AppendUint64(be.AppendUint32(buf, 8), uint64(g.message(it).Position.Offset))
+		buf = be.AppendUint32(be.AppendUint32(buf, 4), uint32(v.lanes[it.batch]))
+		if v.fingerprint {
+			buf = be.AppendUint64(be.AppendUint32(buf, 8), uint64(it.fingerprint))
+		}
+	}
+	return append(buf, copyTrailer...)
+}
