@@ -3,6 +3,7 @@
 package natstest
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -19,18 +20,11 @@ func Start(t *testing.T) (url string, js jetstream.JetStream) {
 	if testing.Short() {
 		t.Skip("runs a NATS server, and -short asks for tests without servers")
 	}
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true})
+	s, err := Run(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Start()
-	t.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("no NATS server")
-	}
+	t.Cleanup(func() { Stop(s) })
 	conn, err := nats.Connect(s.ClientURL())
 	if err != nil {
 		t.Fatal(err)
@@ -43,4 +37,25 @@ func Start(t *testing.T) (url string, js jetstream.JetStream) {
 		t.Fatal(err)
 	}
 	return s.ClientURL(), js
+}
+
+// Run starts a server on 127.0.0.1 and a free port, which keeps its streams in
+// the folder, until Stop.
+func Run(folder string) (*server.Server, error) {
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: folder, NoLog: true, NoSigs: true})
+	if err != nil {
+		return nil, err
+	}
+	s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		Stop(s)
+		return nil, errors.New("the NATS server is not ready after 10 s")
+	}
+	return s, nil
+}
+
+// Stop stops a server and waits for its end.
+func Stop(s *server.Server) {
+	s.Shutdown()
+	s.WaitForShutdown()
 }

@@ -1,10 +1,10 @@
 // Command peers runs what a team would take instead of dedupd, written as a
-// careful user of each library would write it. Every peer moves a Kafka topic
-// into Postgres until it gets SIGTERM, and makes the same promise: one row for
+// careful user of each library would write it. Every peer moves a Kafka topic,
+// or a stream of NATS, into Postgres until it gets SIGTERM, and makes the same promise: one row for
 // each id, whatever is delivered again. The benchmark starts it as a process of
 // its own; this file stands for no peer, it reads the command line.
 //
-// A message has its id, a UUID as text, in the Kafka header "id", and JSON as
+// A message has its id, a UUID as text, in the header "id", and JSON as
 // its value. The tables are the runner's to make:
 //
 //	CREATE TABLE claims (id uuid PRIMARY KEY);
@@ -42,9 +42,10 @@ var peers = map[string]func(context.Context, options, *pgxpool.Pool) error{
 	"byhand":         byHand,
 	"byhand-batched": byHandBatched,
 	"watermill":      watermillRouter,
+	"nats":           natsConsumer,
 }
 
-var errUsage = errors.New("usage: peers byhand|byhand-batched|watermill -brokers HOST:PORT -topic T -group G -postgres URL [flags]; peers NAME -h lists them")
+var errUsage = errors.New("usage: peers byhand|byhand-batched|watermill|nats -brokers HOST:PORT -topic T -group G -postgres URL [flags]; peers NAME -h lists them")
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -85,21 +86,23 @@ func run(ctx context.Context, args []string) error {
 
 func parse(peer string, args []string) (o options, err error) {
 	f := flag.NewFlagSet("peers "+peer, flag.ContinueOnError)
-	f.StringVar(&o.brokers, "brokers", "", "host:port, several separated by commas")
-	f.StringVar(&o.topic, "topic", "", "the topic; a new group begins at its start")
-	f.StringVar(&o.group, "group", "", "the consumer group")
+	f.StringVar(&o.brokers, "brokers", "", "host:port, several separated by commas; for nats a URL")
+	f.StringVar(&o.topic, "topic", "", "the topic, or stream; a new group begins at its start")
+	f.StringVar(&o.group, "group", "", "the consumer group, or the durable consumer")
 	f.StringVar(&o.postgres, "postgres", "", "the database's URL")
 	members, interval := "readers", time.Duration(0) // the tutorial's
 	switch peer {
 	case "watermill":
 		members = "subscribers"
+	case "nats":
+		members = "consumers"
 	case "byhand-batched":
 		interval = time.Second
 		f.IntVar(&o.batch, "batch", 1000, "messages of a transaction, at most")
 		f.DurationVar(&o.linger, "linger", 10*time.Millisecond, "how long a batch waits for more, from its first message on")
 	}
 	f.IntVar(&o.members, members, 1, "members of the group, all in this process")
-	if peer != "watermill" {
+	if peer != "watermill" && peer != "nats" {
 		f.DurationVar(&o.commitInterval, "commit-interval", interval, "how often offsets are committed; 0: synchronously, after each transaction")
 	}
 	switch err := f.Parse(args); {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/dedupd/dedupd/e2e/bench/measure"
 )
@@ -11,65 +12,85 @@ import (
 // a round in which they differ by more, something else was at work.
 const mostApart = 0.25
 
-// compare lands the same topic by each contender in turn, between two runs of the
-// floor.
+// trial is one thing to measure in each round.
+type trial struct {
+	name string
+	// contender and topic, or floor, whose rows are those of the topic.
+	contender *contender
+	floor     *floor
+	topic     topic
+}
+
+// compare lands the same topic by each contender in turn.
 func (b *bench) compare(ctx context.Context) error {
-	results := make(map[string][]result)
 	whole := topic{partitions: 4, messages: b.messages, resends: 20}
-	for round, tries := 0, 0; round < b.rounds; tries++ {
-		if tries == 3*b.rounds {
-			return fmt.Errorf("in %d of %d rounds two runs of the floor differed by more than %.0f %%: this machine is too busy to measure", tries-round, tries, 100*mostApart)
+	var trials []trial
+	for i := range contenders {
+		c := &contenders[i]
+		part := whole
+		part.messages, part.enveloped = int(float64(whole.messages)*c.share), c.enveloped
+		trials = append(trials, trial{name: c.name, contender: c, topic: part})
+	}
+	for i := range floors {
+		trials = append(trials, trial{name: "floor: " + floors[i].name, floor: &floors[i], topic: whole})
+	}
+	results, err := b.rounds(ctx, trials)
+	if err != nil {
+		return err
+	}
+	b.report.Add("\n## The same topic, the same kind of table\n\n%d messages in 4 partitions, about 200 bytes of JSON, every fifth a resend; rows of a uuid and jsonb, without an index.\n", b.messages)
+	b.report.Add("Each run was checked: every id stands in the table once. A floor has no broker, no copies and nothing to do but\nwrite: its batches were made beforehand. Its rate counts the copies all the same, as if they came for nothing.\n")
+	b.report.Table(table(trials, results, func(trial) string { return "dedupd" }))
+	return nil
+}
+
+// rounds has the trials take turns, between two runs of the floor. A round whose
+// floors differ too much is refused.
+func (b *bench) rounds(ctx context.Context, trials []trial) (map[string][]result, error) {
+	trials = slices.DeleteFunc(trials, func(r trial) bool { return !b.wanted(r.name) })
+	results := make(map[string][]result)
+	if len(trials) == 0 {
+		return results, nil
+	}
+	judge, whole := &floors[0], topic{partitions: 4, messages: min(b.messages, 500_000)}
+	for round, tries := 0, 0; round < b.roundCount; tries++ {
+		if tries == 3*b.roundCount {
+			return nil, fmt.Errorf("in %d of %d rounds two runs of the floor differed by more than %.0f %%: this machine is too busy to measure", tries-round, tries, 100*mostApart)
 		}
 		measure.Progress("round %d", round+1)
+		before, err := judge.run(ctx, b, whole)
+		if err != nil {
+			return nil, err
+		}
 		one := make(map[string]result)
-		for i := range contenders {
-			c := &contenders[(i+round)%len(contenders)]
-			if !b.wanted(c.name) {
-				continue
+		for i := range trials {
+			r := &trials[(i+round)%len(trials)]
+			var res result
+			if r.floor != nil {
+				res, err = r.floor.run(ctx, b, r.topic)
+			} else {
+				res, err = b.land(ctx, r.contender, r.topic)
 			}
-			part := whole
-			part.messages, part.enveloped = int(float64(whole.messages)*c.share), c.enveloped
-			res, err := b.land(ctx, c, part)
 			if err != nil {
-				return err
+				return nil, fmt.Errorf("%s: %w", r.name, err)
 			}
-			show(c.name, res)
-			one[c.name] = res
+			show(r.name, res)
+			one[r.name] = res
 		}
-		var before float64
-		for i := range floors {
-			f := &floors[i]
-			if !b.wanted("floor") && !b.wanted(f.name) {
-				continue
-			}
-			res, err := f.run(ctx, b, whole)
-			if err != nil {
-				return fmt.Errorf("floor: %w", err)
-			}
-			show("floor: "+f.name, res)
-			one[f.name] = res
-			if i == 0 {
-				before = res.rate
-			}
+		after, err := judge.run(ctx, b, whole)
+		if err != nil {
+			return nil, err
 		}
-		if before > 0 {
-			after, err := floors[0].run(ctx, b, whole)
-			if err != nil {
-				return fmt.Errorf("floor: %w", err)
-			}
-			show("floor: again", after)
-			if apart := max(before, after.rate)/min(before, after.rate) - 1; apart > mostApart {
-				measure.Progress("the floors are %.0f %% apart: this round is refused", 100*apart)
-				continue
-			}
+		if apart := max(before.rate, after.rate)/min(before.rate, after.rate) - 1; apart > mostApart {
+			measure.Progress("the floors are %.0f %% apart: this round is refused", 100*apart)
+			continue
 		}
 		for name, res := range one {
 			results[name] = append(results[name], res)
 		}
 		round++
 	}
-	b.show(results)
-	return nil
+	return results, nil
 }
 
 func show(name string, res result) {
@@ -77,20 +98,23 @@ func show(name string, res result) {
 		measure.Micros(res.worker, res.messages), measure.Micros(res.postgres, res.messages), res.wal/int64(res.messages), res.memory>>20)
 }
 
-func (b *bench) show(results map[string][]result) {
+// table shows the medians. against names the run whose rate is divided by a
+// run's; "" for none.
+func table(trials []trial, results map[string][]result, against func(trial) string) [][]string {
 	rows := [][]string{{"", "msg/s", "dedupd's, of this", "CPU a message: worker", "Postgres", "WAL a message", "memory"}}
-	add := func(name, title string) {
-		all := results[name]
+	for _, r := range trials {
+		all := results[r.name]
 		if len(all) == 0 {
-			return
+			continue
 		}
 		var rates, ratios, workers, servers, wal, memory []float64
-		for i, r := range all {
-			rates = append(rates, r.rate)
-			workers, servers = append(workers, r.worker.Seconds()/float64(r.messages)), append(servers, r.postgres.Seconds()/float64(r.messages))
-			wal, memory = append(wal, float64(r.wal)/float64(r.messages)), append(memory, float64(r.memory))
-			if own := results["dedupd"]; len(own) > i {
-				ratios = append(ratios, own[i].rate/r.rate)
+		own := results[against(r)]
+		for i, res := range all {
+			rates = append(rates, res.rate)
+			workers, servers = append(workers, res.worker.Seconds()/float64(res.messages)), append(servers, res.postgres.Seconds()/float64(res.messages))
+			wal, memory = append(wal, float64(res.wal)/float64(res.messages)), append(memory, float64(res.memory))
+			if len(own) > i {
+				ratios = append(ratios, own[i].rate/res.rate)
 			}
 		}
 		ratio := ""
@@ -101,15 +125,7 @@ func (b *bench) show(results map[string][]result) {
 		if m := measure.Median(workers); m > 0 {
 			worker, resident = fmt.Sprintf("%.1f µs", 1e6*m), fmt.Sprintf("%.0f MiB", measure.Median(memory)/(1<<20))
 		}
-		rows = append(rows, []string{title, measure.Thousands(measure.Median(rates)), ratio, worker, fmt.Sprintf("%.1f µs", 1e6*measure.Median(servers)), fmt.Sprintf("%.0f B", measure.Median(wal)), resident})
+		rows = append(rows, []string{r.name, measure.Thousands(measure.Median(rates)), ratio, worker, fmt.Sprintf("%.1f µs", 1e6*measure.Median(servers)), fmt.Sprintf("%.0f B", measure.Median(wal)), resident})
 	}
-	for i := range contenders {
-		add(contenders[i].name, contenders[i].name)
-	}
-	for i := range floors {
-		add(floors[i].name, "floor: "+floors[i].name)
-	}
-	b.report.Add("\n## The same topic, the same kind of table\n\n%d messages in 4 partitions, about 200 bytes of JSON, every fifth a resend; rows of a uuid and jsonb, without an index.\n", b.messages)
-	b.report.Add("Each run was checked: every id stands in the table once. A floor has no broker, no copies and nothing to do but\nwrite: its batches were made beforehand. Its rate counts the copies all the same, as if they came for nothing.\n")
-	b.report.Table(rows)
+	return rows
 }

@@ -3,16 +3,20 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dedupd/dedupd/e2e/bench/connect"
+	"github.com/dedupd/dedupd/e2e/bench/measure"
 	"github.com/dedupd/dedupd/internal/child"
 )
 
@@ -26,6 +30,7 @@ type contender struct {
 	// sql makes what it needs beside the sink's table.
 	sql       string
 	enveloped bool // it needs a schema in each message
+	processes int  // of them, in one group; 0: one
 	// command starts it; the process reads the topic from its beginning until
 	// it is told to stop.
 	command func(b *bench, r *landing) (*exec.Cmd, error)
@@ -47,7 +52,7 @@ const plainColumns = `id uuid NOT NULL, payload jsonb NOT NULL`
 const claimsTable = `CREATE TABLE claims (id uuid PRIMARY KEY)`
 
 var contenders = []contender{
-	{name: "dedupd", share: 1, command: dedupd("")},
+	{name: "dedupd", share: 1, command: dedupd("id: id, payload: value")},
 	{name: "by hand, batches of 1,000, 4 readers", share: 1, sql: claimsTable, command: peer("byhand-batched", "-readers", "4", "-batch", "1000")},
 	{name: "Kafka Connect, Debezium's JDBC sink, 4 tasks: upserts, no claims", share: 1, columns: connect.Columns, enveloped: true, command: debezium},
 	{name: "by hand, a transaction a message, 4 readers, commits each second", share: 0.1, sql: claimsTable, command: peer("byhand", "-readers", "4", "-commit-interval", "1s")},
@@ -56,22 +61,27 @@ var contenders = []contender{
 }
 
 // dedupd is the release binary as a user would run it: claims, fingerprints,
-// positions, books and metrics, with the defaults.
-func dedupd(more string) func(b *bench, r *landing) (*exec.Cmd, error) {
+// positions, books and metrics, with the defaults. The sink's table gets these
+// columns.
+func dedupd(columns string) func(b *bench, r *landing) (*exec.Cmd, error) {
 	return func(b *bench, r *landing) (*exec.Cmd, error) {
 		config := filepath.Join(r.folder, "dedupd.yaml")
+		source := fmt.Sprintf("kafka: {brokers: [%q], topics: [%s], group: %s}", b.broker.Addr(), r.topic.name(), r.group)
+		if r.topic.nats {
+			source = fmt.Sprintf("nats: {servers: %q, stream: %s, subjects: [%s]}", b.nats.ClientURL(), r.topic.name(), r.topic.name())
+		}
 		text := fmt.Sprintf(`
 scope: bench
 sources:
-  - kafka: {brokers: [%q], topics: [%s], group: %s}
+  - %s
 database: {url: %q}
 id: {from: "header:id"}
 sink:
   table:
     name: public.rows
-    columns: {id: id, payload: value}
+    columns: {%s}
 http: {listen: "127.0.0.1:0"}
-%s`, b.broker.Addr(), r.topic.name(), r.group, r.url, more)
+`, source, r.url, columns)
 		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 			return nil, err
 		}
@@ -81,7 +91,11 @@ http: {listen: "127.0.0.1:0"}
 
 func peer(name string, args ...string) func(b *bench, r *landing) (*exec.Cmd, error) {
 	return func(b *bench, r *landing) (*exec.Cmd, error) {
-		return exec.Command(b.peers, append([]string{name, "-brokers", b.broker.Addr(), "-topic", r.topic.name(), "-group", r.group, "-postgres", r.url}, args...)...), nil
+		brokers := b.broker.Addr()
+		if r.topic.nats {
+			brokers = b.nats.ClientURL()
+		}
+		return exec.Command(b.peers, append([]string{name, "-brokers", brokers, "-topic", r.topic.name(), "-group", r.group, "-postgres", r.url}, args...)...), nil
 	}
 }
 
@@ -97,19 +111,62 @@ func debezium(b *bench, r *landing) (*exec.Cmd, error) {
 	})
 }
 
-// launch starts the contender; what it prints goes to a file.
-func (c *contender) launch(b *bench, r *landing) (*child.Process, error) {
-	cmd, err := c.command(b, r)
-	if err != nil {
-		return nil, err
-	}
+// launch starts the contender's processes; what they print goes to a file.
+func (c *contender) launch(b *bench, r *landing) (all processes, err error) {
 	log, err := os.Create(filepath.Join(r.folder, "log"))
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	cmd.Stdout, cmd.Stderr = log, log
-	return child.Start(cmd, syscall.SIGKILL)
+	for range max(c.processes, 1) {
+		cmd, err := c.command(b, r)
+		if err != nil {
+			return nil, errors.Join(err, all.stop(syscall.SIGKILL))
+		}
+		cmd.Stdout, cmd.Stderr = log, log
+		p, err := child.Start(cmd, syscall.SIGKILL)
+		if err != nil {
+			return nil, errors.Join(err, all.stop(syscall.SIGKILL))
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// processes are those of one contender.
+type processes []*child.Process
+
+// stop signals all of them and waits for their end.
+func (all processes) stop(s syscall.Signal) (err error) {
+	for _, p := range all {
+		p.Signal(s)
+	}
+	for _, p := range all {
+		if !p.Wait(30 * time.Second) {
+			p.Kill()
+			err = errors.New("a process did not end when it was told to")
+		}
+	}
+	return err
+}
+
+func (all processes) ended() bool {
+	return slices.ContainsFunc(all, func(p *child.Process) bool { return p.Ended() })
+}
+
+func (all processes) cpu() (used measure.CPU) {
+	for _, p := range all {
+		used += measure.CPUOf(p.Pid())
+	}
+	return used
+}
+
+// memory is the largest of their peaks.
+func (all processes) memory() (bytes int64) {
+	for _, p := range all {
+		bytes = max(bytes, measure.PeakMemory(p.Pid()))
+	}
+	return bytes
 }
 
 // said is the end of what a contender printed.

@@ -98,7 +98,7 @@ func (f floor) run(ctx context.Context, b *bench, t topic) (res result, err erro
 		"CREATE TABLE claims (key uuid PRIMARY KEY, fingerprint bigint, position bigint, lane integer, claimed_at timestamptz NOT NULL DEFAULT now())"); err != nil {
 		return res, err
 	}
-	each := t.ids() / f.batch / f.connections
+	each := t.distinct() / f.batch / f.connections
 	batches := make([][]made, f.connections)
 	conns := make([]*pgx.Conn, f.connections)
 	for i := range batches {
@@ -110,7 +110,7 @@ func (f floor) run(ctx context.Context, b *bench, t topic) (res result, err erro
 		}
 		defer func() { _ = conns[i].Close(context.WithoutCancel(ctx)) }()
 	}
-	before, err := b.used(ctx, conns[0], 0)
+	before, err := b.used(ctx, conns[0], nil)
 	if err != nil {
 		return res, err
 	}
@@ -131,12 +131,12 @@ func (f floor) run(ctx context.Context, b *bench, t topic) (res result, err erro
 	if err := errors.Join(errs...); err != nil {
 		return res, err
 	}
-	after, err := b.used(ctx, conns[0], 0)
+	after, err := b.used(ctx, conns[0], nil)
 	if err != nil {
 		return res, err
 	}
 	res = result{messages: each * f.connections * f.batch, usage: after.since(before)}
-	res.rate = float64(res.messages) / took.Seconds() * float64(t.messages) / float64(t.ids())
+	res.rate = float64(res.messages) / took.Seconds() * float64(t.messages) / float64(t.distinct())
 	return res, nil
 }
 

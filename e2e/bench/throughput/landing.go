@@ -37,35 +37,34 @@ func (b *bench) land(ctx context.Context, c *contender, t topic) (res result, er
 		_ = conn.Close(context.WithoutCancel(ctx))
 		err = errors.Join(err, b.exec(context.WithoutCancel(ctx), "postgres", "DROP DATABASE "+conn.Config().Database+" WITH (FORCE)"))
 	}()
-	p, err := c.launch(b, r)
+	all, err := c.launch(b, r)
 	if err != nil {
 		return res, err
 	}
-	defer p.Kill()
+	defer func() { _ = all.stop(syscall.SIGKILL) }()
 	var used usage
-	steady, err := watch(ctx, conn, t.ids(), p.Done(), func() (err error) {
-		used, err = b.used(ctx, conn, p.Pid())
+	steady, err := watch(ctx, conn, t.distinct(), all.ended, func() (err error) {
+		used, err = b.used(ctx, conn, all)
 		return err
 	})
 	if err != nil {
 		return res, fmt.Errorf("%s: %w\n%s", c.name, err, r.said())
 	}
-	end, err := b.used(ctx, conn, p.Pid())
+	end, err := b.used(ctx, conn, all)
 	if err != nil {
 		return res, err
 	}
-	res = result{usage: end.since(used), memory: measure.PeakMemory(p.Pid()), messages: int(steady.share * float64(t.messages))}
+	res = result{usage: end.since(used), memory: all.memory(), messages: int(steady.share * float64(t.messages))}
 	res.rate = float64(res.messages) / steady.took.Seconds()
-	p.Signal(syscall.SIGTERM)
-	if !p.Wait(30 * time.Second) {
-		return res, fmt.Errorf("%s did not end\n%s", c.name, r.said())
+	if err := all.stop(syscall.SIGTERM); err != nil {
+		return res, fmt.Errorf("%s: %w\n%s", c.name, err, r.said())
 	}
 	var rows, ids int
 	if err := conn.QueryRow(ctx, "SELECT count(*), count(DISTINCT id) FROM rows").Scan(&rows, &ids); err != nil {
 		return res, err
 	}
-	if rows != t.ids() || ids != rows {
-		return res, fmt.Errorf("%s landed %d rows of %d ids, there are %d", c.name, rows, ids, t.ids())
+	if rows != t.distinct() || ids != rows {
+		return res, fmt.Errorf("%s landed %d rows of %d ids, there are %d", c.name, rows, ids, t.distinct())
 	}
 	return res, nil
 }
@@ -80,7 +79,7 @@ type steady struct {
 // watch waits until the sink has all rows, and calls begun when it has the first.
 // The table's size tells: counting its rows would cost more than some
 // contenders.
-func watch(ctx context.Context, conn *pgx.Conn, rows int, ended <-chan struct{}, begun func() error) (steady, error) {
+func watch(ctx context.Context, conn *pgx.Conn, rows int, ended func() bool, begun func() error) (steady, error) {
 	const stalled = time.Minute
 	var first, counted time.Time
 	var atFirst, size int64
@@ -114,9 +113,10 @@ func watch(ctx context.Context, conn *pgx.Conn, rows int, ended <-chan struct{},
 		if quiet > stalled {
 			return steady{}, fmt.Errorf("nothing has landed for %s", stalled)
 		}
-		select {
-		case <-ended:
+		if ended() {
 			return steady{}, errors.New("it ended by itself")
+		}
+		select {
 		case <-ctx.Done():
 			return steady{}, ctx.Err()
 		case <-time.After(20 * time.Millisecond):
@@ -137,11 +137,9 @@ func (u usage) since(before usage) usage {
 
 // used reads it. Of backends that have ended nothing is known; none ends while a
 // contender is at work.
-func (b *bench) used(ctx context.Context, conn *pgx.Conn, worker int) (u usage, err error) {
+func (b *bench) used(ctx context.Context, conn *pgx.Conn, workers processes) (u usage, err error) {
 	err = conn.QueryRow(ctx, "SELECT pg_current_wal_lsn() - '0/0'::pg_lsn").Scan(&u.wal)
-	if worker != 0 {
-		u.worker = measure.CPUOf(worker)
-	}
+	u.worker = workers.cpu()
 	u.postgres = measure.CPUOfChildren(b.server.Pid())
 	return u, err
 }

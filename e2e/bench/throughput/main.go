@@ -18,8 +18,11 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/nats-io/nats-server/v2/server"
+
 	"github.com/dedupd/dedupd/e2e/bench/measure"
 	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/natstest"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
 
@@ -37,7 +40,7 @@ func run() error {
 	flag.StringVar(&b.connectLibs, "connect", ".cache/connect-4.1.0-libs", "the folder of Kafka Connect's jars")
 	flag.StringVar(&b.connectPlugin, "debezium", ".cache/debezium-jdbc-3.6.0", "the folder of Debezium's JDBC sink")
 	flag.StringVar(&b.postgres, "postgres", installed(), "the folder of an installed Postgres' programs; empty: one that is downloaded, which is compiled for its size and slower")
-	flag.IntVar(&b.rounds, "rounds", 3, "how often the runs take turns")
+	flag.IntVar(&b.roundCount, "rounds", 3, "how often the runs take turns")
 	flag.IntVar(&b.messages, "messages", 1_000_000, "messages of the topic; a slow peer gets fewer")
 	only := flag.String("only", "", "run those whose names contain one of these words, comma-separated")
 	out := flag.String("out", "", "a file for the report, in Markdown")
@@ -60,12 +63,13 @@ type bench struct {
 	dedupd, peers              string
 	connectLibs, connectPlugin string
 	postgres                   string
-	rounds, messages           int
+	roundCount, messages       int
 	only                       []string
 
 	folder   string
 	server   *pgtest.Server
 	broker   *kafka.Broker
+	nats     *server.Server
 	topics   map[topic]bool
 	report   measure.Report
 	runCount int
@@ -81,10 +85,12 @@ func (b *bench) run(ctx context.Context, out string) (err error) {
 		return err
 	}
 	b.report.Title("Throughput, measured", "make bench")
-	b.report.Add("Runs took turns, %d rounds; a figure is the median of the rounds, a ratio the\nmedian of the rounds' ratios. Absolute figures are this machine's and no other's.\n\n", b.rounds)
+	b.report.Add("Runs took turns, %d rounds; a figure is the median of the rounds, a ratio the\nmedian of the rounds' ratios. Absolute figures are this machine's and no other's.\n\n", b.roundCount)
 	b.report.Setting(b.server.Version(), settings)
-	if err := b.compare(ctx); err != nil {
-		return err
+	for _, section := range []func(context.Context) error{b.compare, b.vary} {
+		if err := section(ctx); err != nil {
+			return err
+		}
 	}
 	fmt.Print(b.report.String())
 	return b.report.Write(out)
@@ -97,6 +103,9 @@ func (b *bench) start() (err error) {
 	if b.broker, err = kafka.Start(filepath.Join(b.folder, "kafka")); err != nil {
 		return err
 	}
+	if b.nats, err = natstest.Run(filepath.Join(b.folder, "nats")); err != nil {
+		return err
+	}
 	b.topics = make(map[topic]bool)
 	b.server, err = pgtest.StartServer(pgtest.Options{Bin: b.postgres, Fsync: true, Settings: settings})
 	return err
@@ -106,6 +115,9 @@ func (b *bench) stop() error {
 	var all []error
 	if b.server != nil {
 		all = append(all, b.server.Stop())
+	}
+	if b.nats != nil {
+		natstest.Stop(b.nats)
 	}
 	if b.broker != nil {
 		all = append(all, b.broker.Stop())
