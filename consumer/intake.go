@@ -99,6 +99,16 @@ func (in *Intake) MaxMessages() int { return in.w.MaxMessages }
 // MaxBytes is the most bytes a batch should have.
 func (in *Intake) MaxBytes() int64 { return in.w.MaxBytes }
 
+// Share is how much of a lane's messages is worth holding ahead of the writers,
+// in number and in bytes: what a source should ask for at a time. It falls with
+// the number of lanes that have something to read, so that many of them hold no
+// more than a few. It is at most MaxMessages and MaxBytes.
+func (in *Intake) Share() (messages int, bytes int64) {
+	in.w.mu.Lock()
+	defer in.w.mu.Unlock()
+	return in.w.share()
+}
+
 // Writers is how many transactions may run at a time.
 func (in *Intake) Writers() int { return in.w.Writers }
 

@@ -46,7 +46,8 @@ type parcel struct {
 }
 
 // Offer hands a batch over, with a token that comes back when it is committed
-// or abandoned. It blocks while the lane holds as much as one group may. The
+// or abandoned. It blocks while the lane holds its share, or as much as one
+// group may. The
 // batch's bytes must have been acquired from the budget; from here on they are
 // the worker's to release, also when Offer returns an error. A batch of an
 // ordered lane starts where the last one ended.
@@ -82,7 +83,8 @@ func (l *Lane) Offer(ctx context.Context, b message.Batch, token any) error {
 
 func (l *Lane) fits(b *message.Batch) bool {
 	p := &l.pending.batch
-	return len(p.Messages)+len(b.Messages) <= l.w.MaxMessages && p.Bytes+b.Bytes <= l.w.MaxBytes
+	messages, bytes := l.w.share()
+	return len(p.Messages)+len(b.Messages) <= messages && p.Bytes+b.Bytes <= bytes
 }
 
 func (l *Lane) gather(b message.Batch, token any) {

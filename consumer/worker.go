@@ -218,6 +218,29 @@ func (w *Worker) write(id int) {
 // more in transactions than it gains in parallel work.
 const fairShare = 256
 
+// lookAhead is how many groups for each writer are worth having at hand, beside
+// the one that it is at. More of them bring no speed, and every message that is
+// held costs the garbage collector a look at each of its rounds.
+const lookAhead = 2
+
+// share is what one lane may hold of that: see Intake.Share.
+func (w *Worker) share() (messages int, bytes int64) {
+	lanes := 0
+	for l := range w.lanes {
+		if !l.idle() {
+			lanes++
+		}
+	}
+	lanes = max(lanes, 1)
+	groups := lookAhead * max(w.Writers, 1)
+	messages = min(max(groups*w.MaxMessages/lanes, fairShare), w.MaxMessages)
+	bytes = min(max(min(int64(groups)*w.MaxBytes, w.Budget.limit/2)/int64(lanes), leastShare), w.MaxBytes)
+	return messages, bytes
+}
+
+// leastShare is what a lane may ask for however many there are, in bytes.
+const leastShare = 64 << 10
+
 // takeGroup waits for ready lanes and takes a share of them: all of them when
 // they hold little, so that few transactions do the work; else what falls to
 // one of the writers that are free, so that the others have work too.

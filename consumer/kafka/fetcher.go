@@ -50,6 +50,7 @@ type fetcher struct {
 	end      int64        // of what may be read; -1: not known
 	want     int          // bytes to ask for
 	growth   float64      // bytes in memory per byte asked for, as last seen; at least 1
+	size     float64      // bytes in memory of a message, as last seen
 	stuck    int          // fetches in a row that brought something, but no progress
 
 	// answered is when a fetch last came back, in Unix nanoseconds.
@@ -177,6 +178,9 @@ func (f *fetcher) step(ctx context.Context) error {
 	held := footprint(got.messages)
 	budget.Adjust(held - asked)
 	f.growth = max(float64(held)/float64(f.want), 0.9*f.growth, 1)
+	if n := len(got.messages); n > 0 {
+		f.size = float64(held) / float64(n)
+	}
 
 	f.end = part.HighWatermark
 	if f.config.Isolation == ReadCommitted {
@@ -218,7 +222,8 @@ func (f *fetcher) plan(ctx context.Context, stuck bool) {
 		return
 	case f.position < f.end:
 		// Compressed data may be many times as large in memory.
-		fits := int(float64(f.in.MaxBytes()) / f.growth)
+		messages, bytes := f.in.Share()
+		fits := int(min(float64(bytes), float64(messages)*f.size) / f.growth)
 		f.want = min(max(fits, idleFetchBytes), usual)
 	default:
 		f.want = min(idleFetchBytes, usual)
