@@ -21,7 +21,12 @@ type result struct {
 }
 
 // land runs a contender over a topic until every id stands in the sink, once.
-func (b *bench) land(ctx context.Context, c *contender, t topic) (res result, err error) {
+func (b *bench) land(ctx context.Context, c *contender, t topic) (result, error) {
+	return b.landDuring(ctx, c, t, nil)
+}
+
+// landDuring does something to it, if not nil, when the first rows are there.
+func (b *bench) landDuring(ctx context.Context, c *contender, t topic, during func(context.Context, *pgx.Conn) error) (res result, err error) {
 	if err := b.fill(ctx, t); err != nil {
 		return res, err
 	}
@@ -45,6 +50,9 @@ func (b *bench) land(ctx context.Context, c *contender, t topic) (res result, er
 	var used usage
 	steady, err := watch(ctx, conn, t.distinct(), all.ended, func() (err error) {
 		used, err = b.used(ctx, conn, all)
+		if err == nil && during != nil {
+			err = during(ctx, conn)
+		}
 		return err
 	})
 	if err != nil {

@@ -87,7 +87,7 @@ func (b *bench) run(ctx context.Context, out string) (err error) {
 	b.report.Title("Throughput, measured", "make bench")
 	b.report.Add("Runs took turns, %d rounds; a figure is the median of the rounds, a ratio the\nmedian of the rounds' ratios. Absolute figures are this machine's and no other's.\n\n", b.roundCount)
 	b.report.Setting(b.server.Version(), settings)
-	for _, section := range []func(context.Context) error{b.compare, b.vary} {
+	for _, section := range []func(context.Context) error{b.compare, b.vary, b.latency, b.memory} {
 		if err := section(ctx); err != nil {
 			return err
 		}

@@ -171,8 +171,8 @@ func (b *bench) fillKafka(ctx context.Context, t topic) error {
 	return failed
 }
 
-func (b *bench) producer(topic string) (*kgo.Client, error) {
-	return kgo.NewClient(kgo.SeedBrokers(b.broker.Addr()), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(topic))
+func (b *bench) producer(topic string, more ...kgo.Opt) (*kgo.Client, error) {
+	return kgo.NewClient(append(more, kgo.SeedBrokers(b.broker.Addr()), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(topic))...)
 }
 
 func (r record) kafka(partition int32) *kgo.Record {
