@@ -61,7 +61,7 @@ fuzz: ## Fuzzes each target for FUZZTIME (default 10s)
 	done
 
 .PHONY: bench
-bench: build kafka $(CONNECT)/.complete ## Lands a topic with dedupd and with its peers, into docs/benchmarks/throughput.md (10 minutes; needs Java 17 and Maven)
+bench: build kafka $(CONNECT)/.complete ## Lands a topic with dedupd and with its peers, into docs/benchmarks/throughput.md (half an hour; needs Java 17 and Maven)
 	cd e2e/bench/peers && $(GO) build -o ../../../$(BIN)/peers .
 	$(GO) run ./e2e/bench/throughput -out docs/benchmarks/throughput.md $(ARGS)
 
@@ -69,6 +69,14 @@ $(CONNECT)/.complete: e2e/bench/connect/pom.xml
 	@e2e/kafka/need-java
 	mvn -q -B -f e2e/bench/connect/pom.xml process-sources -Dlibs=$(CURDIR)/$(CONNECT) -Dplugin=$(CURDIR)/$(DEBEZIUM)
 	@touch $@
+
+.PHONY: bench-faults
+bench-faults: ## Lets the same things go wrong for dedupd and its peers, into docs/benchmarks/faults.md (15 minutes)
+	$(MAKE) bench ARGS="-faults -out docs/benchmarks/faults.md $(ARGS)"
+
+.PHONY: bench-growth
+bench-growth: ## Measures dedupd's cost as work grows, into docs/benchmarks/growth.md (15 minutes; 20 GB of disk)
+	$(MAKE) bench ARGS="-growth -out docs/benchmarks/growth.md $(ARGS)"
 
 .PHONY: bench-retention
 bench-retention: ## Measures what remembering costs, into docs/benchmarks/retention.md (half an hour; 40 GB of disk)

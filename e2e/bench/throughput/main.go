@@ -43,6 +43,8 @@ func run() error {
 	flag.IntVar(&b.roundCount, "rounds", 3, "how often the runs take turns")
 	flag.IntVar(&b.messages, "messages", 1_000_000, "messages of the topic; a slow peer gets fewer")
 	only := flag.String("only", "", "run those whose names contain one of these words, comma-separated")
+	faults := flag.Bool("faults", false, "instead, let the same things go wrong for each, and tell what becomes of the messages")
+	growth := flag.Bool("growth", false, "instead, measure what a message costs dedupd when 1, 5 and 20 times as many messages have landed, and by how many lanes")
 	out := flag.String("out", "", "a file for the report, in Markdown")
 	flag.Parse()
 	if *only != "" {
@@ -50,7 +52,14 @@ func run() error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	return b.run(ctx, *out)
+	work := b.throughput
+	switch {
+	case *faults:
+		work = b.suffer
+	case *growth:
+		work = b.grow
+	}
+	return b.run(ctx, work, *out)
 }
 
 // settings are those of a small production server. fsync and synchronous_commit
@@ -73,9 +82,23 @@ type bench struct {
 	topics   map[topic]bool
 	report   measure.Report
 	runCount int
+	starts   int
 }
 
-func (b *bench) run(ctx context.Context, out string) (err error) {
+// throughput is what is measured unless something else is asked for.
+func (b *bench) throughput(ctx context.Context) error {
+	b.report.Title("Throughput, measured", "make bench")
+	b.report.Add("Runs took turns, %d rounds; a figure is the median of the rounds, a ratio the\nmedian of the rounds' ratios. Absolute figures are this machine's and no other's.\n\n", b.roundCount)
+	b.report.Setting(b.server.Version(), settings)
+	for _, section := range []func(context.Context) error{b.compare, b.vary, b.latency, b.memory} {
+		if err := section(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) run(ctx context.Context, work func(context.Context) error, out string) (err error) {
 	defer func() {
 		if stopErr := b.stop(); err == nil {
 			err = stopErr
@@ -84,13 +107,8 @@ func (b *bench) run(ctx context.Context, out string) (err error) {
 	if err := b.start(); err != nil {
 		return err
 	}
-	b.report.Title("Throughput, measured", "make bench")
-	b.report.Add("Runs took turns, %d rounds; a figure is the median of the rounds, a ratio the\nmedian of the rounds' ratios. Absolute figures are this machine's and no other's.\n\n", b.roundCount)
-	b.report.Setting(b.server.Version(), settings)
-	for _, section := range []func(context.Context) error{b.compare, b.vary, b.latency, b.memory} {
-		if err := section(ctx); err != nil {
-			return err
-		}
+	if err := work(ctx); err != nil {
+		return err
 	}
 	fmt.Print(b.report.String())
 	return b.report.Write(out)
