@@ -42,6 +42,7 @@ $(KAFKA)/.complete: e2e/kafka/pom.xml
 lint: $(BIN)/golangci-lint ## Checks style, imports between packages, and the tidiness of go.mod
 	$(BIN)/golangci-lint run
 	$(GO) mod tidy -diff
+	cd e2e/bench/peers && $(GO) mod tidy -diff && $(GO) vet ./... # a module of its own
 
 # The tools' versions are pinned in internal/tools.
 $(BIN)/golangci-lint: internal/tools/go.mod

@@ -42,3 +42,39 @@ func TestShareAmongWriters(t *testing.T) {
 		})
 	}
 }
+
+// What a lane holds ahead falls with the number of lanes that have something to
+// do; quiet ones take nothing from the others.
+func TestShareAmongLanes(t *testing.T) {
+	const mib = 1 << 20
+	for _, test := range []struct {
+		name         string
+		busy, quiet  int
+		budget       int64
+		messages     int
+		bytes        int64
+		writers, max int
+	}{
+		{"one lane has a group", 1, 0, 128 * mib, 4000, 8 * mib, 3, 4000},
+		{"few lanes have one each", 4, 0, 128 * mib, 4000, 8 * mib, 3, 4000},
+		{"sixteen share what two groups for each writer are", 16, 0, 128 * mib, 1500, 3 * mib, 3, 4000},
+		{"quiet lanes don't count", 4, 60, 128 * mib, 4000, 8 * mib, 3, 4000},
+		{"hundreds keep what is worth a transaction", 500, 0, 128 * mib, fairShare, 100663, 3, 4000},
+		{"thousands keep what is worth a fetch", 5000, 0, 128 * mib, fairShare, leastShare, 3, 4000},
+		{"half of a small budget is shared", 16, 0, 16 * mib, 1500, mib / 2, 3, 4000},
+		{"groups smaller than a share stay the most", 2, 0, 128 * mib, 10, 8 * mib, 3, 10},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := &Worker{Writers: test.writers, MaxMessages: test.max, MaxBytes: 8 * mib, Budget: NewBudget(test.budget), lanes: map[*Lane]struct{}{}}
+			for range test.busy {
+				w.lanes[&Lane{w: w, lag: 1}] = struct{}{}
+			}
+			for range test.quiet {
+				w.lanes[&Lane{w: w}] = struct{}{}
+			}
+			if messages, bytes := w.share(); messages != test.messages || bytes != test.bytes {
+				t.Errorf("a share is %d messages or %d bytes, want %d or %d", messages, bytes, test.messages, test.bytes)
+			}
+		})
+	}
+}

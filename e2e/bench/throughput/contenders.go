@@ -68,7 +68,7 @@ func dedupd(columns string) func(b *bench, r *landing) (*exec.Cmd, error) {
 		config := filepath.Join(r.folder, "dedupd.yaml")
 		source := fmt.Sprintf("kafka: {brokers: [%q], topics: [%s], group: %s}", b.broker.Addr(), r.topic.name(), r.group)
 		if r.topic.nats {
-			source = fmt.Sprintf("nats: {servers: %q, stream: %s, subjects: [%s]}", b.nats.ClientURL(), r.topic.name(), r.topic.name())
+			source = fmt.Sprintf("nats: {servers: %q, stream: %s, subjects: [%s], durable: %s}", b.nats.ClientURL(), r.topic.name(), r.topic.name(), r.group)
 		}
 		text := fmt.Sprintf(`
 scope: bench
