@@ -65,7 +65,6 @@ var contenders = []contender{
 // columns.
 func dedupd(columns string) func(b *bench, r *landing) (*exec.Cmd, error) {
 	return func(b *bench, r *landing) (*exec.Cmd, error) {
-		config := filepath.Join(r.folder, "dedupd.yaml")
 		source := fmt.Sprintf("kafka: {brokers: [%q], topics: [%s], group: %s}", b.broker.Addr(), r.topic.name(), r.group)
 		if r.topic.nats {
 			source = fmt.Sprintf("nats: {servers: %q, stream: %s, subjects: [%s], durable: %s}", b.nats.ClientURL(), r.topic.name(), r.topic.name(), r.group)
@@ -82,10 +81,16 @@ sink:
     columns: {%s}
 http: {listen: "127.0.0.1:0"}
 `, source, r.url, columns)
-		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		// A file of its own for each process: another may be reading its.
+		file, err := os.CreateTemp(r.folder, "dedupd-*.yaml")
+		if err != nil {
 			return nil, err
 		}
-		return exec.Command(b.dedupd, "run", "-c", config), nil
+		_, err = file.WriteString(text)
+		if err := errors.Join(err, file.Close()); err != nil {
+			return nil, err
+		}
+		return exec.Command(b.dedupd, "run", "-c", file.Name()), nil
 	}
 }
 

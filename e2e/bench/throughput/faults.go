@@ -28,10 +28,14 @@ type moment struct {
 }
 
 var faults = []fault{
-	{"crash", "SIGKILL at 30 % of the rows, under a supervisor that starts it again after a second; then all its connections to Postgres terminated at 50 % and at 70 %",
-		[]moment{{0.3, kill}, {0.5, disconnect}, {0.7, disconnect}}},
-	{"outage", "the sink's table renamed away at 40 % of the rows, for 3 s",
-		[]moment{{0.4, outage}}},
+	{
+		"crash", "SIGKILL at 30 % of the rows, under a supervisor that starts it again after a second; then all its connections to Postgres terminated at 50 % and at 70 %",
+		[]moment{{0.3, kill}, {0.5, disconnect}, {0.7, disconnect}},
+	},
+	{
+		"outage", "the sink's table renamed away at 40 % of the rows, for 3 s",
+		[]moment{{0.4, outage}},
+	},
 }
 
 // suffering is a contender's run under a fault.

@@ -107,10 +107,11 @@ func (b *bench) run(ctx context.Context, work func(context.Context) error, out s
 	if err := b.start(); err != nil {
 		return err
 	}
-	if err := work(ctx); err != nil {
+	err = work(ctx)
+	fmt.Print(b.report.String()) // as far as it came
+	if err != nil {
 		return err
 	}
-	fmt.Print(b.report.String())
 	return b.report.Write(out)
 }
 
