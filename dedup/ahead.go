@@ -55,18 +55,6 @@ func (t *twinGuard) met(g *group) {
 	t.until.Store(time.Now().Add(t.hold).UnixNano())
 }
 
-// lookAhead looks all keys of the group up in the open table. By the planner's
-// reckoning thousands of keys are best found by reading a table of a few million
-// rows whole, so it is told not to. (The reading of it would be right once; but
-// there is a group every few milliseconds.)
-func (s *Store) lookAhead(open *generation, g *group, rows map[Key]*claimRow) []step {
-	return []step{
-		{name: "dedupd_seqscan_off", sql: "SET LOCAL enable_seqscan = off"},
-		s.lookupStep(open, len(g.firsts), func(i int) *Key { return &g.items[g.firsts[i]].key }, rows),
-		{name: "dedupd_seqscan", sql: "SET LOCAL enable_seqscan = DEFAULT"},
-	}
-}
-
 // copy claims what is left to claim: all of it, or it fails.
 func (v claimValues) copy(ctx context.Context, conn *pgx.Conn, open *generation, g *group) error {
 	if len(g.claims) == 0 {

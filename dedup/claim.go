@@ -58,15 +58,16 @@ func (s *Store) claimKeys(ctx context.Context, conn *pgx.Conn, prepare bool, c *
 	steps := before
 	rows := make(map[Key]*claimRow)
 	probes, result := g.probes(c)
+	var looks []step
 	for _, p := range probes {
-		steps = append(steps, s.lookupStep(p.generation, len(p.firsts), func(i int) *Key { return &g.keys[p.firsts[i]] }, rows))
+		looks = append(looks, s.lookupStep(p.generation, len(p.firsts), func(i int) *Key { return &g.keys[p.firsts[i]] }, rows))
 	}
 	if values.ahead {
-		steps = append(steps, s.lookAhead(c.open, g, rows)...)
+		looks = append(looks, s.lookupStep(c.open, len(g.firsts), func(i int) *Key { return &g.items[g.firsts[i]].key }, rows))
 	}
 	g.claims = g.firsts
-	if values.ahead || len(probes) > 0 {
-		if err := roundTrip(ctx, conn, prepare, steps); err != nil {
+	if len(looks) > 0 {
+		if err := roundTrip(ctx, conn, prepare, append(steps, byIndex(looks)...)); err != nil {
 			return nil, result, fmt.Errorf("look for claims: %w", err)
 		}
 		steps = nil
@@ -96,7 +97,7 @@ func (s *Store) claimKeys(ctx context.Context, conn *pgx.Conn, prepare bool, c *
 	// A statement of its own: the claims that won against ours are newer than
 	// the snapshot of the statement that lost to them.
 	lookup := s.lookupStep(c.open, len(lost), func(i int) *Key { return &g.items[lost[i]].key }, rows)
-	if err := roundTrip(ctx, conn, prepare, []step{lookup}); err != nil {
+	if err := roundTrip(ctx, conn, prepare, byIndex([]step{lookup})); err != nil {
 		return nil, result, fmt.Errorf("look up duplicates: %w", err)
 	}
 	return rows, result, nil
@@ -251,7 +252,17 @@ func (r *claimRow) positionParam() []byte {
 	return int8b(*r.position)
 }
 
+// byIndex holds look-ups to the index. By the planner's reckoning many keys are
+// best found by reading a table of up to a few million rows whole. That would be
+// right once; but there is a group every few milliseconds, and a connection that
+// has made such a plan keeps it while the table grows.
+func byIndex(looks []step) []step {
+	all := append(make([]step, 0, len(looks)+2), step{name: "dedupd_seqscan_off", sql: "SET LOCAL enable_seqscan = off"})
+	return append(append(all, looks...), step{name: "dedupd_seqscan", sql: "SET LOCAL enable_seqscan = DEFAULT"})
+}
+
 // lookupStep reads n claims of a generation into rows, as far as they are there.
+// Its statement goes by byIndex only: a plan made without it would be kept.
 func (s *Store) lookupStep(g *generation, n int, key func(i int) *Key, rows map[Key]*claimRow) step {
 	return step{
 		name:       "dedupd_lookup_" + g.identity.String(),
@@ -372,8 +383,9 @@ func (p *Processor) settleLoser(ctx context.Context, conn *pgx.Conn, g *group, i
 // Ids are claimed in one order by everyone; two calls in one transaction aren't,
 // and may deadlock with another's (40P01: roll back and try again). From the
 // first call until tx ends its time-outs are those of a claim transaction:
-// lock_timeout 5 s, statement_timeout 20 s, and 10 s of idleness. Whoever needs
-// others sets them with SET LOCAL after the call.
+// lock_timeout 5 s, statement_timeout 20 s, and 10 s of idleness; and
+// enable_seqscan is the session's. Whoever needs others sets them with SET LOCAL
+// after the call.
 //
 // A refused catalog (SQLSTATE DD002) means that the scope's generations have
 // changed: roll back and try again.

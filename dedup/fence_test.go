@@ -333,9 +333,9 @@ func TestACopyGivesUpOnTwins(t *testing.T) {
 	}
 }
 
-// meetTwin hands over two ids while another transaction has just claimed them,
-// and ends that one some time after.
-func (f *fixture) meetTwin(l *lane, commit bool) {
+// meetTwin hands over two ids, and more, while another transaction has just
+// claimed those two, and ends that one some time after.
+func (f *fixture) meetTwin(l *lane, commit bool, more ...string) {
 	t := f.t
 	t.Helper()
 	ids := []string{fmt.Sprint("a", l.at), fmt.Sprint("b", l.at)}
@@ -344,11 +344,11 @@ func (f *fixture) meetTwin(l *lane, commit bool) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	if won, err := f.Store.Claim(t.Context(), tx, append(ids, ids[0])); err != nil || !won[0] || !won[1] || won[2] {
+	if won, err := f.Store.Claim(t.Context(), tx, []string{ids[0], ids[1], ids[0]}); err != nil || !won[0] || !won[1] || won[2] {
 		t.Fatalf("claim: %v, %v", won, err)
 	}
 	done := make(chan error, 1)
-	b := l.batch(ids...)
+	b := l.batch(append(ids, more...)...)
 	go func() { done <- f.Handle(t.Context(), []message.Batch{b}) }()
 	select {
 	case err := <-done:

@@ -44,7 +44,7 @@ type Processor struct {
 	DeadWindow   int
 	// CopyFrom is the number of ids in a transaction from which they are looked up
 	// first and those that are new claimed by COPY: less work for Postgres, and a
-	// round trip more. Zero: 256.
+	// round trip more. Zero: 256; math.MaxInt: never.
 	CopyFrom int
 	// Window is how long claims are kept at least; duplicates are told as a share
 	// of it. Zero: not told.
