@@ -46,8 +46,7 @@ type parcel struct {
 }
 
 // Offer hands a batch over, with a token that comes back when it is committed
-// or abandoned. It blocks while the lane holds its share, or as much as one
-// group may. The
+// or abandoned. It blocks while the lane holds its share (Intake.Share). The
 // batch's bytes must have been acquired from the budget; from here on they are
 // the worker's to release, also when Offer returns an error. A batch of an
 // ordered lane starts where the last one ended.

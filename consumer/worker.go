@@ -223,7 +223,11 @@ const fairShare = 256
 // held costs the garbage collector a look at each of its rounds.
 const lookAhead = 2
 
-// share is what one lane may hold of that: see Intake.Share.
+// leastShare is what a lane may ask for however many there are, in bytes.
+const leastShare = 64 << 10
+
+// share is what one lane may hold of that: see Intake.Share. The worker's mutex
+// must be held.
 func (w *Worker) share() (messages int, bytes int64) {
 	lanes := 0
 	for l := range w.lanes {
@@ -237,9 +241,6 @@ func (w *Worker) share() (messages int, bytes int64) {
 	bytes = min(max(min(int64(groups)*w.MaxBytes, w.Budget.limit/2)/int64(lanes), leastShare), w.MaxBytes)
 	return messages, bytes
 }
-
-// leastShare is what a lane may ask for however many there are, in bytes.
-const leastShare = 64 << 10
 
 // takeGroup waits for ready lanes and takes a share of them: all of them when
 // they hold little, so that few transactions do the work; else what falls to

@@ -257,16 +257,17 @@ func testEachIDOnce(t *testing.T, f *fixture) {
 func TestRedeliveryIsToldFromResend(t *testing.T) { bothWays(t, testRedeliveryIsToldFromResend) }
 
 func testRedeliveryIsToldFromResend(t *testing.T, f *fixture) {
-	l := f.take("kafka", "orders/0")
-	f.handle(l.batch("a", "b"))
-	// An operator moved the lane back: the same places come again.
+	l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	f.handle(l.batch("a", "b"), other.batch("x", "y"))
+	// An operator moved the lanes back: the same places come again.
 	if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET next_position = 0`); err != nil {
 		t.Fatal(err)
 	}
-	l.at = 0
-	f.handle(l.batch("a", "b", "a"))
-	f.wantLanded("a", "b")
+	l.at, other.at = 0, 0
+	f.handle(l.batch("a", "b", "a"), other.batch("x", "y"))
+	f.wantLanded("a", "b", "x", "y")
 	f.wantBooks(l, "2/2/1/0/0/0@3")
+	f.wantBooks(other, "2/2/0/0/0/0@2")
 }
 
 func TestConflicts(t *testing.T) {

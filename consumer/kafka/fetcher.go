@@ -50,7 +50,7 @@ type fetcher struct {
 	end      int64        // of what may be read; -1: not known
 	want     int          // bytes to ask for
 	growth   float64      // bytes in memory per byte asked for, as last seen; at least 1
-	size     float64      // bytes in memory of a message, as last seen
+	size     float64      // bytes in memory of a message, as the last fetch had them; 0: it had none
 	stuck    int          // fetches in a row that brought something, but no progress
 
 	// answered is when a fetch last came back, in Unix nanoseconds.
@@ -178,9 +178,7 @@ func (f *fetcher) step(ctx context.Context) error {
 	held := footprint(got.messages)
 	budget.Adjust(held - asked)
 	f.growth = max(float64(held)/float64(f.want), 0.9*f.growth, 1)
-	if n := len(got.messages); n > 0 {
-		f.size = float64(held) / float64(n)
-	}
+	f.size = float64(held) / float64(max(len(got.messages), 1))
 
 	f.end = part.HighWatermark
 	if f.config.Isolation == ReadCommitted {
@@ -221,14 +219,22 @@ func (f *fetcher) plan(ctx context.Context, stuck bool) {
 		}
 		return
 	case f.position < f.end:
-		// Compressed data may be many times as large in memory.
-		messages, bytes := f.in.Share()
-		fits := int(min(float64(bytes), float64(messages)*f.size) / f.growth)
-		f.want = min(max(fits, idleFetchBytes), usual)
+		f.want = min(max(f.fitting(f.in.Share()), idleFetchBytes), usual)
 	default:
 		f.want = min(idleFetchBytes, usual)
 	}
 	f.stuck = 0
+}
+
+// fitting is how many bytes to ask for, to get about so much. Compressed data may
+// be many times as large in memory; and what holds no messages, such as aborted
+// transactions, holds up nobody.
+func (f *fetcher) fitting(messages int, bytes int64) int {
+	memory := float64(bytes)
+	if f.size > 0 {
+		memory = min(memory, float64(messages)*f.size)
+	}
+	return int(memory / f.growth)
 }
 
 // handOver offers what was fetched, in batches of the size that the worker
