@@ -3,6 +3,7 @@ package dedup
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
@@ -72,31 +73,15 @@ func parseUUID(s string) (k Key, ok bool) {
 	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
 		return k, false
 	}
-	at := 0
-	for i := 0; i < 36; i += 2 {
-		if s[i] == '-' {
-			i++
-		}
-		hi, lo := hexDigit[s[i]], hexDigit[s[i+1]]
-		if hi|lo > 15 {
-			return k, false
-		}
-		k[at] = hi<<4 | lo
-		at++
-	}
-	return k, true
+	var digits [32]byte
+	copy(digits[:8], s[:8])
+	copy(digits[8:12], s[9:13])
+	copy(digits[12:16], s[14:18])
+	copy(digits[16:20], s[19:23])
+	copy(digits[20:], s[24:])
+	_, err := hex.Decode(k[:], digits[:])
+	return k, err == nil
 }
-
-var hexDigit = func() (t [256]byte) {
-	for i := range t {
-		t[i] = 0xFF
-	}
-	for i := range byte(16) {
-		t["0123456789abcdef"[i]] = i
-		t["0123456789ABCDEF"[i]] = i
-	}
-	return t
-}()
 
 // parseULID takes the canonical form only. In lower case the same letters may be
 // another alphabet's, where ids that differ in case are different ids.
