@@ -40,9 +40,11 @@ type contender struct {
 type landing struct {
 	topic topic
 	group string
-	url   string // of a database of its own
+	url   string    // of a database of its own
+	conn  *pgx.Conn // the benchmark's own
 	// folder is for its files.
-	folder string
+	folder    string
+	processes processes // those that were launched
 }
 
 // plainColumns have no index: whatever the sink does more would hide what landing
@@ -117,7 +119,7 @@ func debezium(b *bench, r *landing) (*exec.Cmd, error) {
 }
 
 // launch starts the contender's processes; what they print goes to a file.
-func (c *contender) launch(b *bench, r *landing) (all processes, err error) {
+func (c *contender) launch(b *bench, r *landing) (processes, error) {
 	log, err := os.Create(filepath.Join(r.folder, "log"))
 	if err != nil {
 		return nil, err
@@ -126,16 +128,16 @@ func (c *contender) launch(b *bench, r *landing) (all processes, err error) {
 	for range max(c.processes, 1) {
 		cmd, err := c.command(b, r)
 		if err != nil {
-			return nil, errors.Join(err, all.stop(syscall.SIGKILL))
+			return nil, err
 		}
 		cmd.Stdout, cmd.Stderr = log, log
 		p, err := child.Start(cmd, syscall.SIGKILL)
 		if err != nil {
-			return nil, errors.Join(err, all.stop(syscall.SIGKILL))
+			return nil, err
 		}
-		all = append(all, p)
+		r.processes = append(r.processes, p)
 	}
-	return all, nil
+	return r.processes, nil
 }
 
 // processes are those of one contender.
@@ -180,10 +182,14 @@ func (r *landing) said() string {
 	return strings.TrimSpace(string(data[max(0, len(data)-2000):]))
 }
 
-// prepare makes the landing's database with the sink's table.
-func (b *bench) prepare(ctx context.Context, c *contender, t topic) (*landing, error) {
+// prepare fills the topic, if it isn't there yet, and makes the landing's
+// database with the sink's table.
+func (b *bench) prepare(ctx context.Context, c *contender, t topic) (r *landing, err error) {
+	if err := b.fill(ctx, t); err != nil {
+		return nil, err
+	}
 	b.runCount++
-	r := &landing{topic: t, group: fmt.Sprint("bench-", b.runCount), folder: filepath.Join(b.folder, fmt.Sprint(b.runCount))}
+	r = &landing{topic: t, group: fmt.Sprint("bench-", b.runCount), folder: filepath.Join(b.folder, fmt.Sprint(b.runCount))}
 	name := fmt.Sprint("bench_", b.runCount)
 	r.url = b.server.URL(name)
 	if err := os.Mkdir(r.folder, 0o700); err != nil {
@@ -192,5 +198,16 @@ func (b *bench) prepare(ctx context.Context, c *contender, t topic) (*landing, e
 	if err := b.exec(ctx, "postgres", "CREATE DATABASE "+name); err != nil {
 		return nil, err
 	}
-	return r, b.exec(ctx, name, "CREATE TABLE rows ("+cmp.Or(c.columns, plainColumns)+")", c.sql)
+	if err := b.exec(ctx, name, "CREATE TABLE rows ("+cmp.Or(c.columns, plainColumns)+")", c.sql); err != nil {
+		return nil, err
+	}
+	r.conn, err = pgx.Connect(ctx, r.url)
+	return r, err
+}
+
+// end kills what still runs and drops the database.
+func (r *landing) end(ctx context.Context, b *bench) error {
+	ctx = context.WithoutCancel(ctx)
+	err := r.processes.stop(syscall.SIGKILL)
+	return errors.Join(err, r.conn.Close(ctx), b.exec(ctx, "postgres", "DROP DATABASE "+r.conn.Config().Database+" WITH (FORCE)"))
 }

@@ -97,24 +97,14 @@ func (b *bench) suffer(ctx context.Context) error {
 }
 
 // endOf tells how a contender came through a fault.
-func (b *bench) endOf(ctx context.Context, c *contender, t topic, f fault) (string, error) {
+func (b *bench) endOf(ctx context.Context, c *contender, t topic, f fault) (end string, err error) {
 	const stalled = 100 * time.Second // more than two session time-outs of Connect
-	if err := b.fill(ctx, t); err != nil {
-		return "", err
-	}
 	r, err := b.prepare(ctx, c, t)
 	if err != nil {
 		return "", err
 	}
-	conn, err := pgx.Connect(ctx, r.url)
-	if err != nil {
-		return "", err
-	}
-	defer func() {
-		_ = b.exec(context.WithoutCancel(ctx), "postgres", "DROP DATABASE "+conn.Config().Database+" WITH (FORCE)")
-		_ = conn.Close(context.WithoutCancel(ctx))
-	}()
-	s := &suffering{conn: conn, supervisor: &supervisor{bench: b, contender: c, landing: r}}
+	defer func() { err = errors.Join(err, r.end(ctx, b)) }()
+	s := &suffering{conn: r.conn, supervisor: &supervisor{bench: b, contender: c, landing: r}}
 	if err := s.supervisor.start(); err != nil {
 		return "", err
 	}
@@ -124,7 +114,7 @@ func (b *bench) endOf(ctx context.Context, c *contender, t topic, f fault) (stri
 	last, longest := time.Now(), time.Duration(0)
 	var rows, seen int
 	for {
-		if err := conn.QueryRow(ctx, "SELECT count(*) FROM rows").Scan(&rows); err != nil {
+		if err := r.conn.QueryRow(ctx, "SELECT count(*) FROM rows").Scan(&rows); err != nil {
 			return "", err
 		}
 		now := time.Now()
@@ -152,10 +142,10 @@ func (b *bench) endOf(ctx context.Context, c *contender, t topic, f fault) (stri
 	}
 	s.supervisor.stop()
 	var ids int
-	if err := conn.QueryRow(ctx, "SELECT count(*), count(DISTINCT id) FROM rows").Scan(&rows, &ids); err != nil {
+	if err := r.conn.QueryRow(ctx, "SELECT count(*), count(DISTINCT id) FROM rows").Scan(&rows, &ids); err != nil {
 		return "", err
 	}
-	end := "exact"
+	end = "exact"
 	if lost, doubled := t.distinct()-ids, rows-ids; lost > 0 || doubled > 0 {
 		end = fmt.Sprintf("%d of %d missing, %d doubled", lost, t.distinct(), doubled)
 		if lost > 0 {
@@ -210,9 +200,12 @@ func (s *supervisor) look() {
 	}
 }
 
+// kill leaves one alone that has just ended by itself.
 func (s *supervisor) kill() {
-	s.process.Kill()
-	s.process, s.down = nil, time.Now()
+	if s.process != nil {
+		s.process.Kill()
+		s.process, s.down = nil, time.Now()
+	}
 }
 
 func (s *supervisor) stop() {

@@ -7,8 +7,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/dedupd/dedupd/e2e/bench/measure"
 )
 
@@ -63,37 +61,26 @@ func (b *bench) grow(ctx context.Context) error {
 // milestones lands a topic and measures the messages that come just before each
 // of these numbers.
 func (b *bench) milestones(ctx context.Context, c *contender, t topic, at []int, span int) (slices []result, err error) {
-	if err := b.fill(ctx, t); err != nil {
-		return nil, err
-	}
 	r, err := b.prepare(ctx, c, t)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := pgx.Connect(ctx, r.url)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		_ = conn.Close(context.WithoutCancel(ctx))
-		err = errors.Join(err, b.exec(context.WithoutCancel(ctx), "postgres", "DROP DATABASE "+conn.Config().Database+" WITH (FORCE)"))
-	}()
+	defer func() { err = errors.Join(err, r.end(ctx, b)) }()
 	all, err := c.launch(b, r)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = all.stop(syscall.SIGKILL) }()
 	type reading struct {
 		usage
 		messages int
 		when     time.Time
 	}
 	read := func() (now reading, err error) {
-		if err := conn.QueryRow(ctx, "SELECT coalesce(sum(fetched), 0) FROM dedupd.books").Scan(&now.messages); err != nil {
+		if err := r.conn.QueryRow(ctx, "SELECT coalesce(sum(fetched), 0) FROM dedupd.books").Scan(&now.messages); err != nil {
 			return now, err
 		}
 		now.when = time.Now()
-		now.usage, err = b.used(ctx, conn, all)
+		now.usage, err = b.used(ctx, r.conn, all)
 		return now, err
 	}
 	// reach waits until so many messages are durable.

@@ -27,38 +27,27 @@ func (b *bench) land(ctx context.Context, c *contender, t topic) (result, error)
 
 // landDuring does something to it, if not nil, when the first rows are there.
 func (b *bench) landDuring(ctx context.Context, c *contender, t topic, during func(context.Context, *pgx.Conn) error) (res result, err error) {
-	if err := b.fill(ctx, t); err != nil {
-		return res, err
-	}
 	r, err := b.prepare(ctx, c, t)
 	if err != nil {
 		return res, err
 	}
-	conn, err := pgx.Connect(ctx, r.url)
-	if err != nil {
-		return res, err
-	}
-	defer func() {
-		_ = conn.Close(context.WithoutCancel(ctx))
-		err = errors.Join(err, b.exec(context.WithoutCancel(ctx), "postgres", "DROP DATABASE "+conn.Config().Database+" WITH (FORCE)"))
-	}()
+	defer func() { err = errors.Join(err, r.end(ctx, b)) }()
 	all, err := c.launch(b, r)
 	if err != nil {
 		return res, err
 	}
-	defer func() { _ = all.stop(syscall.SIGKILL) }()
 	var used usage
-	steady, err := watch(ctx, conn, t.distinct(), all.ended, func() (err error) {
-		used, err = b.used(ctx, conn, all)
+	steady, err := watch(ctx, r.conn, t.distinct(), all.ended, func() (err error) {
+		used, err = b.used(ctx, r.conn, all)
 		if err == nil && during != nil {
-			err = during(ctx, conn)
+			err = during(ctx, r.conn)
 		}
 		return err
 	})
 	if err != nil {
 		return res, fmt.Errorf("%s: %w\n%s", c.name, err, r.said())
 	}
-	end, err := b.used(ctx, conn, all)
+	end, err := b.used(ctx, r.conn, all)
 	if err != nil {
 		return res, err
 	}
@@ -68,7 +57,7 @@ func (b *bench) landDuring(ctx context.Context, c *contender, t topic, during fu
 		return res, fmt.Errorf("%s: %w\n%s", c.name, err, r.said())
 	}
 	var rows, ids int
-	if err := conn.QueryRow(ctx, "SELECT count(*), count(DISTINCT id) FROM rows").Scan(&rows, &ids); err != nil {
+	if err := r.conn.QueryRow(ctx, "SELECT count(*), count(DISTINCT id) FROM rows").Scan(&rows, &ids); err != nil {
 		return res, err
 	}
 	if rows != t.distinct() || ids != rows {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -87,35 +86,25 @@ func (b *bench) latency(ctx context.Context) error {
 func millis(d time.Duration) string { return fmt.Sprintf("%.1f ms", 1e3*d.Seconds()) }
 
 func (b *bench) delay(ctx context.Context, c *contender) (d delays, err error) {
+	// Nothing stands in it yet.
 	t := topic{partitions: 4, ids: fmt.Sprint("latency", b.runCount), enveloped: c.enveloped}
-	if err := b.fill(ctx, t); err != nil { // with nothing
-		return d, err
-	}
 	indexed := *c
 	indexed.columns = cmp.Or(c.columns, "id uuid PRIMARY KEY, payload jsonb NOT NULL")
 	r, err := b.prepare(ctx, &indexed, t)
 	if err != nil {
 		return d, err
 	}
-	conn, err := pgx.Connect(ctx, r.url)
-	if err != nil {
-		return d, err
-	}
-	defer func() {
-		_ = conn.Close(context.WithoutCancel(ctx))
-		err = errors.Join(err, b.exec(context.WithoutCancel(ctx), "postgres", "DROP DATABASE "+conn.Config().Database+" WITH (FORCE)"))
-	}()
+	defer func() { err = errors.Join(err, r.end(ctx, b)) }()
 	all, err := c.launch(b, r)
 	if err != nil {
 		return d, err
 	}
-	defer func() { _ = all.stop(syscall.SIGKILL) }()
 
 	s := sender{topic: t, sent: make([]atomic.Int64, 120*latencyRate)}
 	sending, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- s.send(sending, b) }()
-	seen, err := s.observe(ctx, conn, all)
+	seen, err := s.observe(ctx, r.conn, all)
 	stop()
 	if sendErr := <-done; err == nil {
 		err = sendErr
@@ -145,7 +134,9 @@ func (s *sender) send(ctx context.Context, b *bench) error {
 		select {
 		case <-time.After(time.Until(start.Add(time.Duration(i) * time.Second / latencyRate))):
 		case <-ctx.Done():
-			return failed
+			flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+			defer cancel()
+			return errors.Join(client.Flush(flush), failed)
 		}
 		id := []byte(pgtype.UUID{Bytes: numbered(i), Valid: true}.String())
 		value := s.topic.value(id)
