@@ -46,7 +46,7 @@ func (in *Intake) Take(ctx context.Context, t message.Take) (message.Taken, erro
 // Open opens a lane that was taken.
 func (in *Intake) Open(o LaneOptions) *Lane {
 	l := &Lane{
-		w: in.w, options: o, lag: -1, position: o.Next,
+		w: in.w, options: o, lag: -1, position: o.Next, fresh: true,
 		lost:  make(chan struct{}),
 		space: make(chan struct{}, 1),
 		ended: make(chan struct{}),

@@ -27,6 +27,7 @@ type Lane struct {
 	lag     int64
 
 	position int64     // where the lane's row stands
+	fresh    bool      // neither moved nor lost nor given up since it was taken
 	asked    time.Time // the broker last held nothing beyond what was offered; zero: it never said so
 
 	cancel context.CancelFunc // of the running transaction
@@ -150,6 +151,7 @@ func (l *Lane) Close(ctx context.Context) {
 	w.mu.Unlock()
 	select {
 	case <-l.ended:
+		l.letGo()
 		return
 	case <-ctx.Done():
 	}
@@ -158,9 +160,32 @@ func (l *Lane) Close(ctx context.Context) {
 		l.cancel()
 	}
 	w.mu.Unlock()
-	// The handler answers to its context; one that doesn't wedges its writer,
-	// which the liveness probe notices.
+	// The handler answers to its context; of one that doesn't, watch gives the
+	// lane up.
 	<-l.ended
+	l.letGo()
+}
+
+// letGoTimeout bounds the word to a database that may be away: a group waits for
+// its members to let go.
+const letGoTimeout = time.Second
+
+// letGo tells the authority of a lane that didn't move while it was ours, and
+// wasn't lost. One that moved has told by that.
+func (l *Lane) letGo() {
+	w := l.w
+	w.mu.Lock()
+	fresh := l.fresh
+	l.fresh = false
+	w.mu.Unlock()
+	if !fresh {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), letGoTimeout)
+	defer cancel()
+	if err := w.Lanes.LetGo(ctx, l.options.Lane, l.options.Epoch); err != nil {
+		w.Logger.Debug("tell that a lane was let go", "source", l.options.Lane.Source, "lane", l.options.Lane.Name, "error", err)
+	}
 }
 
 // begin moves the lane's next parcel into its transaction.
@@ -228,7 +253,7 @@ func (l *Lane) retry(after time.Duration) {
 }
 
 func (l *Lane) loseLocked() {
-	l.running = false
+	l.running, l.fresh = false, false
 	l.shutLocked()
 	close(l.lost)
 }

@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/dedupd/dedupd/message"
 )
@@ -27,17 +26,17 @@ func TestShareAmongWriters(t *testing.T) {
 		{"a lane that failed ends the group", 3, 10, 1, 2, 2, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := &Worker{MaxMessages: 4000, MaxBytes: 1 << 20, hard: context.Background(), idle: test.idle, lanes: map[*Lane]struct{}{}, busy: map[int]time.Time{}}
+			w := &Worker{MaxMessages: 4000, MaxBytes: 1 << 20, hard: context.Background(), idle: test.idle, lanes: map[*Lane]struct{}{}, turns: map[int]*turn{}}
 			w.work.L = &w.mu
 			for i := range test.lanes {
 				l := &Lane{w: w, queued: true, alone: i == test.alone, space: make(chan struct{}, 1)}
 				l.pending = &parcel{batch: message.Batch{Messages: make([]message.Message, test.each)}}
 				w.ready = append(w.ready, l)
 			}
-			group, _, cancel := w.takeGroup(0)
+			taken, _, cancel := w.takeTurn(0)
 			defer cancel()
-			if len(group) != test.want || len(w.ready) != test.left {
-				t.Errorf("took %d lanes and left %d, want %d and %d", len(group), len(w.ready), test.want, test.left)
+			if len(taken.group) != test.want || len(w.ready) != test.left {
+				t.Errorf("took %d lanes and left %d, want %d and %d", len(taken.group), len(w.ready), test.want, test.left)
 			}
 		})
 	}

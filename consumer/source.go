@@ -43,6 +43,11 @@ type Lanes interface {
 	// over. Failures are harmless: it is told again. The lanes are sorted, and
 	// each stands there once.
 	CaughtUp(ctx context.Context, lanes []message.CaughtUp) error
+	// LetGo tells that a lane was let go as it should be, without having moved
+	// under that epoch. An ordered lane that is taken again and again without
+	// moving, and isn't let go, may be one whose messages end the process. Failures
+	// are harmless.
+	LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 }
 
 // Source reads one configured broker subscription.

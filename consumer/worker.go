@@ -37,9 +37,12 @@ type Worker struct {
 	// that long.
 	UntilIdle time.Duration
 	// Pulse is how often Lanes is told which lanes are caught up. Zero: 15 s.
-	Pulse   time.Duration
-	Logger  *slog.Logger
-	Metrics *Metrics
+	Pulse time.Duration
+	// HangTimeout is how long a writer may be in one transaction before it is
+	// taken to hang and the run ends. Zero: TransactionTimeout and 10 s.
+	HangTimeout time.Duration
+	Logger      *slog.Logger
+	Metrics     *Metrics
 
 	// hard outlives the context of Run by Drain: it is what transactions run
 	// under. One context for both would either kill a good transaction at the
@@ -53,12 +56,15 @@ type Worker struct {
 	intakes  []*Intake
 	idle     int // writers that wait
 	stopped  bool
-	activity time.Time         // of the last offer or commit, or when a lane was last seen behind
-	busy     map[int]time.Time // by writer: since when it is in its transaction
-	done     int64             // messages made durable
-	began    time.Time         // of the first offer
-	ended    time.Time         // of the last commit
+	activity time.Time     // of the last offer or commit, or when a lane was last seen behind
+	turns    map[int]*turn // by writer: the transaction that it is in
+	hang     *HangError    // the first that was found
+	done     int64         // messages made durable
+	began    time.Time     // of the first offer
+	ended    time.Time     // of the last commit
 	started  time.Time
+
+	writing sync.WaitGroup // writers that have neither ended nor been given up
 }
 
 // Run reads all sources until ctx ends, drains, and returns nil. With UntilIdle
@@ -74,7 +80,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.hard = hard
 	w.work.L = &w.mu
 	w.lanes = make(map[*Lane]struct{})
-	w.busy = make(map[int]time.Time)
+	w.turns = make(map[int]*turn)
 	w.started = time.Now()
 	w.activity = w.started
 	for _, s := range w.Sources {
@@ -82,10 +88,15 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	w.mu.Unlock()
 
-	var writers sync.WaitGroup
 	for i := range w.Writers {
-		writers.Go(func() { w.write(i) })
+		w.writing.Add(1)
+		go w.write(i)
 	}
+	watching, unwatch := context.WithCancel(context.Background())
+	var watch sync.WaitGroup
+	watch.Go(func() { w.watch(watching, stop) })
+	defer watch.Wait()
+	defer unwatch()
 	var sources sync.WaitGroup
 	for i, s := range w.Sources {
 		sources.Go(func() {
@@ -114,13 +125,18 @@ func (w *Worker) Run(ctx context.Context) error {
 	// the lane row tells the next owner.
 	cut := time.AfterFunc(w.Drain, kill)
 	defer cut.Stop()
+	last := time.AfterFunc(w.Drain+answerTimeout, func() { w.giveUp(stop, func(*turn) bool { return true }) })
+	defer last.Stop()
 	sources.Wait()
 	w.mu.Lock()
 	w.stopped = true
 	w.work.Broadcast()
 	w.mu.Unlock()
-	writers.Wait()
+	w.writing.Wait()
 
+	if err := w.Alive(); err != nil {
+		return err
+	}
 	if cause := context.Cause(soft); ctx.Err() == nil && !errors.Is(cause, errIdle) {
 		return cause
 	}
@@ -194,23 +210,26 @@ func (w *Worker) isIdle(now time.Time) (bool, error) {
 }
 
 // write is one writer: it takes a group, has it made durable, and tells the
-// lanes, until the worker stops.
+// lanes, until the worker stops. One that was given up ends without a word: its
+// lanes have been told, and are somebody else's.
 func (w *Worker) write(id int) {
 	for {
-		group, ctx, cancel := w.takeGroup(id)
-		if group == nil {
+		t, ctx, cancel := w.takeTurn(id)
+		if t == nil {
+			w.writing.Done()
 			return
 		}
-		err := w.hand(ctx, group)
+		w.Metrics.batchMessages.Observe(float64(t.messages))
+		err := w.Handler.Handle(ctx, t.batches)
 		cancel()
-		if err == nil {
-			w.committed(group)
-		} else {
-			w.failed(group, err)
+		if !w.answered(id) {
+			return
 		}
-		w.mu.Lock()
-		delete(w.busy, id)
-		w.mu.Unlock()
+		if err == nil {
+			w.committed(t.group)
+		} else {
+			w.failed(t.group, err)
+		}
 	}
 }
 
@@ -242,10 +261,10 @@ func (w *Worker) share() (messages int, bytes int64) {
 	return messages, bytes
 }
 
-// takeGroup waits for ready lanes and takes a share of them: all of them when
+// takeTurn waits for ready lanes and takes a share of them: all of them when
 // they hold little, so that few transactions do the work; else what falls to
 // one of the writers that are free, so that the others have work too.
-func (w *Worker) takeGroup(id int) ([]*Lane, context.Context, context.CancelFunc) {
+func (w *Worker) takeTurn(id int) (*turn, context.Context, context.CancelFunc) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.idle++
@@ -263,37 +282,25 @@ func (w *Worker) takeGroup(id int) ([]*Lane, context.Context, context.CancelFunc
 	share := min(w.MaxMessages, max(fairShare, total/(w.idle+1)))
 	ctx, cancel := context.WithTimeout(w.hard, TransactionTimeout)
 
-	var group []*Lane
-	messages, bytes, taken := 0, int64(0), 0
+	t := &turn{began: time.Now()}
+	bytes := int64(0)
 	for _, l := range w.ready {
 		p := l.next()
 		n := len(p.batch.Messages)
-		if len(group) > 0 && (l.alone || messages+n > w.MaxMessages || bytes+p.batch.Bytes > w.MaxBytes || messages >= share) {
+		if len(t.group) > 0 && (l.alone || t.messages+n > w.MaxMessages || bytes+p.batch.Bytes > w.MaxBytes || t.messages >= share) {
 			break
 		}
-		taken++
-		messages += n
+		t.messages += n
 		bytes += p.batch.Bytes
 		l.begin(cancel)
-		group = append(group, l)
+		t.group, t.batches = append(t.group, l), append(t.batches, p.batch)
 		if l.alone {
 			break
 		}
 	}
-	w.ready = w.ready[:copy(w.ready, w.ready[taken:])]
-	w.busy[id] = time.Now()
-	return group, ctx, cancel
-}
-
-func (w *Worker) hand(ctx context.Context, group []*Lane) error {
-	batches := make([]message.Batch, len(group))
-	messages := 0
-	for i, l := range group {
-		batches[i] = l.flight.batch
-		messages += len(l.flight.batch.Messages)
-	}
-	w.Metrics.batchMessages.Observe(float64(messages))
-	return w.Handler.Handle(ctx, batches)
+	w.ready = w.ready[:copy(w.ready, w.ready[len(t.group):])]
+	w.turns[id] = t
+	return t, ctx, cancel
 }
 
 // committed tells the lanes of a group that it is durable. A lane is told before
@@ -314,7 +321,7 @@ func (w *Worker) committed(group []*Lane) {
 		if l.lastError != "" {
 			w.Logger.Info("lane goes on", "source", l.options.Lane.Source, "lane", l.options.Lane.Name, "attempts", l.attempts+1)
 		}
-		l.position = l.flight.batch.Next
+		l.position, l.fresh = l.flight.batch.Next, false
 		l.flight = nil
 		l.attempts, l.alone, l.lastError = 0, false, ""
 		l.setHeld(nil)
@@ -373,20 +380,6 @@ func (w *Worker) Done() (messages int64, d time.Duration) {
 		return 0, 0
 	}
 	return w.done, w.ended.Sub(w.began)
-}
-
-// Alive tells whether every writer makes headway. A sink that ignores its
-// context and its transaction's deadline wedges a writer for ever, which
-// neither broker notices; only a restart helps.
-func (w *Worker) Alive() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for id, since := range w.busy {
-		if d := time.Since(since); d > 2*TransactionTimeout {
-			return fmt.Errorf("writer %d has been in one transaction for %s, though its deadline is %s: the sink hangs", id, d.Round(time.Second), TransactionTimeout)
-		}
-	}
-	return nil
 }
 
 // Ready tells whether every source has reached its broker and knows its lanes.

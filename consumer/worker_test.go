@@ -5,7 +5,6 @@ import (
 	"errors"
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -348,29 +347,6 @@ func TestUntilIdle(t *testing.T) {
 			t.Errorf("Run: %v", err)
 		}
 		r.checkEnd()
-	})
-}
-
-func TestWedgedWriter(t *testing.T) {
-	bubble(t, "", func(t *testing.T) {
-		r := newRig(t, 1)
-		free := make(chan struct{})
-		r.setHandle(func(context.Context, []message.Batch) error { <-free; return nil })
-		r.lanes[0].mustOffer(1)
-		time.Sleep(consumer.TransactionTimeout + time.Second)
-		if err := r.Alive(); err != nil {
-			t.Error(err)
-		}
-		time.Sleep(consumer.TransactionTimeout)
-		if err := r.Alive(); err == nil || !strings.Contains(err.Error(), "hangs") {
-			t.Errorf("Alive: %v", err)
-		}
-		close(free)
-		synctest.Wait()
-		if err := r.Alive(); err != nil {
-			t.Error(err)
-		}
-		r.stop()
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/jackc/pgx/v5"
@@ -13,7 +14,8 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// commit buries the dead, moves the lanes and commits, in one round trip: the
+// commit buries the dead, moves the lanes, forgets attempts that have had their
+// answer by that, and commits, in one round trip: the
 // server skips COMMIT when a lane doesn't move.
 func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []tally) error {
 	steps := p.burySteps(g)
@@ -21,7 +23,18 @@ func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []
 	if err != nil {
 		return err
 	}
-	steps = append(steps, moves...)
+	marks, err := p.guard.steps(p.Store, g, all)
+	if err != nil {
+		return err
+	}
+	steps = slices.Concat(steps, moves, marks)
+	if g.noted {
+		passed, err := p.Store.passSteps(g.batches)
+		if err != nil {
+			return err
+		}
+		steps = append(steps, passed...)
+	}
 	steps = append(steps, step{name: "dedupd_commit", sql: "commit", tag: "COMMIT"})
 
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)

@@ -65,8 +65,8 @@ const (
 // group is what one transaction works on: the messages of a few batches, keyed,
 // folded and sorted. It is made once for a hand-over and used again by every try.
 type group struct {
+	*handOver
 	batches []message.Batch
-	clocks  clocks
 	items   []item
 	// firsts are the items to claim: one for each key, sorted by key, which is
 	// the order in which every transaction of every version claims.
@@ -92,8 +92,8 @@ func (g *group) message(it *item) *message.Message {
 // prepare finds the ids, keys and fingerprints of a group's messages and folds
 // twins, so that it is the first copy in lane order that wins. The error is a *message.HoldError when the
 // policy is to stop at a message without an id.
-func (p *Processor) prepare(batches []message.Batch) (*group, error) {
-	g := &group{batches: batches}
+func (p *Processor) prepare(batches []message.Batch, h *handOver) (*group, error) {
+	g := &group{handOver: h, batches: batches}
 	// Lane rows are touched in one order by everyone.
 	slices.SortStableFunc(g.batches, func(a, b message.Batch) int { return a.Lane.Compare(b.Lane) })
 	n := 0
@@ -107,6 +107,9 @@ func (p *Processor) prepare(batches []message.Batch) (*group, error) {
 			it := item{batch: int32(bi), message: int32(mi), twin: -1}
 			if err := p.identify(&it, b, &b.Messages[mi]); err != nil {
 				return nil, err
+			}
+			if why := h.known[&b.Messages[mi]]; why != nil {
+				it.reject = why
 			}
 			g.items = append(g.items, it)
 		}

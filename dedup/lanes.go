@@ -62,11 +62,27 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
 			JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = u.source AND l.lane = u.lane
 				AND l.epoch = u.epoch AND (NOT l.ordered OR l.next_position = u.next)
 			FOR UPDATE OF l SKIP LOCKED)
-		UPDATE `+s.name("lanes")+` l SET lag = 0, stream_time = greatest(l.stream_time, `+s.name("clock")+`() - make_interval(secs => told.age))
+		UPDATE `+s.name("lanes")+` l SET lag = 0, takes = 0, stream_time = greatest(l.stream_time, `+s.name("clock")+`() - make_interval(secs => told.age))
 		FROM told WHERE l.id = told.id`,
 		s.scope, sources, names, epochs, next, ages)
 	if err != nil {
 		return fmt.Errorf("tell that lanes are caught up: %w", err)
+	}
+	for _, l := range lanes {
+		s.suspicions.end(l.Lane) // what may have ended a process isn't here
+	}
+	return nil
+}
+
+// LetGo tells that a lane was let go without having moved under that epoch, and
+// that nothing happened to it: the take doesn't count.
+func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {
+	id, err := s.laneID(lane)
+	if err != nil {
+		return err
+	}
+	if _, err := s.pool.Exec(ctx, `UPDATE `+s.name("lanes")+` SET takes = 0 WHERE id = $1 AND epoch = $2 AND takes > 0`, id, epoch); err != nil {
+		return fmt.Errorf("tell that lane %s was let go: %w", lane, err)
 	}
 	return nil
 }
@@ -76,6 +92,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		id             int32
 		created        bool
 		brokerPosition *int64
+		takes          int
 	)
 	if t.Start < 0 {
 		var exists bool
@@ -91,18 +108,19 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	// last: it only ever rises, and one that was lost with a failover is not
 	// given out again, so that a worker from before can't pass for a new owner.
 	err = tx.QueryRow(ctx, `
-		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position)
-		VALUES ($1, $2, $3, $4, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8)
+		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes)
+		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8, $4::boolean::integer)
 		ON CONFLICT (scope, source, lane) DO UPDATE SET
 			epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, EXCLUDED.epoch) ELSE l.epoch END,
 			incarnation       = CASE WHEN l.ordered OR $5 = '' THEN l.incarnation ELSE EXCLUDED.incarnation END,
 			broker_generation = EXCLUDED.broker_generation,
 			owner             = EXCLUDED.owner,
+			takes             = CASE WHEN l.ordered THEN l.takes + 1 ELSE 0 END,
 			claimed_at        = now()
 		WHERE l.broker_generation <= EXCLUDED.broker_generation OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $9)
-		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation`,
+		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes`,
 		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(),
-	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation)
+	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return taken, message.ErrStale
 	}
@@ -130,7 +148,12 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			taken.Reset, taken.Next, taken.BrokerPosition = true, t.Committed, t.Committed
 		}
 	}
+	tried, err := s.openAttempts(ctx, tx, id, t.Ordered, taken.Next)
+	if err != nil {
+		return taken, err
+	}
 	s.remember(t.Lane, id)
+	s.suspicions.set(t.Lane, t.Ordered && (takes > suspectTakes || tried))
 	return taken, nil
 }
 

@@ -270,7 +270,7 @@ func (s *Store) GrantSQL(role string) string {
 		"GRANT INSERT ON " + s.name("claims_root") + " TO " + worker + ";",
 		"GRANT INSERT, UPDATE ON " + s.name("lanes") + " TO " + worker + ";",
 		"GRANT INSERT, DELETE ON " + s.name("dead_letters") + ", " + s.name("filters") + " TO " + worker + ";",
-		"GRANT INSERT, UPDATE, DELETE ON " + s.name("duplicate_ages") + " TO " + worker + ";",
+		"GRANT INSERT, UPDATE, DELETE ON " + s.name("duplicate_ages") + ", " + s.name("attempts") + " TO " + worker + ";",
 		"GRANT EXECUTE ON FUNCTION " + s.name("prepare_generation") + "(text), " + s.name("rotate") + "(text, uuid, text), " +
 			s.name("expire") + "(text, interval, interval, text), " + s.name("drop_generation") + "(text, integer, text), " + s.name("sweep") + "(text, text) TO " + worker + ";",
 		"-- the generations there are; those made later get the rights on " + s.name("claims_root"),

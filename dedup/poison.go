@@ -4,151 +4,164 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// poisonGuard keeps a lane from being drained into the dead letters. A few
-// messages without an id, or that the sink can't take, are their own fault; a
-// large share of them is somebody else's: a renamed header, a changed table.
-type poisonGuard struct {
+// deadGuard keeps a lane from being drained into the dead letters. A few messages
+// without an id, or that the sink can't take, are their own fault; a large share
+// of them is somebody else's: a renamed header, a changed table. Which of a lane's
+// last messages were dead stands in its row, by their numbers as its books count
+// them: messages that end the process would else begin with a clean record each
+// time. It is read and written only where there is a dead letter.
+type deadGuard struct {
 	limit  int // dead letters among the last window messages of a lane
 	window int64
-
-	mu    sync.Mutex
-	lanes map[message.Lane]*deadHistory
-}
-
-// deadHistory counts a lane's messages and remembers which of the last ones were
-// dead.
-type deadHistory struct {
-	seen int64
-	dead []int64 // their numbers, ascending, none older than the window
-}
-
-func (p *poisonGuard) init(share float64, window int) {
-	p.limit, p.window = int(share*float64(window)), int64(window)
-	p.lanes = make(map[message.Lane]*deadHistory)
 }
 
 // check refuses a group that would bring a lane above the limit.
-func (p *poisonGuard) check(g *group) error {
-	if p.window == 0 || !g.anyDead() {
+func (d deadGuard) check(ctx context.Context, conn *pgx.Conn, s *Store, g *group, all []tally) error {
+	if d.window == 0 {
 		return nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for bi := range g.batches {
-		lane := g.batches[bi].Lane
-		var h deadHistory
-		if old := p.lanes[lane]; old != nil {
-			h = deadHistory{old.seen, append([]int64(nil), old.dead...)}
+	for _, part := range g.deadParts(all) {
+		id, err := s.laneID(part.lane)
+		if err != nil {
+			return err
 		}
-		var last *rejection
-		for i := range g.items {
-			it := &g.items[i]
-			if int(it.batch) != bi {
-				continue
-			}
+		seen, recent := int64(0), []int64(nil)
+		if err := roundTrip(ctx, conn, s.prepare, []step{s.recentDeadStep(id, &seen, &recent)}); err != nil {
+			return &ownError{fmt.Errorf("read the last dead letters of lane %s: %w", part.lane, err)}
+		}
+		for i := range part.items {
+			it := &part.items[i]
+			seen++
 			if it.outcome == dead {
-				last = it.reject
+				recent = append(recent, seen)
 			}
-			h.add(1, it.outcome == dead, p.window)
-			if len(h.dead) > p.limit {
-				return &message.HoldError{Lane: lane, Err: fmt.Errorf(
+			for len(recent) > 0 && recent[0] <= seen-d.window {
+				recent = recent[1:]
+			}
+			if len(recent) > d.limit && it.outcome == dead {
+				return &message.HoldError{Lane: part.lane, Err: fmt.Errorf(
 					"%d of the last %d messages can't be applied, which is more than dead_letters.max_share allows, so the fault is hardly theirs; the last one: %s",
-					len(h.dead), min(h.seen, p.window), last.reason)}
+					len(recent), min(seen, d.window), it.reject.reason)}
 			}
 		}
 	}
 	return nil
 }
 
-func (g *group) anyDead() bool {
-	for i := range g.items {
-		if g.items[i].outcome == dead {
-			return true
-		}
+// steps write down which messages are dead, after their lanes have moved.
+func (d deadGuard) steps(s *Store, g *group, all []tally) (steps []step, err error) {
+	if d.window == 0 {
+		return nil, nil
 	}
-	return false
-}
-
-// note records a group that has landed.
-func (p *poisonGuard) note(g *group, all []tally) {
-	if p.window == 0 {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for bi := range g.batches {
-		h := p.lanes[g.batches[bi].Lane]
-		if h == nil {
-			h = new(deadHistory)
-			p.lanes[g.batches[bi].Lane] = h
+	for _, part := range g.deadParts(all) {
+		id, err := s.laneID(part.lane)
+		if err != nil {
+			return nil, err
 		}
-		if all[bi][dead] == 0 {
-			h.add(int64(len(g.batches[bi].Messages)), false, p.window)
-			continue
-		}
-		for i := range g.items {
-			if int(g.items[i].batch) == bi {
-				h.add(1, g.items[i].outcome == dead, p.window)
+		var behind []int64 // how many messages came after it
+		for i := range part.items {
+			if part.items[i].outcome == dead {
+				behind = append(behind, int64(len(part.items)-1-i))
 			}
 		}
+		steps = append(steps, step{
+			name: "dedupd_recent_dead",
+			sql: `UPDATE ` + s.name("lanes") + ` SET recent_dead = ARRAY(SELECT n FROM (
+				SELECT unnest(recent_dead) AS n UNION ALL SELECT fetched - unnest($2::bigint[])) AS d WHERE n > fetched - $3::bigint ORDER BY n)
+				WHERE id = $1::integer`,
+			oids: []uint32{pgtype.Int4OID, pgtype.Int8ArrayOID, pgtype.Int8OID},
+			params: [][]byte{
+				int4(id), appendInt8s(nil, len(behind), func(i int) int64 { return behind[i] }), int8b(d.window),
+			},
+		})
+	}
+	return steps, nil
+}
+
+func (s *Store) recentDeadStep(lane int32, seen *int64, recent *[]int64) step {
+	return step{
+		name: "dedupd_read_recent_dead",
+		sql: `SELECT l.fetched, d.n FROM ` + s.name("lanes") + ` l LEFT JOIN LATERAL unnest(l.recent_dead) AS d (n) ON true
+			WHERE l.id = $1::integer ORDER BY d.n`,
+		oids:   []uint32{pgtype.Int4OID},
+		params: [][]byte{int4(lane)},
+		row: func(v [][]byte) (err error) {
+			if *seen, err = readInt8(v[0]); err != nil || v[1] == nil {
+				return err
+			}
+			n, err := readInt8(v[1])
+			*recent = append(*recent, n)
+			return err
+		},
 	}
 }
 
-func (h *deadHistory) add(n int64, isDead bool, window int64) {
-	h.seen += n
-	if isDead {
-		h.dead = append(h.dead, h.seen)
-	}
-	old := 0
-	for old < len(h.dead) && h.dead[old] <= h.seen-window {
-		old++
-	}
-	h.dead = h.dead[old:]
+// deadPart is the items of one lane, of which some are dead.
+type deadPart struct {
+	lane  message.Lane
+	items []item
 }
 
-// rejections are messages known to be poison, by their address, which all parts
-// of a divided group share.
-type rejections map[*message.Message]*rejection
-
-func (g *group) reject(known rejections) {
-	if len(known) == 0 {
-		return
-	}
-	for i := range g.items {
-		if why := known[g.message(&g.items[i])]; why != nil {
-			g.items[i].reject = why
+// deadParts are those of a group. Batches of one lane stand side by side, and so
+// do their items.
+func (g *group) deadParts(all []tally) (parts []deadPart) {
+	at := 0
+	for i := 0; i < len(g.batches); {
+		lane, from, buried := g.batches[i].Lane, at, int64(0)
+		for ; i < len(g.batches) && g.batches[i].Lane == lane; i++ {
+			at += len(g.batches[i].Messages)
+			buried += all[i][dead]
+		}
+		if buried > 0 {
+			parts = append(parts, deadPart{lane, g.items[from:at]})
 		}
 	}
+	return parts
+}
+
+// handOver is what all parts of a divided hand-over share.
+type handOver struct {
+	clocks clocks
+	// known are the messages known to be poison, by their address.
+	known map[*message.Message]*rejection
+	// noted is set where its messages stand in the table of attempts.
+	noted bool
+}
+
+func (h *handOver) reject(m *message.Message, why *rejection) {
+	if h.known == nil {
+		h.known = make(map[*message.Message]*rejection)
+	}
+	h.known[m] = why
 }
 
 // isolate finds the messages that the sink can't take. Those that it has named
 // are dead-lettered when the group is tried again; else the group is divided and each
 // part made durable by itself, in order, down to one message: about 2·log2(n)
 // transactions for each such message among n.
-func (p *Processor) isolate(ctx context.Context, g *group, cause error, known rejections) error {
+func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handOver) error {
 	candidates := len(g.winners())
 	bad := sinks.AllPermanent(cause)
 	if candidates == 1 {
 		bad = map[int]error{0: cause}
 	}
-	if known == nil {
-		known = make(rejections)
-	}
 	found := false
 	for at, why := range bad {
 		if at >= 0 && at < candidates {
-			known[g.message(g.candidate(at))] = &rejection{class: classPoison, reason: why.Error(), sqlstate: sqlstate(why)}
+			h.reject(g.message(g.candidate(at)), &rejection{class: classPoison, reason: why.Error(), sqlstate: sqlstate(why)})
 			found = true
 		}
 	}
 	if found {
-		return p.apply(ctx, g.batches, g.clocks, known)
+		return p.apply(ctx, g.batches, h)
 	}
 	if candidates == 0 {
 		// The database objects to data although the sink was given none.
@@ -156,10 +169,10 @@ func (p *Processor) isolate(ctx context.Context, g *group, cause error, known re
 	}
 	p.Metrics.retries.WithLabelValues("poison").Inc()
 	left, right := g.divide(candidates)
-	if err := p.apply(ctx, left, g.clocks, known); err != nil {
+	if err := p.apply(ctx, left, h); err != nil {
 		return err
 	}
-	return p.apply(ctx, right, g.clocks, known)
+	return p.apply(ctx, right, h)
 }
 
 // divide cuts a group in two: between lanes, or within the one lane so that each
@@ -169,14 +182,21 @@ func (g *group) divide(candidates int) (left, right []message.Batch) {
 	if n := len(g.batches); n > 1 {
 		return slices.Clone(g.batches[:n/2]), slices.Clone(g.batches[n/2:])
 	}
-	b := g.batches[0]
-	at := g.candidate(candidates / 2).message
-	first, second := b, b
+	first, second := cutAt(g.batches[0], int(g.candidate(candidates/2).message))
+	return []message.Batch{first}, []message.Batch{second}
+}
+
+// cutAt cuts a batch before one of its messages.
+func cutAt(b message.Batch, at int) (first, second message.Batch) {
+	first, second = b, b
 	first.Messages, second.Messages = b.Messages[:at:at], b.Messages[at:]
-	first.Next = b.Messages[at].Position.Offset
+	if len(second.Messages) == 0 {
+		return first, second
+	}
+	first.Next = second.Messages[0].Position.Offset
 	if b.Lag >= 0 {
 		first.Lag += int64(len(second.Messages))
 	}
 	second.From = first.Next
-	return []message.Batch{first}, []message.Batch{second}
+	return first, second
 }

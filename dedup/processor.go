@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
@@ -46,15 +47,21 @@ type Processor struct {
 	// first and those that are new claimed by COPY: less work for Postgres, and a
 	// round trip more. Zero: 256; math.MaxInt: never.
 	CopyFrom int
+	// MaxMessages is the most messages that a batch has: for that many a lane is
+	// handled with care after its workers have ended again and again. Zero: 4000.
+	MaxMessages int
 	// Window is how long claims are kept at least; duplicates are told as a share
 	// of it. Zero: not told.
 	Window  time.Duration
 	Metrics *Metrics
 
-	poison    poisonGuard
+	guard     deadGuard
 	twins     twinGuard
 	ages      ageCounter
 	sinkStale atomic.Bool // the sink's view of the database may be out of date
+	// sinking is shared by all who are at the sink, and held alone by a message
+	// that may end the process: no other may be blamed for it.
+	sinking *semaphore.Weighted
 
 	mu sync.Mutex
 	// unknown keeps what would have happened, for commits whose answer was lost.
@@ -69,7 +76,8 @@ type unknownCommit struct {
 // Start prepares the sink and the guards. It must be called once, before Handle.
 func (p *Processor) Start(ctx context.Context) error {
 	p.unknown = make(map[message.Lane]unknownCommit)
-	p.poison.init(p.MaxDeadShare, p.DeadWindow)
+	p.guard = deadGuard{limit: int(p.MaxDeadShare * float64(p.DeadWindow)), window: int64(p.DeadWindow)}
+	p.sinking = semaphore.NewWeighted(everybody)
 	p.twins.hold = twinsHold
 	return p.prepareSink(ctx)
 }
@@ -104,18 +112,36 @@ func (p *Processor) Handle(ctx context.Context, batches []message.Batch) error {
 		}
 		p.sinkStale.Store(false)
 	}
-	// Sorted and trimmed below; the caller's slice stays as it is.
-	return p.apply(ctx, slices.Clone(batches), clocksOf(batches), nil)
+	clocks := clocksOf(batches)
+	plain, suspects := p.sift(batches)
+	if len(plain) > 0 {
+		if err := p.together(ctx, plain, clocks); err != nil {
+			return err
+		}
+	}
+	for _, b := range suspects {
+		if err := p.withCare(ctx, b, clocks); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// together applies batches in one transaction, beside others.
+func (p *Processor) together(ctx context.Context, batches []message.Batch, clocks clocks) error {
+	if err := p.sinking.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer p.sinking.Release(1)
+	return p.apply(ctx, batches, &handOver{clocks: clocks})
 }
 
 // apply tries a group until it is durable or the worker has to decide.
-func (p *Processor) apply(ctx context.Context, batches []message.Batch, clocks clocks, known rejections) error {
-	g, err := p.prepare(batches)
+func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handOver) error {
+	g, err := p.prepare(batches, h)
 	if err != nil {
 		return err
 	}
-	g.clocks = clocks
-	g.reject(known)
 	for {
 		all, err := p.transact(ctx, g)
 		if err == nil {
@@ -145,7 +171,7 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, clocks c
 			if err != nil || len(rest) == 0 {
 				return err
 			}
-			return p.apply(ctx, rest, clocks, known)
+			return p.apply(ctx, rest, h)
 		case reload:
 			if isSink {
 				p.sinkStale.Store(true)
@@ -166,7 +192,7 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, clocks c
 			if isOwn {
 				return &message.HoldError{Err: err}
 			}
-			return p.isolate(ctx, g, err, known)
+			return p.isolate(ctx, g, err, h)
 		case retry:
 			p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
 			if !isLost {
@@ -208,7 +234,6 @@ func pause(ctx context.Context, d time.Duration) bool {
 
 // landed counts what has become durable.
 func (p *Processor) landed(g *group, all []tally) {
-	p.poison.note(g, all)
 	p.Metrics.observe(p, g, all)
 	p.ages.note(g.ages, time.Now())
 	p.mu.Lock()

@@ -7,6 +7,7 @@ package dedup
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -36,6 +37,10 @@ type Store struct {
 	owner   string
 	prepare bool
 	log     *slog.Logger
+
+	// process is this store among all there ever were, in any process.
+	process    Key
+	suspicions suspicions
 
 	filterMemory int64
 	chunkClaims  int
@@ -88,8 +93,11 @@ func NewStore(c StoreConfig) (*Store, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	var process Key
+	_, _ = rand.Read(process[:]) // it never fails
 	return &Store{
-		pool: c.Pool, schema: c.Schema, scope: c.Scope, owner: c.Owner,
+		process: process,
+		pool:    c.Pool, schema: c.Schema, scope: c.Scope, owner: c.Owner,
 		prepare: !c.TransactionPooler, log: c.Logger, filterMemory: c.FilterMemory, chunkClaims: chunkClaims,
 		laneIDs: make(map[message.Lane]int32), lanes: make(map[int32]message.Lane),
 	}, nil

@@ -65,7 +65,7 @@ func (p *Processor) transact(ctx context.Context, g *group) (all []tally, err er
 	if err != nil {
 		return nil, err
 	}
-	if err := p.poison.check(g); err != nil {
+	if err := p.guard.check(ctx, conn, p.Store, g, all); err != nil {
 		return nil, err
 	}
 	if err := p.commit(ctx, conn, g, all); err != nil {

@@ -57,6 +57,9 @@ type Message struct {
 	// Time is the broker's timestamp of the message.
 	Time     time.Time
 	Position Position
+	// Deliveries is how often the broker has delivered it, this time included; 0
+	// where the broker doesn't tell.
+	Deliveries int
 }
 
 // Header returns the value of the last header with that key (compared byte by

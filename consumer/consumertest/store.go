@@ -66,6 +66,9 @@ type Row struct {
 	// CaughtUp is the time as of which the lane was last told to have nothing
 	// left to read.
 	CaughtUp time.Time
+	// Takes is how often an ordered lane was taken since it moved, was caught up
+	// or was let go.
+	Takes int
 }
 
 // Effect is the one effect of an id.
@@ -121,6 +124,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	}
 	if t.Ordered { // the members of a queue share its row
 		r.Epoch++
+		r.Takes++
 	}
 	r.brokerGen, r.updated = t.BrokerGeneration, time.Now()
 	taken := message.Taken{Epoch: r.Epoch}
@@ -160,9 +164,28 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
 		if r.Epoch != c.Epoch || r.ordered && r.Next != c.Next {
 			continue
 		}
+		r.Takes = 0
 		if at := time.Now().Add(-c.Age); at.After(r.CaughtUp) {
 			r.CaughtUp = at
 		}
+	}
+	return nil
+}
+
+// LetGo notes that a lane was let go by its owner.
+func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	r := s.rows[lane]
+	switch {
+	case r == nil:
+		s.violate("lane %s is let go, and was never taken", lane)
+	case r.Epoch == epoch:
+		r.Takes = 0
 	}
 	return nil
 }
@@ -290,7 +313,7 @@ func (s *Store) inspect(b *message.Batch) {
 
 func (s *Store) apply(b *message.Batch) {
 	if r := s.rows[b.Lane]; r != nil {
-		r.updated = time.Now()
+		r.updated, r.Takes = time.Now(), 0
 		r.Next = max(r.Next, b.Next)
 		r.BrokerPosition = min(max(r.BrokerPosition, b.BrokerPosition), r.Next)
 	}

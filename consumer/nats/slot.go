@@ -69,10 +69,11 @@ func (x *session) gather(d delivery) (message.Batch, []jetstream.Msg) {
 // A message without payload has an empty value: there is no tombstone.
 func (x *session) message(d delivery) message.Message {
 	m := message.Message{
-		Topic:    d.msg.Subject(),
-		Value:    d.msg.Data(),
-		Time:     d.meta.Timestamp,
-		Position: message.Position{Lane: x.source.lane(), Offset: int64(d.meta.Sequence.Stream)},
+		Topic:      d.msg.Subject(),
+		Value:      d.msg.Data(),
+		Time:       d.meta.Timestamp,
+		Position:   message.Position{Lane: x.source.lane(), Offset: int64(d.meta.Sequence.Stream)},
+		Deliveries: int(d.meta.NumDelivered),
 	}
 	if m.Value == nil {
 		m.Value = []byte{}

@@ -34,6 +34,9 @@ type App struct {
 	// Listening, if not nil, is told the HTTP server's address, such as when
 	// the configuration asked for port 0.
 	Listening func(address string)
+	// HangTimeout is how long a transaction may last until its sink is taken to
+	// hang. Zero: a while beyond the transaction's deadline.
+	HangTimeout time.Duration
 }
 
 // Summary is what a run has done.
@@ -77,6 +80,7 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 		Budget:      budget,
 		Drain:       time.Duration(cfg.Shutdown.Drain),
 		UntilIdle:   a.UntilIdle,
+		HangTimeout: a.HangTimeout,
 		Logger:      log,
 		Metrics:     consumer.NewMetrics(reg, budget),
 	}
@@ -169,7 +173,7 @@ func newProcessor(cfg *config.Config, store *dedup.Store, sink sinks.Sink, reg p
 		Store: store, Sink: sink, Identity: identity, Fingerprint: fingerprint,
 		Missing: cfg.ID.Missing, OnDuplicate: cfg.Dedup.OnDuplicate, OnConflict: cfg.Dedup.OnConflict,
 		MaxDeadShare: cfg.DeadLetters.MaxShare, DeadWindow: cfg.DeadLetters.Window, Window: time.Duration(cfg.Retention.Window),
-		Metrics: dedup.NewMetrics(reg),
+		MaxMessages: cfg.Batch.MaxMessages, Metrics: dedup.NewMetrics(reg),
 	}, nil
 }
 

@@ -52,6 +52,10 @@ func (l *lanes) CaughtUp(ctx context.Context, all []message.CaughtUp) error {
 	return l.w.store.CaughtUp(ctx, all)
 }
 
+func (l *lanes) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {
+	return l.w.store.LetGo(ctx, lane, epoch)
+}
+
 // sink writes plain rows, with the steps "claimed" before and "written" after it.
 type sink struct{ w *worker }
 

@@ -1,0 +1,320 @@
+package dedup
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// A message may end the process: the sink takes all the memory there is, crashes
+// beyond recovery, or hangs until the worker gives up. No error tells of that, and
+// the next worker reads the same message again. So where workers have ended again
+// and again, messages are noted in the database before the sink is given them,
+// in a transaction of their own, and the note goes when the try has an answer,
+// whatever it is. A note that is found later is of a try that ended its worker.
+//
+// That costs time, so it is done only under suspicion: of an ordered lane that was
+// taken repeatedly without moving, or of which there is a note; of a queue's
+// message that was delivered repeatedly. A suspicion that is wrong harms nobody.
+
+const (
+	// suspectTakes is how often a lane may be taken without moving, and without
+	// being let go, until it is suspected. Once or twice is chance: a deploy that
+	// is killed, a machine that is lost.
+	suspectTakes = 2
+	// suspectDeliveries is how often a queue's message may be delivered until it
+	// is suspected: its delivery, and two of chance.
+	suspectDeliveries = 3
+	// maxEnds is how many workers may end at one message until it is a dead letter.
+	// Together with those that ended before the suspicion it takes five in a row,
+	// at the same place and without an answer in between. That isn't chance, and no
+	// setting: one that is higher costs an outage more for each such message, one
+	// that is lower would give up good messages.
+	maxEnds = 3
+	// suspectRun is how many messages are noted and tried at a time, as long as
+	// none of them has a note. If that ends the worker, each is tried alone.
+	suspectRun = 64
+	// answerLimit is how long after its context's end a try may still have an
+	// answer. Later the worker is taken to hang, and about to be ended for it.
+	answerLimit = 5 * time.Second
+	// everybody is all of Processor.sinking.
+	everybody = math.MaxInt32
+)
+
+// suspicions are the lanes that are handled with care, and how many of their
+// messages have been.
+type suspicions struct {
+	mu    sync.RWMutex
+	lanes map[message.Lane]int
+}
+
+// set begins a suspicion, or ends it.
+func (s *suspicions) set(lane message.Lane, suspect bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !suspect {
+		delete(s.lanes, lane)
+		return
+	}
+	if s.lanes == nil {
+		s.lanes = make(map[message.Lane]int)
+	}
+	s.lanes[lane] = 0
+}
+
+func (s *suspicions) end(lane message.Lane) { s.set(lane, false) }
+
+func (s *suspicions) has(lane message.Lane) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	_, ok := s.lanes[lane]
+	return ok
+}
+
+// passed counts messages of a suspect lane. After as many as a batch can have
+// the suspicion ends: what ended the workers was in their first.
+func (s *suspicions) passed(lane message.Lane, n, most int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if passed, ok := s.lanes[lane]; ok && passed+n < most {
+		s.lanes[lane] = passed + n
+		return
+	}
+	delete(s.lanes, lane)
+}
+
+// sift tells what may be applied together from what needs care. Neither shares
+// the caller's slice.
+func (p *Processor) sift(batches []message.Batch) (plain, suspects []message.Batch) {
+	plain = make([]message.Batch, 0, len(batches))
+	for _, b := range batches {
+		switch {
+		case b.Ordered && p.Store.suspicions.has(b.Lane):
+			suspects = append(suspects, b)
+		case !b.Ordered && isSuspect(b.Messages):
+			rest, suspect := b, b
+			rest.Messages, suspect.Messages = nil, nil
+			for i := range b.Messages {
+				if isSuspect(b.Messages[i : i+1]) {
+					suspect.Messages = append(suspect.Messages, b.Messages[i])
+				} else {
+					rest.Messages = append(rest.Messages, b.Messages[i])
+				}
+			}
+			suspects = append(suspects, suspect)
+			if len(rest.Messages) > 0 {
+				plain = append(plain, rest)
+			}
+		default:
+			plain = append(plain, b)
+		}
+	}
+	return plain, suspects
+}
+
+// isSuspect tells whether a queue's messages contain one that was delivered
+// repeatedly.
+func isSuspect(messages []message.Message) bool {
+	for i := range messages {
+		if messages[i].Deliveries > suspectDeliveries {
+			return true
+		}
+	}
+	return false
+}
+
+// withCare applies a batch in small runs that are noted before. A message with a
+// note goes alone, or to the dead letters.
+func (p *Processor) withCare(ctx context.Context, b message.Batch, clocks clocks) error {
+	if b.Ordered {
+		// Of a batch that is tried again a part may have landed.
+		at, err := p.Store.standings(ctx, []message.Batch{b})
+		if err != nil {
+			return holdUnlessPassing(err)
+		}
+		if at[0] != (standing{b.Epoch, b.From}) {
+			rest, err := p.fenced(ctx, []message.Batch{b})
+			if err != nil || len(rest) == 0 {
+				return err
+			}
+			b = rest[0]
+		}
+	}
+	noted, err := p.Store.attempts(ctx, b)
+	if err != nil {
+		return holdUnlessPassing(err)
+	}
+	for {
+		run, rest := cut(b, noted)
+		if err := p.attempt(ctx, run, clocks, noted); err != nil {
+			return err
+		}
+		p.Store.suspicions.passed(b.Lane, len(run.Messages), p.suspectSpan())
+		if len(rest.Messages) == 0 {
+			return nil
+		}
+		b = rest
+	}
+}
+
+func (p *Processor) suspectSpan() int {
+	if p.MaxMessages > 0 {
+		return p.MaxMessages
+	}
+	return 4000
+}
+
+// cut takes the next run off a batch: a message with a note alone, else some
+// without.
+func cut(b message.Batch, noted map[int64]attempt) (run, rest message.Batch) {
+	n := 0
+	for n < min(len(b.Messages), suspectRun) {
+		if _, ok := noted[b.Messages[n].Position.Offset]; ok {
+			n = max(n, 1)
+			break
+		}
+		n++
+	}
+	return cutAt(b, n)
+}
+
+// attempt applies one run, with nothing else of this process at the sink.
+func (p *Processor) attempt(ctx context.Context, run message.Batch, clocks clocks, noted map[int64]attempt) error {
+	if err := p.sinking.Acquire(ctx, everybody); err != nil {
+		return err
+	}
+	defer p.sinking.Release(everybody)
+	h := &handOver{clocks: clocks, noted: true}
+	if len(run.Messages) == 1 {
+		if a := noted[run.Messages[0].Position.Offset]; a.tries >= maxEnds {
+			// It isn't tried: the note stays until it is buried.
+			h.reject(&run.Messages[0], &rejection{class: classPoison, reason: a.reason()})
+			return p.apply(ctx, []message.Batch{run}, h)
+		}
+	}
+	if err := p.Store.note(ctx, run); err != nil {
+		return holdUnlessPassing(err)
+	}
+	err := p.apply(ctx, []message.Batch{run}, h)
+	if deadline, ok := ctx.Deadline(); err != nil && !(ok && time.Since(deadline) > answerLimit) {
+		p.Store.unnote(ctx, run)
+	}
+	return err
+}
+
+// attempt is what is noted of a message whose tries have ended workers.
+type attempt struct {
+	tries       int
+	first, last time.Time
+}
+
+func (a attempt) reason() string {
+	const format = "2006-01-02 15:04:05Z"
+	return fmt.Sprintf("the worker ended %d times while it applied this message, between %s and %s: it takes the process down, or the sink hangs on it",
+		a.tries, a.first.UTC().Format(format), a.last.UTC().Format(format))
+}
+
+// openAttempts tells whether there are notes of a lane's messages that are still
+// to come, and forgets those that nobody will ask for: a lane was moved past
+// them, or a queue's message was deleted at the broker.
+func (s *Store) openAttempts(ctx context.Context, tx pgx.Tx, lane int32, ordered bool, next int64) (open bool, err error) {
+	err = tx.QueryRow(ctx, `
+		WITH gone AS (DELETE FROM `+s.name("attempts")+` WHERE lane = $1 AND ($2 AND position < $3 OR last_at < now() - interval '30 days'))
+		SELECT EXISTS (SELECT FROM `+s.name("attempts")+` WHERE lane = $1 AND position >= $3 AND last_at >= now() - interval '30 days')`,
+		lane, ordered, next).Scan(&open)
+	return open, err
+}
+
+// attempts reads the notes of a batch's messages, by position. What this process
+// has noted has had its answer, or it wouldn't ask.
+func (s *Store) attempts(ctx context.Context, b message.Batch) (map[int64]attempt, error) {
+	lane, err := s.laneID(b.Lane)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := s.pool.Query(ctx, `SELECT position, tries, first_at, last_at FROM `+s.name("attempts")+`
+		WHERE lane = $1 AND position = ANY ($2) AND worker <> $3`, lane, positions(b), [16]byte(s.process))
+	if err != nil {
+		return nil, fmt.Errorf("read the attempts of lane %s: %w", b.Lane, err)
+	}
+	noted := make(map[int64]attempt)
+	var position int64
+	var a attempt
+	if _, err := pgx.ForEachRow(rows, []any{&position, &a.tries, &a.first, &a.last}, func() error {
+		noted[position] = a
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("read the attempts of lane %s: %w", b.Lane, err)
+	}
+	return noted, nil
+}
+
+// note writes down that a run's messages are tried. It is durable before the sink
+// is given them. Of a lane that is another's nothing is noted; advance() refuses
+// what comes of it.
+func (s *Store) note(ctx context.Context, run message.Batch) error {
+	lane, err := s.laneID(run.Lane)
+	if err != nil {
+		return err
+	}
+	_, err = s.pool.Exec(ctx, `
+		INSERT INTO `+s.name("attempts")+` AS a (lane, position, worker)
+		SELECT l.id, u.position, $3 FROM `+s.name("lanes")+` l, unnest($2::bigint[]) AS u (position) WHERE l.id = $1 AND l.epoch = $4
+		ON CONFLICT (lane, position) DO UPDATE SET
+			tries    = CASE WHEN a.worker = EXCLUDED.worker THEN 1 ELSE a.tries + 1 END,
+			first_at = CASE WHEN a.worker = EXCLUDED.worker THEN EXCLUDED.first_at ELSE a.first_at END,
+			last_at  = EXCLUDED.last_at,
+			worker   = EXCLUDED.worker`, lane, positions(run), [16]byte(s.process), run.Epoch)
+	if err != nil {
+		return fmt.Errorf("note an attempt in lane %s: %w", run.Lane, err)
+	}
+	return nil
+}
+
+// unnote takes the notes of a run back whose try had an answer. A database that
+// is away may keep them; should this process try again, they count as its first.
+func (s *Store) unnote(ctx context.Context, run message.Batch) {
+	lane, err := s.laneID(run.Lane)
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		_, err = s.pool.Exec(ctx, `DELETE FROM `+s.name("attempts")+` WHERE lane = $1 AND position = ANY ($2) AND worker = $3`, lane, positions(run), [16]byte(s.process))
+	}
+	if err != nil {
+		s.log.Warn("an attempt that had an answer stays noted", "source", run.Lane.Source, "lane", run.Lane.Name, "position", run.From, "error", err)
+	}
+}
+
+// passSteps forget the notes of messages in the transaction that has their
+// outcome.
+func (s *Store) passSteps(batches []message.Batch) (steps []step, err error) {
+	for i := range batches {
+		lane, err := s.laneID(batches[i].Lane)
+		if err != nil {
+			return nil, err
+		}
+		at := positions(batches[i])
+		steps = append(steps, step{
+			name:   "dedupd_pass",
+			sql:    `DELETE FROM ` + s.name("attempts") + ` WHERE lane = $1::integer AND position = ANY ($2::bigint[])`,
+			oids:   []uint32{pgtype.Int4OID, pgtype.Int8ArrayOID},
+			params: [][]byte{int4(lane), appendInt8s(nil, len(at), func(i int) int64 { return at[i] })},
+		})
+	}
+	return steps, nil
+}
+
+func positions(b message.Batch) []int64 {
+	at := make([]int64, len(b.Messages))
+	for i := range b.Messages {
+		at[i] = b.Messages[i].Position.Offset
+	}
+	return at
+}
