@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 
 	"github.com/jackc/pgx/v5"
@@ -14,20 +13,11 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// commit buries the dead, moves the lanes, forgets attempts that have had their
-// answer by that, and commits, in one round trip: the
+// commit buries the dead, forgets attempts that have their answer by this, moves
+// the lanes and commits, in one round trip: the
 // server skips COMMIT when a lane doesn't move.
 func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []tally) error {
 	steps := p.burySteps(g)
-	moves, err := p.Store.advanceSteps(g.batches, g.clocks, all)
-	if err != nil {
-		return err
-	}
-	marks, err := p.guard.steps(p.Store, g, all)
-	if err != nil {
-		return err
-	}
-	steps = slices.Concat(steps, moves, marks)
 	if g.noted {
 		passed, err := p.Store.passSteps(g.batches)
 		if err != nil {
@@ -35,6 +25,11 @@ func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []
 		}
 		steps = append(steps, passed...)
 	}
+	moves, err := p.Store.advanceSteps(g.batches, g.clocks, all, p.guard.steps(p.Store, g, all))
+	if err != nil {
+		return err
+	}
+	steps = append(steps, moves...)
 	steps = append(steps, step{name: "dedupd_commit", sql: "commit", tag: "COMMIT"})
 
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
@@ -80,7 +75,9 @@ func (p *Processor) burial(it *item) *rejection {
 }
 
 // advanceSteps moves each lane once. Several batches of a queue share its row.
-func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally) ([]step, error) {
+// What else is to be done to a lane's row comes right before: rows are locked in
+// one order.
+func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally, before map[message.Lane]step) ([]step, error) {
 	var steps []step
 	for i := 0; i < len(batches); {
 		b, sum := batches[i], all[i]
@@ -102,6 +99,9 @@ func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally
 		from := []byte(nil)
 		if b.Ordered {
 			from = int8b(b.From)
+		}
+		if first, ok := before[b.Lane]; ok {
+			steps = append(steps, first)
 		}
 		steps = append(steps, step{
 			name: "dedupd_advance",

@@ -29,12 +29,8 @@ func (d deadGuard) check(ctx context.Context, conn *pgx.Conn, s *Store, g *group
 		return nil
 	}
 	for _, part := range g.deadParts(all) {
-		id, err := s.laneID(part.lane)
-		if err != nil {
-			return err
-		}
 		seen, recent := int64(0), []int64(nil)
-		if err := roundTrip(ctx, conn, s.prepare, []step{s.recentDeadStep(id, &seen, &recent)}); err != nil {
+		if err := roundTrip(ctx, conn, s.prepare, []step{s.recentDeadStep(part.lane, &seen, &recent)}); err != nil {
 			return &ownError{fmt.Errorf("read the last dead letters of lane %s: %w", part.lane, err)}
 		}
 		for i := range part.items {
@@ -56,43 +52,44 @@ func (d deadGuard) check(ctx context.Context, conn *pgx.Conn, s *Store, g *group
 	return nil
 }
 
-// steps write down which messages are dead, after their lanes have moved.
-func (d deadGuard) steps(s *Store, g *group, all []tally) (steps []step, err error) {
+// steps write down which messages are dead, before their lanes are moved.
+func (d deadGuard) steps(s *Store, g *group, all []tally) map[message.Lane]step {
 	if d.window == 0 {
-		return nil, nil
+		return nil
 	}
+	var steps map[message.Lane]step
 	for _, part := range g.deadParts(all) {
-		id, err := s.laneID(part.lane)
-		if err != nil {
-			return nil, err
-		}
-		var behind []int64 // how many messages came after it
+		var at []int64 // counted from 1
 		for i := range part.items {
 			if part.items[i].outcome == dead {
-				behind = append(behind, int64(len(part.items)-1-i))
+				at = append(at, int64(i+1))
 			}
 		}
-		steps = append(steps, step{
+		if steps == nil {
+			steps = make(map[message.Lane]step)
+		}
+		steps[part.lane] = step{
 			name: "dedupd_recent_dead",
 			sql: `UPDATE ` + s.name("lanes") + ` SET recent_dead = ARRAY(SELECT n FROM (
-				SELECT unnest(recent_dead) AS n UNION ALL SELECT fetched - unnest($2::bigint[])) AS d WHERE n > fetched - $3::bigint ORDER BY n)
-				WHERE id = $1::integer`,
-			oids: []uint32{pgtype.Int4OID, pgtype.Int8ArrayOID, pgtype.Int8OID},
+				SELECT unnest(recent_dead) AS n UNION ALL SELECT fetched + unnest($4::bigint[])) AS d WHERE n > fetched + $5::bigint ORDER BY n)
+				WHERE scope = $1::text AND source = $2::text AND lane = $3::text`,
+			oids: []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.Int8ArrayOID, pgtype.Int8OID},
 			params: [][]byte{
-				int4(id), appendInt8s(nil, len(behind), func(i int) int64 { return behind[i] }), int8b(d.window),
+				[]byte(s.scope), []byte(part.lane.Source), []byte(part.lane.Name),
+				appendInt8s(nil, len(at), func(i int) int64 { return at[i] }), int8b(int64(len(part.items)) - d.window),
 			},
-		})
+		}
 	}
-	return steps, nil
+	return steps
 }
 
-func (s *Store) recentDeadStep(lane int32, seen *int64, recent *[]int64) step {
+func (s *Store) recentDeadStep(lane message.Lane, seen *int64, recent *[]int64) step {
 	return step{
 		name: "dedupd_read_recent_dead",
 		sql: `SELECT l.fetched, d.n FROM ` + s.name("lanes") + ` l LEFT JOIN LATERAL unnest(l.recent_dead) AS d (n) ON true
-			WHERE l.id = $1::integer ORDER BY d.n`,
-		oids:   []uint32{pgtype.Int4OID},
-		params: [][]byte{int4(lane)},
+			WHERE l.scope = $1::text AND l.source = $2::text AND l.lane = $3::text ORDER BY d.n`,
+		oids:   []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
+		params: [][]byte{[]byte(s.scope), []byte(lane.Source), []byte(lane.Name)},
 		row: func(v [][]byte) (err error) {
 			if *seen, err = readInt8(v[0]); err != nil || v[1] == nil {
 				return err
