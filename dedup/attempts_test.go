@@ -1,0 +1,501 @@
+package dedup_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
+)
+
+// die ends the goroutine that is at the sink, and with it the hand-over: what the
+// worker would have done next isn't done, and its connection is lost. So does a
+// process that is killed.
+func die(t *testing.T, f *fixture, values ...string) {
+	f.sink.fail = func(m *message.Message) error {
+		if slices.Contains(values, string(m.Value)) {
+			runtime.Goexit()
+		}
+		return nil
+	}
+}
+
+// survives hands batches over, and tells whether there was an answer.
+func (f *fixture) survives(batches ...message.Batch) (err error, ok bool) {
+	f.t.Helper()
+	done := make(chan bool)
+	go func() {
+		answered := false
+		defer func() { done <- answered }()
+		err = f.Handle(f.t.Context(), batches)
+		answered = true
+	}()
+	return err, <-done
+}
+
+// life is one more process of a worker on the same database.
+func (f *fixture) life() *fixture {
+	f.t.Helper()
+	next := attach(f.t, f.db)
+	next.sink, next.Sink = f.sink, f.Sink
+	next.MaxMessages, next.MaxDeadShare, next.DeadWindow = f.MaxMessages, f.MaxDeadShare, f.DeadWindow
+	if err := next.Start(f.t.Context()); err != nil {
+		f.t.Fatal(err)
+	}
+	return next
+}
+
+// livesUntil starts processes that take the lanes and hand over what is left of
+// them, until one survives, and counts those that didn't.
+func (f *fixture) livesUntil(most int, lanes map[string][]string) (ended int) {
+	f.t.Helper()
+	for ; ended <= most; ended++ {
+		w := f.life()
+		var batches []message.Batch
+		for name, ids := range lanes {
+			l := w.take("kafka", name)
+			if l.at < int64(len(ids)) {
+				batches = append(batches, l.batch(ids[l.at:]...))
+			}
+		}
+		err, ok := w.survives(batches...)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		if ok {
+			return ended
+		}
+	}
+	f.t.Fatalf("%d processes have ended", ended)
+	return ended
+}
+
+func (f *fixture) noted() (n int) {
+	f.t.Helper()
+	if err := f.pool.QueryRow(f.t.Context(), `SELECT count(*) FROM dedupd.attempts`).Scan(&n); err != nil {
+		f.t.Fatal(err)
+	}
+	return n
+}
+
+func numbered(n int, others map[int]string) (ids []string) {
+	for i := range n {
+		ids = append(ids, fmt.Sprint("m", i)+others[i])
+	}
+	return ids
+}
+
+func TestMessageThatEndsTheProcess(t *testing.T) {
+	t.Parallel()
+	t.Run("is buried alone", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		die(t, f, "deadly")
+		ended := f.livesUntil(5, map[string][]string{"orders/0": numbered(200, map[int]string{137: "=deadly"})})
+		t.Logf("%d processes ended", ended)
+		f.wantBooks(&lane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, "199/0/0/0/0/1@200")
+		f.wantDead("poison@137")
+		if landed := f.landed(); len(landed) != 199 || !slices.IsSortedFunc(landed, func(a, b string) int { return num(a) - num(b) }) {
+			t.Errorf("the neighbours are missing or out of order: %q", landed)
+		}
+		if n := f.noted(); n != 0 {
+			t.Errorf("%d attempts stay noted", n)
+		}
+		letters, err := f.Store.DeadLetters(t.Context(), 0, 1)
+		if err != nil || !strings.Contains(letters[0].Reason, "the worker ended 3 times while it applied this message, between 20") {
+			t.Errorf("%v; the reason: %q", err, letters[0].Reason)
+		}
+	})
+	t.Run("and so is the next", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		die(t, f, "deadly")
+		// Known to be under suspicion, each one more takes three.
+		ended := f.livesUntil(8, map[string][]string{"orders/0": numbered(200, map[int]string{37: "=deadly", 38: "=deadly"})})
+		t.Logf("%d processes ended", ended)
+		f.wantDead("poison@37", "poison@38")
+		f.wantBooks(&lane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, "198/0/0/0/0/2@200")
+	})
+	t.Run("not those of other lanes that died with it", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		die(t, f, "deadly")
+		lanes := map[string][]string{"a": {"a0", "a1"}, "m": {"m0", "m1=deadly", "m2"}, "z": {"z0", "z1"}}
+		f.livesUntil(5, lanes)
+		f.wantDead("poison@1")
+		if landed := f.landed(); len(landed) != 6 {
+			t.Errorf("landed %q", landed)
+		}
+	})
+	t.Run("beside one that the sink refuses", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		die(t, f, "deadly")
+		f.livesUntil(5, map[string][]string{"orders/0": numbered(80, map[int]string{3: "=check", 37: "=deadly", 79: "=check"})})
+		f.wantDead("poison@3", "poison@37", "poison@79")
+		if n := f.noted(); n != 0 {
+			t.Errorf("%d attempts stay noted", n)
+		}
+	})
+	t.Run("of a queue", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		die(t, f, "deadly")
+		ids := numbered(150, map[int]string{77: "=deadly"})
+		for deliveries := 1; ; deliveries++ {
+			if deliveries > 7 {
+				t.Fatal("six processes have ended, and so does the next")
+			}
+			w := f.life()
+			b := w.takeQueue("nats").batch(ids...)
+			for i := range b.Messages {
+				b.Messages[i].Deliveries = deliveries
+			}
+			// New ones come all the time.
+			fresh := w.takeQueue("nats").batchAt(int64(1000+deliveries), fmt.Sprint("new", deliveries))
+			b.Messages = append(b.Messages, fresh.Messages...)
+			if err, ok := w.survives(b); ok {
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Logf("survived delivery %d", deliveries)
+				break
+			}
+		}
+		f.wantDead("poison@77")
+		if landed := f.landed(); len(landed) < 150 || slices.Contains(landed, "m77") {
+			t.Errorf("%d landed", len(landed))
+		}
+		if n := f.noted(); n != 0 {
+			t.Errorf("%d attempts stay noted", n)
+		}
+	})
+	t.Run("isn't given to the sink while the guard holds the lane", func(t *testing.T) {
+		t.Parallel()
+		f := newFixture(t)
+		f.MaxDeadShare = 0
+		die(t, f, "deadly")
+		for range 5 {
+			w := f.life()
+			if _, ok := w.survives(w.take("kafka", "orders/0").batch("a=deadly")); ok {
+				t.Fatal("survived")
+			}
+		}
+		for range 3 {
+			w := f.life()
+			err, ok := w.survives(w.take("kafka", "orders/0").batch("a=deadly"))
+			if !ok {
+				t.Fatal("the sink was given it once more")
+			}
+			wantHold(t, err, "max_share")
+		}
+		if n := f.noted(); n != 1 {
+			t.Errorf("%d attempts are noted", n)
+		}
+	})
+}
+
+// suspect takes a lane as workers do that end each time.
+func (f *fixture) suspect(source, name string) *lane {
+	f.t.Helper()
+	f.take(source, name)
+	f.take(source, name)
+	return f.take(source, name)
+}
+
+// countWrites counts the calls of the sink, each with its messages.
+func (f *fixture) countWrites() (sizes func() []int) {
+	var all []int
+	f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+		all = append(all, len(msgs))
+		return f.sink.Write(ctx, tx, msgs)
+	})
+	return func() []int { s := all; all = nil; return s }
+}
+
+func TestSuspicion(t *testing.T) {
+	t.Parallel()
+	start := func(t *testing.T) (*fixture, func() []int) {
+		t.Parallel()
+		f := newFixture(t)
+		f.MaxMessages = 100
+		return f, f.countWrites()
+	}
+	want := func(t *testing.T, got []int, want ...int) {
+		t.Helper()
+		if !slices.Equal(got, want) {
+			t.Errorf("the sink was given %v messages at a time, want %v", got, want)
+		}
+	}
+	t.Run("ends after a batch's worth", func(t *testing.T) {
+		f, sizes := start(t)
+		l := f.suspect("kafka", "orders/0")
+		f.handle(l.batch(numbered(70, nil)...))
+		want(t, sizes(), 64, 6)
+		f.handle(l.batch("a", "b", "c"))
+		f.handle(l.batch(numbered(150, nil)[73:]...))
+		want(t, sizes(), 3, 64, 13)
+		f.handle(l.batch(numbered(250, nil)[150:]...))
+		want(t, sizes(), 100)
+		if n := f.noted(); n != 0 {
+			t.Errorf("%d attempts stay noted", n)
+		}
+	})
+	t.Run("ends when the lane is caught up", func(t *testing.T) {
+		f, sizes := start(t)
+		l := f.suspect("kafka", "orders/0")
+		if err := f.Store.CaughtUp(t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.Next}}); err != nil {
+			t.Fatal(err)
+		}
+		f.handle(l.batch(numbered(70, nil)...))
+		want(t, sizes(), 70)
+		f.take("kafka", "orders/0")
+		f.handle(f.take("kafka", "orders/0").batch(numbered(140, nil)[70:]...))
+		want(t, sizes(), 70)
+	})
+	t.Run("isn't had of a lane that was let go", func(t *testing.T) {
+		f, sizes := start(t)
+		var l *lane
+		for range 10 {
+			l = f.take("kafka", "orders/0")
+			if err := f.Store.LetGo(t.Context(), l.Lane, l.Epoch); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.handle(l.batch(numbered(70, nil)...))
+		want(t, sizes(), 70)
+	})
+	t.Run("is had when somebody else lets it go", func(t *testing.T) {
+		f, sizes := start(t)
+		was := f.take("kafka", "orders/0")
+		f.take("kafka", "orders/0")
+		if err := f.Store.LetGo(t.Context(), was.Lane, was.Epoch); err != nil {
+			t.Fatal(err)
+		}
+		f.handle(f.take("kafka", "orders/0").batch(numbered(70, nil)...))
+		want(t, sizes(), 64, 6)
+	})
+	t.Run("isn't had of a lane that moves", func(t *testing.T) {
+		f, sizes := start(t)
+		for i := range 5 {
+			f.handle(f.take("kafka", "orders/0").batch(fmt.Sprint(i)))
+		}
+		sizes()
+		f.handle(f.take("kafka", "orders/0").batch(numbered(70, nil)...))
+		want(t, sizes(), 70)
+	})
+	t.Run("is had of a lane alone", func(t *testing.T) {
+		f, sizes := start(t)
+		suspect := f.suspect("kafka", "b")
+		f.handle(f.take("kafka", "a").batch("a1", "a2"), suspect.batch("b1"), f.take("kafka", "c").batch("c1"))
+		want(t, sizes(), 3, 1)
+		f.wantLanded("a1", "a2", "c1", "b1")
+	})
+	t.Run("ends with the lane's move by hand", func(t *testing.T) {
+		f, sizes := start(t)
+		die(t, f, "deadly")
+		for range 3 {
+			w := f.life()
+			w.survives(w.take("kafka", "orders/0").batch("a=deadly"))
+		}
+		if f.noted() != 1 {
+			t.Fatalf("%d attempts are noted", f.noted())
+		}
+		if _, err := f.Store.SetPosition(t.Context(), "somebody", "kafka", "orders/0", 1); err != nil {
+			t.Fatal(err)
+		}
+		w := f.life()
+		l := w.take("kafka", "orders/0")
+		if n := f.noted(); n != 0 {
+			t.Errorf("%d attempts stay noted", n)
+		}
+		sizes()
+		w.handle(l.batch("b"))
+		w.wantLanded("b")
+	})
+}
+
+// What has an answer hasn't ended the process, however often it fails.
+func TestAnsweredAttempts(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]error{
+		"transient": &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "40001", Message: "not now"},
+		"hold":      errors.New("out of ink"),
+		"cut off":   context.Canceled,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.sink.fail = func(*message.Message) error { return answer }
+			for range 8 {
+				w := f.life()
+				if err, ok := w.survives(w.take("kafka", "orders/0").batch("a", "b")); err == nil || !ok {
+					t.Fatalf("%v, %t", err, ok)
+				}
+			}
+			for i := range 8 {
+				w := f.life()
+				b := w.takeQueue("nats").batch("qa", "qb")
+				for j := range b.Messages {
+					b.Messages[j].Deliveries = i + 1
+				}
+				if err, ok := w.survives(b); err == nil || !ok || strings.Contains(err.Error(), "never taken") {
+					t.Fatalf("%v, %t", err, ok)
+				}
+			}
+			if n := f.noted(); n != 0 {
+				t.Errorf("%d attempts stay noted", n)
+			}
+			f.sink.fail = nil
+			w := f.life()
+			w.handle(w.take("kafka", "orders/0").batch("a", "b"), w.takeQueue("nats").batch("qa", "qb"))
+			w.wantLanded("qa", "qb", "a", "b") // what is suspect comes last
+			w.wantDead()
+		})
+	}
+}
+
+// A sink that comes back when its worker was given up has given no answer.
+func TestAnswerThatComesTooLate(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.suspect("kafka", "orders/0")
+	f.sink.fail = func(*message.Message) error {
+		time.Sleep(5500 * time.Millisecond)
+		return context.DeadlineExceeded
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := f.Handle(ctx, []message.Batch{l.batch("a")}); err == nil {
+		t.Fatal("no error")
+	}
+	if n := f.noted(); n != 1 {
+		t.Errorf("%d attempts are noted", n)
+	}
+	// The same process goes on after all: that one doesn't count.
+	f.sink.fail = func(*message.Message) error { runtime.Goexit(); return nil }
+	l.at = 0
+	f.survives(l.batch("a"))
+	var tries int
+	if err := f.pool.QueryRow(t.Context(), `SELECT tries FROM dedupd.attempts`).Scan(&tries); err != nil || tries != 1 {
+		t.Errorf("%d tries, %v", tries, err)
+	}
+}
+
+// An attempt of a worker that lost the lane says nothing of the lane.
+func TestAttemptOfAZombie(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	die(t, f, "deadly")
+	zombie := f.suspect("kafka", "orders/0")
+	owner := f.life()
+	mine := owner.take("kafka", "orders/0")
+	if _, ok := owner.survives(mine.batch("a=deadly")); ok {
+		t.Fatal("survived")
+	}
+	f.sink.fail = nil
+	err := f.Handle(t.Context(), []message.Batch{zombie.batch("a=deadly")})
+	if fenced := (*message.FencedError)(nil); !errors.As(err, &fenced) {
+		t.Errorf("the zombie's hand-over: %v", err)
+	}
+	var tries int
+	if err := f.pool.QueryRow(t.Context(), `SELECT tries FROM dedupd.attempts`).Scan(&tries); err != nil || tries != 1 {
+		t.Errorf("%d tries, %v", tries, err)
+	}
+}
+
+// While a message is tried that may end the process, nobody else of it is at the
+// sink, who might be what ends it.
+func TestAttemptsAreAlone(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	suspect, other := f.suspect("kafka", "a"), f.take("kafka", "b")
+	var inside, together atomic.Int32
+	f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+		n := inside.Add(1)
+		defer inside.Add(-1)
+		time.Sleep(5 * time.Millisecond)
+		if msgs[0].Position.Lane == suspect.Lane && (n > 1 || inside.Load() > 1) {
+			together.Add(1)
+		}
+		return f.sink.Write(ctx, tx, msgs)
+	})
+	done := make(chan error)
+	go func() {
+		for i := range 20 {
+			if err := f.Handle(t.Context(), []message.Batch{other.batch(fmt.Sprint("b", i))}); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	for i := range 20 {
+		f.handle(suspect.batch(fmt.Sprint("a", i)))
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if n := together.Load(); n > 0 {
+		t.Errorf("%d attempts were not alone", n)
+	}
+	if n := len(f.landed()); n != 40 {
+		t.Errorf("%d landed", n)
+	}
+}
+
+// The guard against many dead letters knows of those that other processes buried.
+func TestGuardSurvivesRestarts(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.MaxDeadShare, f.DeadWindow = 0.1, 100
+	f = f.life()
+	// Two batches of a queue share its row.
+	q := f.takeQueue("nats")
+	f.handle(q.batch("qa", "", "qb"), q.batch("", "qc"))
+	for i := range 10 {
+		w := f.life()
+		w.handle(w.take("kafka", "orders/0").batch(fmt.Sprint(i), ""))
+	}
+	w := f.life()
+	l := w.take("kafka", "orders/0")
+	wantHold(t, w.Handle(t.Context(), []message.Batch{l.batch("a", "")}), "11 of the last 22 messages")
+	for i := range 8 {
+		w := f.life()
+		w.takeQueue("nats")
+		w.handle(q.batch("", fmt.Sprint("q", i)))
+	}
+	w = f.life()
+	w.takeQueue("nats")
+	wantHold(t, w.Handle(t.Context(), []message.Batch{q.batch("")}), "max_share")
+	// Good ones push them out of the window.
+	w = f.life()
+	l = w.take("kafka", "orders/0")
+	w.handle(l.batch(numbered(90, nil)...))
+	w = f.life()
+	l = w.take("kafka", "orders/0")
+	w.handle(l.batch("", "", "", "", "", ""))
+	wantHold(t, w.Handle(t.Context(), []message.Batch{l.batch("", "", "", "", "", "")}), "max_share")
+	w.wantBooks(l, "100/0/0/0/0/16@116")
+	if dead := one[[]int64](w, `SELECT recent_dead FROM dedupd.lanes WHERE lane = 'orders/0'`); len(dead) > 10 || !slices.IsSorted(dead) || dead[len(dead)-1] != 116 {
+		t.Errorf("the row remembers %v", dead)
+	}
+}
+
+func one[T any](f *fixture, sql string) (v T) {
+	f.t.Helper()
+	if err := f.pool.QueryRow(f.t.Context(), sql).Scan(&v); err != nil {
+		f.t.Fatal(err)
+	}
+	return v
+}
+
