@@ -86,13 +86,8 @@ func (st *stream) publishAll(plan []send, pace func() int) error {
 		}
 		acks := make([]jetstream.PubAckFuture, n)
 		for i, s := range plan[:n] {
-			// The id isn't in Nats-Msg-Id: with that the server itself would drop
-			// copies, for as long as its own window lasts.
-			msg := natsgo.NewMsg(fmt.Sprintf("%s.%d", st.name, s.partition))
-			msg.Header.Set(idHeader, s.id())
-			msg.Data = s.body()
 			var err error
-			if acks[i], err = st.js.PublishMsgAsync(msg); err != nil {
+			if acks[i], err = st.js.PublishMsgAsync(st.message(s.partition, s.id(), s.body())); err != nil {
 				return err
 			}
 		}
@@ -115,6 +110,15 @@ func (st *stream) publishAll(plan []send, pace func() int) error {
 		plan = plan[n:]
 	}
 	return nil
+}
+
+// message carries its id in a header of ours. In Nats-Msg-Id the server itself
+// would drop copies, for as long as its own window lasts.
+func (st *stream) message(partition int32, id string, body []byte) *natsgo.Msg {
+	msg := natsgo.NewMsg(fmt.Sprintf("%s.%d", st.name, partition))
+	msg.Header.Set(idHeader, id)
+	msg.Data = body
+	return msg
 }
 
 // known are the ids of the first so many sequences, or of fewer.

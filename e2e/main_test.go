@@ -30,8 +30,8 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "e2e:", err)
 		}
 	}
-	if binary.folder != "" {
-		_ = os.RemoveAll(binary.folder)
+	if binaries.folder != "" {
+		_ = os.RemoveAll(binaries.folder)
 	}
 	os.Exit(code)
 }
@@ -45,34 +45,56 @@ func needServices(t *testing.T) {
 	}
 }
 
-var binary struct {
-	once   sync.Once
+// binaries are the commands that tests run, by their folder in this repository.
+var binaries struct {
+	sync.Mutex
 	folder string
-	path   string
-	err    error
+	built  map[string]builtBinary
+}
+
+type builtBinary struct {
+	path string
+	err  error
 }
 
 // dedupd is the binary, built from this checkout by the first test that asks.
-func dedupd(t *testing.T) string {
+func dedupd(t *testing.T) string { return build(t, "./cmd/dedupd") }
+
+// build builds a command, once.
+func build(t *testing.T, command string) string {
 	t.Helper()
-	binary.once.Do(func() {
-		if binary.folder, binary.err = os.MkdirTemp("", "dedupd-e2e-"); binary.err != nil {
-			return
+	binaries.Lock()
+	defer binaries.Unlock()
+	b, ok := binaries.built[command]
+	if !ok {
+		b = goBuild(command)
+		if binaries.built == nil {
+			binaries.built = map[string]builtBinary{}
 		}
-		binary.path = filepath.Join(binary.folder, "dedupd")
-		args := []string{"build", "-o", binary.path}
-		if os.Getenv("DEDUPD_TEST_RACE") != "" {
-			args = append(args, "-race")
-		}
-		out, err := goTool(context.Background(), append(args, "./cmd/dedupd")...)
-		if err != nil {
-			binary.err = fmt.Errorf("%w\n%s", err, out)
-		}
-	})
-	if binary.err != nil {
-		t.Fatal("build dedupd: ", binary.err)
+		binaries.built[command] = b
 	}
-	return binary.path
+	if b.err != nil {
+		t.Fatalf("build %s: %v", command, b.err)
+	}
+	return b.path
+}
+
+func goBuild(command string) (b builtBinary) {
+	if binaries.folder == "" {
+		if binaries.folder, b.err = os.MkdirTemp("", "dedupd-e2e-"); b.err != nil {
+			return b
+		}
+	}
+	b.path = filepath.Join(binaries.folder, filepath.Base(command))
+	args := []string{"build", "-o", b.path}
+	if os.Getenv("DEDUPD_TEST_RACE") != "" {
+		args = append(args, "-race")
+	}
+	out, err := goTool(context.Background(), append(args, command)...)
+	if err != nil {
+		b.err = fmt.Errorf("%w\n%s", err, out)
+	}
+	return b
 }
 
 // goTool runs the go command at the root of the repository.

@@ -25,6 +25,7 @@ type worker struct {
 	config string // file
 	env    []string
 	args   []string // beyond run -c FILE
+	binary string   // empty: dedupd
 
 	*child.Process
 	log *os.File // of all its processes
@@ -79,7 +80,11 @@ func (w *worker) start() {
 		w.t.Fatal(err)
 	}
 	w.from = end
-	cmd := exec.Command(dedupd(w.t), append([]string{"run", "-c", w.config}, w.args...)...)
+	binary := w.binary
+	if binary == "" {
+		binary = dedupd(w.t)
+	}
+	cmd := exec.Command(binary, append([]string{"run", "-c", w.config}, w.args...)...)
 	cmd.Env = w.env
 	if w.Process, err = startProcess(w.name, cmd, w.log, w.log); err != nil {
 		w.t.Fatal(err)
