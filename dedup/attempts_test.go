@@ -498,4 +498,3 @@ func one[T any](f *fixture, sql string) (v T) {
 	}
 	return v
 }
-

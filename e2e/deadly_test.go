@@ -202,4 +202,3 @@ func (st *stream) deliverAgain(durable string) {
 	}
 	time.Sleep(time.Second)
 }
-

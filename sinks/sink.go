@@ -46,7 +46,8 @@ type Sink interface {
 	//   - any other error: the lane is held and tried again with backoff.
 	//
 	// Write may be called by several goroutines at a time, each with its own tx.
-	// ctx ends with the transaction's deadline. msgs and all that they point to
+	// ctx ends with the transaction's deadline; a Write that goes on for 10 s
+	// more is taken to hang, and the worker ends. msgs and all that they point to
 	// must not be kept or changed. An effect outside tx is not covered by the
 	// promise: it happens again whenever the transaction is tried again.
 	Write(ctx context.Context, tx Tx, msgs []message.Message) error

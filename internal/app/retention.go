@@ -122,7 +122,7 @@ func (withoutFilters) LoadFilters(context.Context) error { return nil }
 // flushLast writes down what came since the last pass. A database that doesn't
 // answer must not hold up the end.
 func flushLast(ctx context.Context, flush func(context.Context) error, log *slog.Logger) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	if err := flush(ctx); err != nil {
 		log.Warn("the last ages of duplicates are not counted", "error", err)
