@@ -92,8 +92,8 @@ func (g *group) message(it *item) *message.Message {
 // prepare finds the ids, keys and fingerprints of a group's messages and folds
 // twins, so that it is the first copy in lane order that wins. The error is a *message.HoldError when the
 // policy is to stop at a message without an id.
-func (p *Processor) prepare(batches []message.Batch, h *handOver) (*group, error) {
-	g := &group{handOver: h, batches: batches}
+func (p *Processor) prepare(batches []message.Batch) (*group, error) {
+	g := &group{batches: batches}
 	// Lane rows are touched in one order by everyone.
 	slices.SortStableFunc(g.batches, func(a, b message.Batch) int { return a.Lane.Compare(b.Lane) })
 	n := 0
@@ -107,9 +107,6 @@ func (p *Processor) prepare(batches []message.Batch, h *handOver) (*group, error
 			it := item{batch: int32(bi), message: int32(mi), twin: -1}
 			if err := p.identify(&it, b, &b.Messages[mi]); err != nil {
 				return nil, err
-			}
-			if why := h.known[&b.Messages[mi]]; why != nil {
-				it.reject = why
 			}
 			g.items = append(g.items, it)
 		}

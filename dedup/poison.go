@@ -140,6 +140,19 @@ func (h *handOver) reject(m *message.Message, why *rejection) {
 	h.known[m] = why
 }
 
+// belongTo makes a group a part of a hand-over, of which something may be known.
+func (g *group) belongTo(h *handOver) {
+	g.handOver = h
+	if len(h.known) == 0 {
+		return
+	}
+	for i := range g.items {
+		if why := h.known[g.message(&g.items[i])]; why != nil {
+			g.items[i].reject = why
+		}
+	}
+}
+
 // isolate finds the messages that the sink can't take. Those that it has named
 // are dead-lettered when the group is tried again; else the group is divided and each
 // part made durable by itself, in order, down to one message: about 2·log2(n)

@@ -138,10 +138,11 @@ func (p *Processor) together(ctx context.Context, batches []message.Batch, clock
 
 // apply tries a group until it is durable or the worker has to decide.
 func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handOver) error {
-	g, err := p.prepare(batches, h)
+	g, err := p.prepare(batches)
 	if err != nil {
 		return err
 	}
+	g.belongTo(h)
 	for {
 		all, err := p.transact(ctx, g)
 		if err == nil {
