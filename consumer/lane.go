@@ -27,7 +27,7 @@ type Lane struct {
 	lag     int64
 
 	position int64     // where the lane's row stands
-	fresh    bool      // neither moved nor lost nor given up since it was taken
+	fresh    bool      // neither moved nor given up since it was taken
 	asked    time.Time // the broker last held nothing beyond what was offered; zero: it never said so
 
 	cancel context.CancelFunc // of the running transaction
@@ -170,8 +170,8 @@ func (l *Lane) Close(ctx context.Context) {
 // its members to let go.
 const letGoTimeout = time.Second
 
-// letGo tells the authority of a lane that didn't move while it was ours, and
-// wasn't lost. One that moved has told by that.
+// letGo tells the authority of a lane that didn't move while it was ours. One that
+// moved has told by that, and of one that was lost the epoch tells.
 func (l *Lane) letGo() {
 	w := l.w
 	w.mu.Lock()
@@ -253,7 +253,7 @@ func (l *Lane) retry(after time.Duration) {
 }
 
 func (l *Lane) loseLocked() {
-	l.running, l.fresh = false, false
+	l.running = false
 	l.shutLocked()
 	close(l.lost)
 }
