@@ -131,6 +131,9 @@ func TestLeastPrivilege(t *testing.T) {
 	f.handle(l.batch("a", "", "a", "b=1", "b=2"))
 	f.wantBooks(l, "2/0/1/0/1/1@5")
 	f.wantDead("no_id@1", "conflict@4")
+	f.CopyFrom = 1 // the other way of claiming
+	f.handle(l.batch("c", "a"))
+	f.wantBooks(l, "3/0/2/0/1/1@7")
 	if _, led, err := store.ExpireDeadLetters(t.Context(), 0); err != nil || !led {
 		t.Errorf("expire: %v, %v", led, err)
 	}
