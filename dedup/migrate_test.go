@@ -151,7 +151,7 @@ func TestLeastPrivilege(t *testing.T) {
 		t.Fatalf("load filters: %v, %d bytes", err, store.FilterBytes())
 	}
 	f.handle(l.batch("a", "x"))
-	f.wantBooks(l, "3/0/2/0/1/1@7")
+	f.wantBooks(l, "4/0/3/0/1/1@9")
 	exec(`UPDATE "De""dup".lanes SET stream_time = now() + interval '1 day'; UPDATE "De""dup".generations SET sealed_at = now() - interval '1 day' WHERE state = 'sealed'`)
 	if n, led, err := store.Expire(t.Context(), time.Hour, 24*time.Hour); err != nil || !led || n != 1 {
 		t.Fatalf("expire: %v, %v, %v", n, led, err)
@@ -171,7 +171,7 @@ func TestLeastPrivilege(t *testing.T) {
 	if err := f.FlushAges(t.Context()); err != nil {
 		t.Fatalf("flush ages again: %v", err)
 	}
-	if all, err := store.DuplicateAges(t.Context(), 600*24*time.Hour); err != nil || len(all) != 1 || all[0].Duplicates != 3 {
+	if all, err := store.DuplicateAges(t.Context(), 600*24*time.Hour); err != nil || len(all) != 1 || all[0].Duplicates != 4 {
 		t.Fatalf("ages %+v, %v", all, err)
 	}
 	for _, sql := range []string{
