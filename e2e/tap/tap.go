@@ -268,7 +268,4 @@ func reset(c net.Conn) {
 	_ = c.Close()
 }
 
-// errCut ends a relay whose point said so.
-var errCut = errors.New("cut at a point")
-
 func protocolError(what string, n int) error { return fmt.Errorf("tap: %s of %d bytes", what, n) }

@@ -127,8 +127,13 @@ func TestPoints(t *testing.T) {
 			point tap.Point
 			state string // what the server has last done, or waits for, in the connection
 		}{
-			{tap.TxBefore, "begin"}, {tap.ClaimBefore, "enter"}, {tap.ClaimAfter, "claims"}, {tap.SinkBefore, "claims"},
-			{tap.SinkAfter, "effects"}, {tap.CommitBefore, "advance"}, {tap.CommitAfter, "commit"},
+			{tap.TxBefore, "begin"},
+			{tap.ClaimBefore, "enter"},
+			{tap.ClaimAfter, "claims"},
+			{tap.SinkBefore, "claims"},
+			{tap.SinkAfter, "effects"},
+			{tap.CommitBefore, "advance"},
+			{tap.CommitAfter, "commit"},
 		}
 		for i, s := range states {
 			var query string
