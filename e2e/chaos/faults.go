@@ -35,6 +35,8 @@ type fault struct {
 	mayEnd bool
 	// after is one more judgement, of what the fault is to have caused.
 	after func(*run) error
+	// replicated gives the run a Postgres of its own with an asynchronous replica.
+	replicated bool
 	// short is how often it strikes in the slice that every change must pass (0:
 	// it isn't part of it), long how often in a night.
 	short, long int
@@ -228,6 +230,11 @@ var faults = []*fault{
 		},
 	},
 	{
+		name: "failover to an asynchronous replica", replicated: true, each: true, config: rotating, short: 1, long: 20,
+		brokers: []string{"kafka"},
+		strike:  func(r *run, _ int) error { return r.failOver() },
+	},
+	{
 		name: "slow and broken lines to Postgres", config: rotating, long: 60,
 		strike: func(r *run, _ int) error {
 			w := r.anyWorker()
@@ -261,7 +268,7 @@ func (r *run) within(what string, took, limit time.Duration) {
 // atLeast demands a number of the run's database.
 func (r *run) atLeast(sql string, want int64) error {
 	var n int64
-	if err := r.pool.QueryRow(context.WithoutCancel(r.ctx), sql).Scan(&n); err != nil {
+	if err := r.pool.Load().QueryRow(context.WithoutCancel(r.ctx), sql).Scan(&n); err != nil {
 		return err
 	}
 	if n < want {
@@ -434,7 +441,7 @@ func (r *run) loseCommit() error {
 func (r *run) rotate() error {
 	r.sleep(200*time.Millisecond, 300*time.Millisecond)
 	for {
-		err := pgx.BeginFunc(r.ctx, r.pool, func(tx pgx.Tx) error {
+		err := pgx.BeginFunc(r.ctx, r.pool.Load(), func(tx pgx.Tx) error {
 			if _, err := tx.Exec(r.ctx, `SELECT dedupd.prepare_generation('chaos')`); err != nil {
 				return err
 			}
@@ -444,7 +451,7 @@ func (r *run) rotate() error {
 			return err
 		}
 		var done bool
-		err = pgx.BeginFunc(r.ctx, r.pool, func(tx pgx.Tx) error {
+		err = pgx.BeginFunc(r.ctx, r.pool.Load(), func(tx pgx.Tx) error {
 			return tx.QueryRow(r.ctx, `SELECT dedupd.rotate('chaos', (SELECT identity FROM dedupd.generations WHERE scope = 'chaos' AND state = 'open'), '100ms')`).Scan(&done)
 		})
 		switch {

@@ -63,8 +63,12 @@ func (g *rig) start(ctx context.Context) (err error) {
 	if err := build(ctx, g.natsBinary, "github.com/nats-io/nats-server/v2"); err != nil {
 		return err
 	}
-	g.postgres, err = pgtest.StartServer(pgtest.Options{Version: g.version, Fsync: true, Settings: map[string]string{"max_connections": "300"}})
+	g.postgres, err = pgtest.StartServer(g.settings())
 	return err
+}
+
+func (g *rig) settings() pgtest.Options {
+	return pgtest.Options{Version: g.version, Fsync: true, Settings: map[string]string{"max_connections": "300"}}
 }
 
 func (g *rig) stop() error {
@@ -106,8 +110,8 @@ func (g *rig) newBroker(ctx context.Context, kind, name string, partitions int) 
 	return newNATSStream(ctx, g.nats, name, partitions)
 }
 
-func (g *rig) exec(ctx context.Context, database, sql string) error {
-	conn, err := pgx.Connect(ctx, g.postgres.URL(database))
+func execute(ctx context.Context, url, sql string) error {
+	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return err
 	}

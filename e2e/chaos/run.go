@@ -12,10 +12,14 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dedupd/dedupd/e2e/tap"
+	"github.com/dedupd/dedupd/internal/pgtest"
 )
 
 // run is one fault, met again and again by a fleet of workers under load, and
@@ -28,10 +32,14 @@ type run struct {
 	folder   string
 	broker   broker
 	database string // its name
-	url      string // straight to the server
-	pool     *pgxpool.Pool
-	load     *load
-	workers  []*worker
+	// server is the primary. Unless it is the one that runs share, it is ours to
+	// stop, and replica follows it through link.
+	server  *pgtest.Server
+	replica *pgtest.Server
+	link    *tap.Tap
+	pool    atomic.Pointer[pgxpool.Pool] // straight to the server
+	load    *load
+	workers []*worker
 
 	events  *json.Encoder
 	mu      sync.Mutex
@@ -122,11 +130,16 @@ func (r *run) prepare(kind string) (err error) {
 	if r.broker, err = r.rig.newBroker(r.ctx, kind, strings.ReplaceAll(r.database, "_", "-"), partitions); err != nil {
 		return err
 	}
-	if err := r.rig.exec(r.ctx, "postgres", "CREATE DATABASE "+r.database); err != nil {
+	r.server = r.rig.postgres
+	if r.fault.replicated {
+		if r.server, err = pgtest.StartServer(r.rig.settings()); err != nil {
+			return err
+		}
+	}
+	if err := execute(r.ctx, r.server.URL("postgres"), "CREATE DATABASE "+r.database); err != nil {
 		return err
 	}
-	r.url = r.rig.postgres.URL(r.database)
-	if r.pool, err = pgxpool.New(r.ctx, r.url); err != nil {
+	if err := r.connect(); err != nil {
 		return err
 	}
 	file, err := os.Create(filepath.Join(r.folder, "events"))
@@ -137,7 +150,7 @@ func (r *run) prepare(kind string) (err error) {
 
 	binary := r.rig.dedupd
 	for i := range max(r.fault.workers, 3) {
-		w, err := newWorker(binary, r.folder, fmt.Sprint("worker-", i+1), r.broker.Source(), r.url, "", r.fault.config)
+		w, err := newWorker(binary, r.folder, fmt.Sprint("worker-", i+1), r.broker.Source(), r.url(), "", r.fault.config)
 		if err != nil {
 			return err
 		}
@@ -146,8 +159,19 @@ func (r *run) prepare(kind string) (err error) {
 	if _, err := command(r.ctx, binary, "migrate", "up", "-c", r.workers[0].config); err != nil {
 		return err
 	}
-	if _, err := command(r.ctx, r.rig.check, "prepare", "-database", r.url); err != nil {
+	if _, err := command(r.ctx, r.rig.check, "prepare", "-database", r.url()); err != nil {
 		return err
+	}
+	// What came to the sink is judged by its very bytes; and n is what poison is
+	// poison by.
+	if err := r.exec(`ALTER TABLE public.effects ADD n bigint, ADD payload bytea, DROP sum,
+		ADD sum text GENERATED ALWAYS AS (encode(sha256(payload), 'hex')) STORED`); err != nil {
+		return err
+	}
+	if r.fault.replicated {
+		if err := r.replicate(); err != nil {
+			return err
+		}
 	}
 	if r.load, err = newLoad(r.broker, rand.New(rand.NewPCG(r.rng.Uint64(), 1)), filepath.Join(r.folder, "intents")); err != nil {
 		return err
@@ -288,16 +312,34 @@ func (r *run) takeDown() {
 }
 
 func (r *run) cleanUp() error {
-	r.pool.Close()
+	r.pool.Load().Close()
 	r.broker.Close()
-	return r.rig.exec(context.WithoutCancel(r.ctx), "postgres", "DROP DATABASE "+r.database+" WITH (FORCE)")
+	if r.server == r.rig.postgres {
+		return execute(context.WithoutCancel(r.ctx), r.server.URL("postgres"), "DROP DATABASE "+r.database+" WITH (FORCE)")
+	}
+	r.link.Close()
+	return errors.Join(r.server.Stop(), r.replica.Stop())
+}
+
+func (r *run) url() string { return r.server.URL(r.database) }
+
+// connect leads the run's own questions to the primary.
+func (r *run) connect() error {
+	pool, err := pgxpool.New(r.ctx, r.url())
+	if err != nil {
+		return err
+	}
+	if old := r.pool.Swap(pool); old != nil {
+		old.Close()
+	}
+	return nil
 }
 
 // judge asks the checker. It knows nothing of this program.
 func (r *run) judge() (violations int, said string, err error) {
 	file := func(name string) string { return filepath.Join(r.folder, name) }
 	args := append([]string{
-		"run", "-database", r.url, "-scope", scope, "-intents", file("intents"), "-samples", file("samples"),
+		"run", "-database", r.url(), "-scope", scope, "-intents", file("intents"), "-samples", file("samples"),
 		"-events", file("events"), "-settled", "-output", "json",
 	}, r.broker.Judge()...)
 	for _, w := range r.workers {
@@ -341,7 +383,7 @@ func (r *run) count(what string) {
 
 // positions are the lanes' rows.
 func (r *run) positions(ctx context.Context) (map[string]int64, error) {
-	rows, err := r.pool.Query(ctx, `SELECT lane, next_position FROM dedupd.books WHERE scope = $1`, scope)
+	rows, err := r.pool.Load().Query(ctx, `SELECT lane, next_position FROM dedupd.books WHERE scope = $1`, scope)
 	if err != nil {
 		return nil, err
 	}
@@ -356,7 +398,7 @@ func (r *run) positions(ctx context.Context) (map[string]int64, error) {
 }
 
 func (r *run) applied() (n int64, err error) {
-	err = r.pool.QueryRow(r.ctx, `SELECT coalesce(sum(applied), 0)::bigint FROM dedupd.books WHERE scope = $1`, scope).Scan(&n)
+	err = r.pool.Load().QueryRow(r.ctx, `SELECT coalesce(sum(applied), 0)::bigint FROM dedupd.books WHERE scope = $1`, scope).Scan(&n)
 	return n, err
 }
 
@@ -364,7 +406,7 @@ func (r *run) applied() (n int64, err error) {
 func (r *run) exec(sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(r.ctx, 30*time.Second)
 	defer cancel()
-	_, err := r.pool.Exec(ctx, sql, args...)
+	_, err := r.pool.Load().Exec(ctx, sql, args...)
 	return err
 }
 
