@@ -282,6 +282,33 @@ func TestErrors(t *testing.T) {
 	})
 }
 
+// A queue delivers again what stands below what came since. What gathers behind a
+// transaction ends where the highest of it does, whatever came last.
+func TestAQueueGathersOutOfOrder(t *testing.T) {
+	bubble(t, "", func(t *testing.T) {
+		r := newRig(t, 1)
+		release := r.store.Hold()
+		l := r.lanes[0]
+		l.mustOffer(1)
+		synctest.Wait() // it is in its transaction
+		for _, offset := range []int64{7, 3} {
+			b := message.Batch{
+				Lane: l.name, Epoch: l.epoch, From: offset, Next: offset + 1, BrokerPosition: -1,
+				Messages: []message.Message{{Position: message.Position{Lane: l.name, Offset: offset}}},
+			}
+			if err := l.Offer(t.Context(), b, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		release()
+		synctest.Wait()
+		r.stop()
+		if last := r.groups[len(r.groups)-1][0]; len(last.Messages) != 2 || last.Next != 8 {
+			t.Errorf("%d messages were handed over, up to %d; want 2, up to 8", len(last.Messages), last.Next)
+		}
+	})
+}
+
 func TestKeepFor(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
 		r := newRig(t, 1, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })

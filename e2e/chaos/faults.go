@@ -31,8 +31,6 @@ type fault struct {
 	each bool
 	// limit is how long they may take for that; 90 s unless set.
 	limit time.Duration
-	// mayEnd tells that a worker may end by itself.
-	mayEnd bool
 	// after is one more judgement, of what the fault is to have caused.
 	after func(*run) error
 	// replicated gives the run a Postgres of its own with an asynchronous replica.
@@ -116,7 +114,7 @@ var faults = []*fault{
 		strike: func(r *run, _ int) error {
 			w := r.workers[1+r.rng.IntN(len(r.workers)-1)] // one stays
 			switch {
-			case w.process.Ended():
+			case w.process == nil:
 				r.note("start %s", w.name)
 				if err := w.start(); err != nil {
 					return err
@@ -126,16 +124,13 @@ var faults = []*fault{
 				w.kill()
 			default:
 				r.note("SIGTERM %s", w.name)
-				// It may be in the middle of its start, and then ends at once.
-				w.signal(sigterm)
-				if !w.process.Wait(drainLimit) {
-					return fmt.Errorf("%s doesn't end", w.name)
+				if err := w.terminate(); err != nil {
+					return err
 				}
 			}
 			r.sleep(0, 3*time.Second)
 			return nil
 		},
-		mayEnd: true,
 	},
 	{
 		name: "zombie before its transaction", each: true, short: 1, long: 12,
@@ -310,8 +305,12 @@ var deathbeds = []deathbed{
 // dieAt kills the first worker that comes to the point, and starts it again.
 func (r *run) dieAt(bed deathbed) error {
 	dead := make(chan *worker, len(r.workers))
+	nth := 1 // what has to be brought about comes once
+	if bed.bring == nil {
+		nth += r.rng.IntN(3)
+	}
 	for _, w := range r.workers {
-		w.tap.Set(bed.point, 1+r.rng.IntN(3), func(*tap.Held) tap.Verdict {
+		w.tap.Set(bed.point, nth, func(*tap.Held) tap.Verdict {
 			for _, other := range r.workers {
 				other.tap.Clear()
 			}
@@ -365,9 +364,8 @@ func (r *run) expireOne() error {
 func (r *run) restartOne() error {
 	w := r.anyWorker()
 	r.note("SIGTERM %s", w.name)
-	w.signal(sigterm)
-	if !w.process.Wait(drainLimit) {
-		return fmt.Errorf("%s doesn't end", w.name)
+	if err := w.terminate(); err != nil {
+		return err
 	}
 	return w.start()
 }

@@ -288,12 +288,12 @@ func (r *run) settle() error {
 	for _, w := range r.workers {
 		if err := w.alive(); err != nil {
 			failed = append(failed, err)
-			continue
+		} else if w.process != nil {
+			w.signal(sigterm)
 		}
-		w.signal(sigterm)
 	}
 	for _, w := range r.workers {
-		if len(failed) == 0 {
+		if len(failed) == 0 && w.process != nil {
 			failed = append(failed, w.mustEnd())
 		}
 	}
@@ -349,18 +349,27 @@ func (r *run) judge() (violations int, said string, err error) {
 	defer cancel()
 	out, err := command(ctx, r.rig.check, args...)
 	var verdict struct {
-		Verdict    string          `json:"verdict"`
-		Violations json.RawMessage `json:"violations"`
-		Total      int             `json:"total"`
+		Verdict    string `json:"verdict"`
+		Invariants []struct {
+			Invariant  string          `json:"invariant"`
+			Promise    string          `json:"promise"`
+			Violations int             `json:"violations"`
+			First      []string        `json:"first"`
+			Witness    json.RawMessage `json:"witness"`
+		} `json:"invariants"`
 	}
 	if jsonErr := json.Unmarshal([]byte(out), &verdict); jsonErr != nil {
 		return 0, "", errors.Join(err, jsonErr)
 	}
-	switch verdict.Verdict {
-	case "valid":
-		return 0, "", nil
-	case "invalid":
-		return max(verdict.Total, 1), string(verdict.Violations), nil
+	var text strings.Builder
+	for _, i := range verdict.Invariants {
+		if i.Violations > 0 {
+			violations += i.Violations
+			fmt.Fprintf(&text, "%s (%s): %d violations\n    %s\n    %s\n", i.Invariant, i.Promise, i.Violations, strings.Join(i.First, "\n    "), i.Witness)
+		}
+	}
+	if verdict.Verdict == "valid" || verdict.Verdict == "invalid" && violations > 0 {
+		return violations, text.String(), nil
 	}
 	return 0, "", fmt.Errorf("the checker can't tell: %s", out)
 }
@@ -419,10 +428,8 @@ func (r *run) await(what string, within time.Duration, complaint func() error) e
 			return nil
 		}
 		for _, w := range r.workers {
-			if !r.fault.mayEnd {
-				if dead := w.alive(); dead != nil {
-					return dead
-				}
+			if dead := w.alive(); dead != nil {
+				return dead
 			}
 		}
 		if time.Now().After(end) {

@@ -43,7 +43,7 @@ type worker struct {
 	log    string // file, of all its processes
 	tap    *tap.Tap
 
-	process *child.Process
+	process *child.Process // nil: none, by our own hand
 }
 
 // newWorker doesn't start it yet. Its way to the database leads through a tap.
@@ -82,8 +82,9 @@ func (w *worker) start() error {
 
 // kill is kill -9.
 func (w *worker) kill() {
-	if w.process != nil {
-		w.process.Kill()
+	if p := w.process; p != nil {
+		w.process = nil
+		p.Kill()
 	}
 }
 
@@ -100,10 +101,13 @@ func (w *worker) terminate() error {
 }
 
 func (w *worker) mustEnd() error {
-	if !w.process.Wait(drainLimit) {
+	p := w.process
+	w.process = nil
+	if !p.Wait(drainLimit) {
+		p.Kill()
 		return fmt.Errorf("%s is still there %s after SIGTERM", w.name, drainLimit)
 	}
-	if code := w.process.Code(); code != 0 {
+	if code := p.Code(); code != 0 {
 		return fmt.Errorf("%s: exit code %d after SIGTERM, want 0; it said:\n%s", w.name, code, w.lastWords())
 	}
 	return nil
