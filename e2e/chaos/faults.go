@@ -35,6 +35,10 @@ type fault struct {
 	after func(*run) error
 	// replicated gives the run a Postgres of its own with an asynchronous replica.
 	replicated bool
+	// alone tells that it hurts servers which other runs use.
+	alone bool
+	// allow are the classes of dead letters that there is cause for.
+	allow string
 	// short is how often it strikes in the slice that every change must pass (0:
 	// it isn't part of it), long how often in a night.
 	short, long int
@@ -165,7 +169,7 @@ var faults = []*fault{
 		},
 	},
 	{
-		name: "Postgres crashes", each: true, short: 2, long: 20,
+		name: "Postgres crashes", alone: true, each: true, short: 2, long: 20,
 		strike: func(r *run, _ int) error {
 			r.note("Postgres killed")
 			if err := r.rig.postgres.Kill(); err != nil {
@@ -180,7 +184,7 @@ var faults = []*fault{
 		},
 	},
 	{
-		name: "broker crashes", each: true, short: 1, long: 20,
+		name: "broker crashes", alone: true, each: true, short: 1, long: 20,
 		strike: func(r *run, _ int) error {
 			r.note("broker killed")
 			if err := r.broker.Kill(); err != nil {
@@ -196,11 +200,11 @@ var faults = []*fault{
 	},
 	{
 		name: "rotations", workers: 4, rate: 3000, short: 60, long: 2000,
-		config: "retention: {generation: 1h, schedule: 1h, window: 30m}\n", // the rig rotates
+		config: "retention: {generation: 4h, schedule: 1h, window: 1d}\n", // the rig rotates
 		strike: func(r *run, _ int) error { return r.rotate() },
 	},
 	{
-		name: "poison", each: true, short: 1, long: 10, config: rotating,
+		name: "poison", allow: "poison,no_id", each: true, short: 1, long: 10, config: rotating,
 		prepare: func(r *run) error {
 			r.load.poison.Store(10)
 			return nil

@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -37,13 +36,24 @@ func begin() error {
 	brokers := flag.String("brokers", "kafka,nats", "the brokers to run them with")
 	short := flag.Bool("short", false, "the slice that every change must pass: minutes")
 	times := flag.Int("times", 0, "let each fault strike so many times")
-	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "where the dice begin; a run is replayed by its own seed, its name and its broker")
+	atOnce := flag.Int("at-once", 3, "runs at a time, of those that don't hurt the servers")
+	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())>>20, "where the dice begin; the same seed and faults throw the same dice")
 	out := flag.String("out", "", "a file for the report, in Markdown")
 	flag.Parse()
 	pattern, err := regexp.Compile(*only)
 	if err != nil {
 		return err
 	}
+	howOften := func(f *fault, kind string) int {
+		switch {
+		case *times > 0:
+			return *times
+		case *short:
+			return slice(f, kind)
+		}
+		return f.long
+	}
+	jobs := plan(*seed, strings.Split(*brokers, ","), func(f *fault) bool { return pattern.MatchString(f.name) }, howOften)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	defer func() {
@@ -51,57 +61,25 @@ func begin() error {
 			fmt.Fprintln(os.Stderr, "chaos:", err)
 		}
 	}()
-	say("seed %d", *seed)
+	say("seed %d, %d runs", *seed, len(jobs))
 	if err := g.start(ctx); err != nil {
 		return err
 	}
 	var outcomes []outcome
-	for i, f := range faults {
-		if !pattern.MatchString(f.name) {
-			continue
+	bad := 0
+	err = g.doAll(ctx, jobs, *atOnce, func(o outcome) {
+		outcomes = append(outcomes, o)
+		say("%s", o.line())
+		if o.Verdict != "valid" {
+			bad++
 		}
-		for j, kind := range strings.Split(*brokers, ",") {
-			if f.brokers != nil && !slices.Contains(f.brokers, kind) {
-				continue
-			}
-			n := f.long
-			if *short {
-				n = f.short
-			}
-			if *times > 0 {
-				n = *times
-			}
-			if n == 0 {
-				continue
-			}
-			own := *seed
-			if pattern.String() != "^"+regexp.QuoteMeta(f.name)+"$" {
-				own += uint64(1000*i + j)
-			}
-			o, err := g.do(ctx, f, kind, n, own)
-			if err != nil {
-				return err
-			}
-			outcomes = append(outcomes, o)
-			say("%-34s %-5s %3d strikes, %7d messages, caught up %.1f s (%.1f s at most): %s (%.0f s, seed %d)%s",
-				o.Fault, o.Broker, o.Strikes, o.Messages, o.Caught, o.Slowest, o.Verdict, o.Seconds, o.Seed, notes(o.Notes))
-			if o.Complaint != "" {
-				say("%s", o.Complaint)
-			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-		}
+	})
+	if err != nil {
+		return err
 	}
 	if *out != "" {
 		if err := report(*out, g, outcomes); err != nil {
 			return err
-		}
-	}
-	bad := 0
-	for _, o := range outcomes {
-		if o.Verdict != "valid" {
-			bad++
 		}
 	}
 	if bad > 0 {

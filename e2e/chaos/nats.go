@@ -26,6 +26,9 @@ type natsServer struct {
 }
 
 func startNATS(binary, folder string) (*natsServer, error) {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, err
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err

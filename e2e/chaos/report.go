@@ -17,6 +17,16 @@ func notes(all map[string]int) string {
 	return b.String()
 }
 
+// line is an outcome for a terminal.
+func (o *outcome) line() string {
+	text := fmt.Sprintf("%-36s %-5s %4d strikes, %7d messages, caught up %.1f s (%.1f s at most): %s (%.0f s, seed %d)%s",
+		o.Fault, o.Broker, o.Strikes, o.Messages, o.Caught, o.Slowest, o.Verdict, o.Seconds, o.Seed, notes(o.Notes))
+	if o.Complaint != "" {
+		text += "\n" + o.Complaint
+	}
+	return text
+}
+
 // report writes the table of what was suffered.
 func report(file string, g *rig, outcomes []outcome) error {
 	var b strings.Builder

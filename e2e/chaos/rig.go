@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,9 +28,11 @@ type rig struct {
 	dedupd, check, natsBinary string
 
 	postgres *pgtest.Server
-	kafka    *kafka.Broker
-	nats     *natsServer
-	runs     int
+	runs     atomic.Int64
+
+	mu    sync.Mutex // for the brokers, which are started when they are first asked for
+	kafka *kafka.Broker
+	nats  *natsServer
 }
 
 // build makes a program of this module from source.
@@ -85,29 +89,29 @@ func (g *rig) stop() error {
 	return errors.Join(all...)
 }
 
-// newBroker is a topic or a stream of its own for a run. The servers are started
-// when they are first asked for.
-func (g *rig) newBroker(ctx context.Context, kind, name string, partitions int) (_ broker, err error) {
+// newBroker is a topic or a stream of its own for a run.
+func (g *rig) newBroker(ctx context.Context, kind, name string, partitions int) (broker, error) {
+	if err := g.startBroker(kind); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if kind == "kafka" {
-		if g.kafka == nil {
-			if g.kafka, err = kafka.Start(filepath.Join(g.folder, "kafka")); err != nil {
-				return nil, err
-			}
-		}
 		return newKafkaTopic(ctx, g.kafka, name, partitions)
 	}
-	if g.nats == nil {
-		folder := filepath.Join(g.folder, "nats")
-		if err := os.MkdirAll(folder, 0o700); err != nil {
-			return nil, err
-		}
-		if g.nats, err = startNATS(g.natsBinary, folder); err != nil {
-			return nil, err
-		}
-	}
 	return newNATSStream(ctx, g.nats, name, partitions)
+}
+
+func (g *rig) startBroker(kind string) (err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case kind == "kafka" && g.kafka == nil:
+		g.kafka, err = kafka.Start(filepath.Join(g.folder, "kafka"))
+	case kind == "nats" && g.nats == nil:
+		g.nats, err = startNATS(g.natsBinary, filepath.Join(g.folder, "nats"))
+	}
+	return err
 }
 
 func execute(ctx context.Context, url, sql string) error {

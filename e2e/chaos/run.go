@@ -74,10 +74,10 @@ type event struct {
 // do runs a fault against a broker and judges it. Errors are of the rig; what is
 // wrong with the workers stands in the outcome.
 func (g *rig) do(ctx context.Context, f *fault, kind string, times int, seed uint64) (outcome, error) {
-	g.runs++
+	number := g.runs.Add(1)
 	r := &run{
 		ctx: ctx, rig: g, fault: f, rng: rand.New(rand.NewPCG(seed, 0)), notes: map[string]int{},
-		folder: filepath.Join(g.folder, fmt.Sprint("run-", g.runs)), database: fmt.Sprint("run_", g.runs),
+		folder: filepath.Join(g.folder, fmt.Sprint("run-", number)), database: fmt.Sprint("run_", number),
 	}
 	out := outcome{Fault: f.name, Broker: kind, Seed: seed, Verdict: "valid"}
 	began := time.Now()
@@ -344,6 +344,9 @@ func (r *run) judge() (violations int, said string, err error) {
 	}, r.broker.Judge()...)
 	for _, w := range r.workers {
 		args = append(args, "-logs", w.log)
+	}
+	if r.fault.allow != "" {
+		args = append(args, "-allow", r.fault.allow)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), 5*time.Minute)
 	defer cancel()
