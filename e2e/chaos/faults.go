@@ -218,6 +218,30 @@ var faults = []*fault{
 		},
 	},
 	{
+		name: "twins on two lanes at once", each: true, workers: 4, short: 1, long: 10,
+		prepare: func(r *run) error {
+			r.load.twins.Store(100)
+			return nil
+		},
+		strike: func(r *run, _ int) error {
+			r.sleep(3*time.Second, 3*time.Second)
+			return nil
+		},
+	},
+	{
+		name: "expiry", each: true, short: 1, long: 5,
+		config: "retention: {generation: 2s, schedule: 1s, window: 15s}\n",
+		prepare: func(r *run) error {
+			r.load.far.Store(4000) // well within the window
+			return nil
+		},
+		strike: func(r *run, _ int) error {
+			return r.await("generations are dropped", time.Minute, func() error {
+				return r.atLeast(`SELECT min(generation) FROM dedupd.generations WHERE scope = 'chaos'`, 3)
+			})
+		},
+	},
+	{
 		name: "one hot id", each: true, short: 1, long: 5, config: rotating,
 		prepare: func(r *run) error {
 			r.load.hot.Store(90)

@@ -25,6 +25,8 @@ type load struct {
 	rate   atomic.Int64 // messages a second
 	hot    atomic.Int64 // of a hundred messages so many carry the one hot id
 	poison atomic.Int64 // of a thousand so many can't be applied
+	twins  atomic.Int64 // of a hundred so many are sent to two lanes at once; 1 unless set
+	far    atomic.Int64 // how many ids a copy may lie back; 0: any number
 	total  atomic.Int64
 
 	mu      sync.Mutex
@@ -134,12 +136,16 @@ func (l *load) draw(next *int) []sent {
 		return []sent{l.message(max(0, n-1-l.rng.IntN(20)), 1)}
 	case dice == 1:
 		// A tail as of Zipf's law: the further back, the rarer.
-		back := int(float64(n) * l.rng.Float64() * l.rng.Float64() * l.rng.Float64())
+		tail := n
+		if far := int(l.far.Load()); far > 0 {
+			tail = min(tail, far)
+		}
+		back := int(float64(tail) * l.rng.Float64() * l.rng.Float64() * l.rng.Float64())
 		return []sent{l.message(n-1-back, 1)}
 	}
 	*next++
 	m := l.message(n, 0)
-	if n%100 == 0 && l.broker.Partitions() > 1 {
+	if int64(n%100) < max(l.twins.Load(), 1) && l.broker.Partitions() > 1 {
 		twin := l.message(n, 1)
 		twin.partition = (m.partition + 1) % l.broker.Partitions()
 		return []sent{m, twin}

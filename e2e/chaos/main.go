@@ -38,6 +38,7 @@ func begin() error {
 	times := flag.Int("times", 0, "let each fault strike so many times")
 	atOnce := flag.Int("at-once", 3, "runs at a time, of those that don't hurt the servers")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())>>20, "where the dice begin; the same seed and faults throw the same dice")
+	hunting := flag.Bool("mutants", false, "instead, put one bug at a time into the product: each must be noticed")
 	out := flag.String("out", "", "a file for the report, in Markdown")
 	flag.Parse()
 	pattern, err := regexp.Compile(*only)
@@ -64,6 +65,12 @@ func begin() error {
 	say("seed %d, %d runs", *seed, len(jobs))
 	if err := g.start(ctx); err != nil {
 		return err
+	}
+	if *hunting {
+		if err := g.hunt(ctx, pattern.MatchString, *seed, *atOnce); err != nil {
+			return err
+		}
+		return os.RemoveAll(g.folder)
 	}
 	var outcomes []outcome
 	bad := 0

@@ -12,6 +12,8 @@ type job struct {
 	kind  string // of the broker
 	times int
 	seed  uint64
+	// binary is the program to try; empty: the rig's.
+	binary string
 }
 
 // plan are the runs of the faults that are wanted, each with a seed of its own.
@@ -26,7 +28,7 @@ func plan(seed uint64, brokers []string, wanted func(*fault) bool, times func(f 
 				if kind == "nats" {
 					own++
 				}
-				jobs = append(jobs, job{f, kind, n, own})
+				jobs = append(jobs, job{fault: f, kind: kind, times: n, seed: own})
 			}
 		}
 	}
@@ -52,7 +54,7 @@ func (g *rig) doAll(ctx context.Context, jobs []job, atOnce int, tell func(outco
 		if ctx.Err() != nil {
 			return
 		}
-		o, err := g.do(ctx, j.fault, j.kind, j.times, j.seed)
+		o, err := g.do(ctx, j)
 		telling.Lock()
 		defer telling.Unlock()
 		if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,6 +30,7 @@ type run struct {
 	rig      *rig
 	fault    *fault
 	rng      *rand.Rand
+	binary   string // of the workers
 	folder   string
 	broker   broker
 	database string // its name
@@ -71,25 +73,26 @@ type event struct {
 	Failover bool      `json:"failover,omitempty"`
 }
 
-// do runs a fault against a broker and judges it. Errors are of the rig; what is
-// wrong with the workers stands in the outcome.
-func (g *rig) do(ctx context.Context, f *fault, kind string, times int, seed uint64) (outcome, error) {
+// do is one run and its verdict. Errors are of the rig; what is wrong with the
+// workers stands in the outcome.
+func (g *rig) do(ctx context.Context, j job) (outcome, error) {
+	f := j.fault
 	number := g.runs.Add(1)
 	r := &run{
-		ctx: ctx, rig: g, fault: f, rng: rand.New(rand.NewPCG(seed, 0)), notes: map[string]int{},
+		ctx: ctx, rig: g, fault: f, rng: rand.New(rand.NewPCG(j.seed, 0)), notes: map[string]int{}, binary: cmp.Or(j.binary, g.dedupd),
 		folder: filepath.Join(g.folder, fmt.Sprint("run-", number)), database: fmt.Sprint("run_", number),
 	}
-	out := outcome{Fault: f.name, Broker: kind, Seed: seed, Verdict: "valid"}
+	out := outcome{Fault: f.name, Broker: j.kind, Seed: j.seed, Verdict: "valid"}
 	began := time.Now()
 	complain := func(err error) {
 		out.Verdict = "invalid"
 		out.Complaint = strings.TrimSpace(out.Complaint + "\n" + err.Error())
 	}
-	if err := r.prepare(kind); err != nil {
+	if err := r.prepare(j.kind); err != nil {
 		r.takeDown()
-		return out, fmt.Errorf("%s, %s: %w", f.name, kind, err)
+		return out, fmt.Errorf("%s, %s: %w", f.name, j.kind, err)
 	}
-	err := r.suffer(times)
+	err := r.suffer(j.times)
 	if settled := r.settle(); err == nil {
 		err = settled
 	}
@@ -99,7 +102,7 @@ func (g *rig) do(ctx context.Context, f *fault, kind string, times int, seed uin
 	r.takeDown()
 	violations, said, err := r.judge()
 	if err != nil {
-		return out, fmt.Errorf("%s, %s: %w", f.name, kind, err)
+		return out, fmt.Errorf("%s, %s: %w", f.name, j.kind, err)
 	}
 	if violations > 0 {
 		complain(errors.New(said))
@@ -148,15 +151,14 @@ func (r *run) prepare(kind string) (err error) {
 	}
 	r.events = json.NewEncoder(file)
 
-	binary := r.rig.dedupd
 	for i := range max(r.fault.workers, 3) {
-		w, err := newWorker(binary, r.folder, fmt.Sprint("worker-", i+1), r.broker.Source(), r.url(), "", r.fault.config)
+		w, err := newWorker(r.binary, r.folder, fmt.Sprint("worker-", i+1), r.broker.Source(), r.url(), "", r.fault.config)
 		if err != nil {
 			return err
 		}
 		r.workers = append(r.workers, w)
 	}
-	if _, err := command(r.ctx, binary, "migrate", "up", "-c", r.workers[0].config); err != nil {
+	if _, err := command(r.ctx, r.binary, "migrate", "up", "-c", r.workers[0].config); err != nil {
 		return err
 	}
 	if _, err := command(r.ctx, r.rig.check, "prepare", "-database", r.url()); err != nil {
