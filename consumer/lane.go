@@ -103,7 +103,8 @@ func (l *Lane) gather(b message.Batch, token any) {
 	}
 	p := &l.pending.batch
 	p.Messages = append(p.Messages, b.Messages...)
-	p.Next, p.Lag, p.BrokerPosition = b.Next, b.Lag, b.BrokerPosition
+	// What a queue delivers again stands below what came before it.
+	p.Next, p.Lag, p.BrokerPosition = max(p.Next, b.Next), b.Lag, b.BrokerPosition
 	p.Bytes += b.Bytes
 	l.pending.tokens = append(l.pending.tokens, token)
 }

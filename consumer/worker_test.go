@@ -281,6 +281,36 @@ func TestErrors(t *testing.T) {
 	})
 }
 
+// A queue delivers again what stands below what came since. What gathers behind a
+// transaction ends where the highest of it does, whatever came last.
+func TestAQueueGathersOutOfOrder(t *testing.T) {
+	bubble(t, "", func(t *testing.T) {
+		r := newRig(t, 1)
+		hold := make(chan struct{})
+		r.handle = func(context.Context, []message.Batch) error { // the store knows ordered lanes only
+			<-hold
+			return nil
+		}
+		l := r.lanes[0]
+		for _, offset := range []int64{1, 7, 3} {
+			b := message.Batch{
+				Lane: l.name, Epoch: l.epoch, From: offset, Next: offset + 1, BrokerPosition: -1,
+				Messages: []message.Message{{Position: message.Position{Lane: l.name, Offset: offset}}},
+			}
+			if err := l.Offer(t.Context(), b, 0); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait() // the first is in its transaction
+		}
+		close(hold)
+		synctest.Wait()
+		r.stop()
+		if last := r.groups[len(r.groups)-1][0]; len(last.Messages) != 2 || last.Next != 8 {
+			t.Errorf("%d messages were handed over, up to %d; want 2, up to 8", len(last.Messages), last.Next)
+		}
+	})
+}
+
 func TestKeepFor(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
 		r := newRig(t, 1, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })

@@ -131,6 +131,9 @@ func TestLeastPrivilege(t *testing.T) {
 	f.handle(l.batch("a", "", "a", "b=1", "b=2"))
 	f.wantBooks(l, "2/0/1/0/1/1@5")
 	f.wantDead("no_id@1", "conflict@4")
+	f.CopyFrom = 1 // the other way of claiming
+	f.handle(l.batch("c", "a"))
+	f.wantBooks(l, "3/0/2/0/1/1@7")
 	if _, led, err := store.ExpireDeadLetters(t.Context(), 0); err != nil || !led {
 		t.Errorf("expire: %v, %v", led, err)
 	}
@@ -148,7 +151,7 @@ func TestLeastPrivilege(t *testing.T) {
 		t.Fatalf("load filters: %v, %d bytes", err, store.FilterBytes())
 	}
 	f.handle(l.batch("a", "x"))
-	f.wantBooks(l, "3/0/2/0/1/1@7")
+	f.wantBooks(l, "4/0/3/0/1/1@9")
 	exec(`UPDATE "De""dup".lanes SET stream_time = now() + interval '1 day'; UPDATE "De""dup".generations SET sealed_at = now() - interval '1 day' WHERE state = 'sealed'`)
 	if n, led, err := store.Expire(t.Context(), time.Hour, 24*time.Hour); err != nil || !led || n != 1 {
 		t.Fatalf("expire: %v, %v, %v", n, led, err)
@@ -168,7 +171,7 @@ func TestLeastPrivilege(t *testing.T) {
 	if err := f.FlushAges(t.Context()); err != nil {
 		t.Fatalf("flush ages again: %v", err)
 	}
-	if all, err := store.DuplicateAges(t.Context(), 600*24*time.Hour); err != nil || len(all) != 1 || all[0].Duplicates != 3 {
+	if all, err := store.DuplicateAges(t.Context(), 600*24*time.Hour); err != nil || len(all) != 1 || all[0].Duplicates != 4 {
 		t.Fatalf("ages %+v, %v", all, err)
 	}
 	for _, sql := range []string{

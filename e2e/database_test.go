@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -40,6 +43,43 @@ func newDatabase(t *testing.T) *database {
 	return createDatabase(t, postgres.server, fmt.Sprintf("e2e_%d", postgres.databases))
 }
 
+// bouncerEnv has every worker reach its database through a PgBouncer.
+const bouncerEnv = "DEDUPD_TEST_PGBOUNCER"
+
+// bouncers are in front of the servers that tests use, by their addresses.
+var bouncers struct {
+	sync.Mutex
+	servers map[string]*pgtest.Server
+	all     map[string]*pgtest.Bouncer
+}
+
+// bounced is the way to a database through the PgBouncer in front of its server,
+// which is started when it is first asked for.
+func bounced(t *testing.T, address string) string {
+	t.Helper()
+	u, err := url.Parse(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bouncers.Lock()
+	defer bouncers.Unlock()
+	b := bouncers.all[u.Host]
+	if b == nil {
+		server := bouncers.servers[u.Host]
+		if server == nil {
+			return address // none of ours: nobody may be there
+		}
+		if b, err = pgtest.StartBouncer(server, "", 5); err != nil {
+			t.Fatal(err)
+		}
+		if bouncers.all == nil {
+			bouncers.all = map[string]*pgtest.Bouncer{}
+		}
+		bouncers.all[u.Host] = b
+	}
+	return b.URL(strings.TrimPrefix(u.Path, "/"))
+}
+
 func createDatabase(t *testing.T, server *pgtest.Server, name string) *database {
 	t.Helper()
 	admin, err := pgx.Connect(t.Context(), server.URL("postgres"))
@@ -51,6 +91,14 @@ func createDatabase(t *testing.T, server *pgtest.Server, name string) *database 
 		t.Fatal(err)
 	}
 	db := &database{t: t, url: server.URL(name)}
+	if u, err := url.Parse(db.url); err == nil {
+		bouncers.Lock()
+		if bouncers.servers == nil {
+			bouncers.servers = map[string]*pgtest.Server{}
+		}
+		bouncers.servers[u.Host] = server
+		bouncers.Unlock()
+	}
 	if db.pool, err = pgxpool.New(t.Context(), db.url); err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,9 @@ func TestMain(m *testing.M) {
 		code = 1
 	}
 	kafka.Stop()
+	for _, b := range bouncers.all {
+		_ = b.Stop()
+	}
 	if postgres.server != nil {
 		if err := postgres.server.Stop(); err != nil {
 			fmt.Fprintln(os.Stderr, "e2e:", err)

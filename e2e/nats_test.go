@@ -47,8 +47,8 @@ func TestNATSKills(t *testing.T) {
 		t.Fatal("publish: ", err)
 	}
 	// What a killed worker had in hand comes again after the durable's ack wait,
-	// a minute.
-	await(t, "the durable is empty", 150*time.Second, func() error {
+	// ten seconds.
+	await(t, "the durable is empty", time.Minute, func() error {
 		f.mustLive()
 		info, err := st.durable(t.Context(), scope)
 		switch {

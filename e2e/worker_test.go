@@ -33,9 +33,24 @@ type worker struct {
 	from int64
 }
 
-// configFile writes a configuration and returns its file.
+// databaseURL finds the line of a configuration that leads to a database, as a
+// key of its own or within braces.
+var databaseURL = regexp.MustCompile(`(?m)(database:(?:\n +| \{)url: )"(postgres://[^"]+)"( *$|})`)
+
+// configFile writes a configuration and returns its file. With
+// DEDUPD_TEST_PGBOUNCER the way to the database leads through one.
 func configFile(t *testing.T, text string) string {
 	t.Helper()
+	if os.Getenv(bouncerEnv) != "" {
+		text = databaseURL.ReplaceAllStringFunc(text, func(line string) string {
+			m := databaseURL.FindStringSubmatch(line)
+			separator := "\n  "
+			if m[3] == "}" {
+				separator = ", "
+			}
+			return fmt.Sprintf("%s%q%spooler: pgbouncer_transaction%s", m[1], bounced(t, m[2]), separator, m[3])
+		})
+	}
 	file := filepath.Join(t.TempDir(), "dedupd.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

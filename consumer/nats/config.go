@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/dedupd/dedupd/consumer"
 )
 
 // ModeQueue is the mode in which any number of workers share one durable, and no
@@ -22,9 +20,10 @@ const (
 	StartLatest   = "latest"
 )
 
-// defaultAckWait lets a batch be tried for a while and then go through one whole
-// transaction, before the server gives its messages to somebody else.
-const defaultAckWait = 2*consumer.TransactionTimeout + 10*time.Second
+// defaultAckWait is after what time the server gives the messages of a worker
+// that is gone to somebody else. It may be short, for one that is at work asks for
+// more time (progress.go).
+const defaultAckWait = 10 * time.Second
 
 // Config is a source's configuration. What is empty gets its default from New.
 type Config struct {
@@ -42,9 +41,9 @@ type Config struct {
 	Mode string
 	// Start is "earliest", the default, or "latest": where a new durable begins.
 	Start string
-	// AckWait is after what time the server delivers a message again. The
-	// default is 60 s, or what the durable has if that is longer. A shorter one
-	// makes a slow transaction's messages come again, which is only wasteful.
+	// AckWait is after what time the server delivers a message again of whose
+	// worker it has not heard. The default is 10 s, or what the durable has if
+	// that is longer.
 	AckWait time.Duration
 	// MaxAckPending bounds the messages that all workers together have in hand.
 	// The default is ample, or what the durable has if that is more.

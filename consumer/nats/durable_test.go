@@ -34,7 +34,7 @@ func TestDurableCreated(t *testing.T) {
 	wait(t, store, 20)
 	r.ready()
 	c := durable(t, js).Config
-	if c.AckPolicy != jetstream.AckExplicitPolicy || c.MaxDeliver != -1 || c.AckWait != 2*consumer.TransactionTimeout+10*time.Second || c.MaxAckPending < 100_000 || c.DeliverPolicy != jetstream.DeliverAllPolicy {
+	if c.AckPolicy != jetstream.AckExplicitPolicy || c.MaxDeliver != -1 || c.AckWait != 10*time.Second || c.MaxAckPending < 100_000 || c.DeliverPolicy != jetstream.DeliverAllPolicy {
 		t.Errorf("%+v", c)
 	}
 	if !reflect.DeepEqual(c.FilterSubjects, []string{"orders.1", "orders.2"}) {
@@ -95,7 +95,7 @@ func TestDurableAmended(t *testing.T) {
 			t.Errorf("nothing about %q was logged", want)
 		}
 	}
-	if c := durable(t, js).Config; c.MaxDeliver != -1 || len(c.BackOff) != 0 || c.MaxAckPending < 100_000 || c.AckWait != time.Minute || c.HeadersOnly {
+	if c := durable(t, js).Config; c.MaxDeliver != -1 || len(c.BackOff) != 0 || c.MaxAckPending < 100_000 || c.AckWait != 10*time.Second || c.HeadersOnly {
 		t.Errorf("%+v", c)
 	}
 }

@@ -68,12 +68,14 @@ func (x *session) fetchOnce(large bool) (int, error) {
 		return 0, err
 	}
 	came := 0
+	var h hand
 	for msg := range batch.Messages() {
 		meta, err := msg.Metadata()
 		if err != nil {
 			return came, err
 		}
-		d := delivery{msg: msg, meta: meta, bytes: footprint(msg), received: time.Now()}
+		d := delivery{msg: msg, meta: meta, bytes: footprint(msg), received: time.Now(), hand: &h}
+		d.at = x.hands.hold(&h, msg)
 		came++
 		x.inHand.Add(1)
 		x.waiting.Add(1)

@@ -30,6 +30,7 @@ type session struct {
 	ackWait time.Duration
 
 	arrived chan delivery    // fetched, not yet offered
+	hands   hands            // what is not yet acknowledged
 	slots   []*consumer.Lane // lanes of the worker, one for each writer
 	acks    *acker
 	// closing is the context that ends with the session: what is abandoned from
@@ -47,6 +48,8 @@ type session struct {
 // delivery is one message of a fetch.
 type delivery struct {
 	msg      jetstream.Msg
+	hand     *hand // that holds it
+	at       int   // where in it
 	meta     *jetstream.MsgMetadata
 	bytes    int64
 	received time.Time
@@ -78,7 +81,7 @@ func (s *Source) lane() message.Lane { return message.Lane{Source: s.config.Name
 func (x *session) run() {
 	for range max(1, x.in.Writers()) {
 		x.slots = append(x.slots, x.in.Open(consumer.LaneOptions{
-			Lane: x.source.lane(), Epoch: x.taken.Epoch, Next: x.taken.Next, KeepFor: x.ackWait / 2,
+			Lane: x.source.lane(), Epoch: x.taken.Epoch, Next: x.taken.Next, KeepFor: keepFor,
 			Committed: x.committed, Abandoned: x.abandoned,
 		}))
 	}
@@ -101,6 +104,8 @@ func (x *session) run() {
 	}
 	reading.Go(x.fetch)
 	reading.Go(x.watch)
+	drained := make(chan struct{})
+	acking.Go(func() { x.progress(drained) })
 
 	<-x.closing.Done()
 	// The lanes are closed while the last fetch comes to its end: both take a
@@ -111,6 +116,7 @@ func (x *session) run() {
 		reading.Go(func() { slot.Close(drain) })
 	}
 	reading.Wait()
+	close(drained)
 	x.giveBack()
 	x.acks.stop()
 	acking.Wait()
@@ -126,9 +132,19 @@ var errLost = errors.New("the lane's row is gone or was moved; taking it again")
 // committed acknowledges what is durable. It must not block.
 func (x *session) committed(_ int64, tokens []any) {
 	for _, t := range tokens {
-		x.acks.add(t.([]jetstream.Msg), false)
-		x.inHand.Add(-int64(len(t.([]jetstream.Msg))))
+		x.acks.add(x.letGo(t.([]delivery)), false)
 	}
+}
+
+// letGo takes messages out of our hands.
+func (x *session) letGo(all []delivery) []jetstream.Msg {
+	x.hands.drop(all...)
+	x.inHand.Add(-int64(len(all)))
+	msgs := make([]jetstream.Msg, len(all))
+	for i := range all {
+		msgs[i] = all[i].msg
+	}
+	return msgs
 }
 
 // abandoned gives back what will not be committed, but only when we stop
@@ -137,11 +153,11 @@ func (x *session) committed(_ int64, tokens []any) {
 // and the redeliveries a storm.
 func (x *session) abandoned(tokens []any) {
 	for _, t := range tokens {
-		x.inHand.Add(-int64(len(t.([]jetstream.Msg))))
+		msgs := x.letGo(t.([]delivery))
 		if x.closing.Err() != nil {
-			x.acks.add(t.([]jetstream.Msg), true)
+			x.acks.add(msgs, true)
 		} else {
-			x.foreign.Add(int64(len(t.([]jetstream.Msg)))) // still to be done, until the next look says who has them
+			x.foreign.Add(int64(len(msgs))) // still to be done, until the next look says who has them
 		}
 	}
 }
@@ -161,6 +177,7 @@ func (x *session) giveBack() {
 
 // drop forgets a message that no slot has been given.
 func (x *session) drop(d delivery) {
+	x.hands.drop(d)
 	x.in.Budget().Release(d.bytes)
 	x.waiting.Add(-1)
 	x.inHand.Add(-1)

@@ -4,8 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/message"
 )
@@ -36,17 +34,17 @@ func (x *session) offer(slot *consumer.Lane) {
 }
 
 // gather makes a batch of a message and of those that have arrived behind it.
-func (x *session) gather(d delivery) (message.Batch, []jetstream.Msg) {
+func (x *session) gather(d delivery) (message.Batch, []delivery) {
 	b := message.Batch{
 		Lane: x.source.lane(), Incarnation: x.taken.Incarnation, Epoch: x.taken.Epoch,
 		From: int64(d.meta.Sequence.Stream), BrokerPosition: -1,
 	}
-	var token []jetstream.Msg
+	var token []delivery
 	for {
-		if time.Since(d.received) > x.ackWait/2 {
-			x.drop(d) // it is about to be delivered again
+		if time.Since(d.received) > keepFor {
+			x.drop(d) // others may have more luck with it
 		} else {
-			token = append(token, d.msg)
+			token = append(token, d)
 			b.Messages = append(b.Messages, x.message(d))
 			b.Next = max(b.Next, int64(d.meta.Sequence.Stream)+1)
 			b.Bytes += d.bytes

@@ -196,9 +196,8 @@ func (b *broker) held(ctx context.Context) (int, error) {
 const impatience = 100 * time.Millisecond
 
 // hurry has the broker deliver again at once what a killed worker had in hand.
-// By itself it waits as long as a worker may need for a slow transaction, a
-// minute, which is right in production and dull in a demo. The next worker sets
-// the ack wait back to what it needs.
+// By itself it waits for ten seconds, which is right in production and dull in a
+// demo. The next worker sets the ack wait back.
 func (b *broker) hurry(ctx context.Context) error {
 	for _, stream := range []string{shopStream, edgeStream} {
 		c, err := b.js.Consumer(ctx, stream, scope)

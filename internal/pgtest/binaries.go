@@ -228,9 +228,21 @@ func (b *binaries) initialise(version string) error {
 	return os.Rename(data, filepath.Join(b.folder, "data"))
 }
 
-// newState makes a server's folder, and removes those whose process is gone.
-// The returned lock is what tells that the folder is in use.
+// newState makes a server's folder with a fresh data folder in it.
 func (b *binaries) newState(a account) (string, *os.File, error) {
+	folder, held, err := b.newFolder(a)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := copyFolder(filepath.Join(b.folder, "data"), filepath.Join(folder, "data"), a); err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(folder), held.Close())
+	}
+	return folder, held, nil
+}
+
+// newFolder makes a server's folder, and removes those whose process is gone.
+// The returned lock is what tells that the folder is in use.
+func (b *binaries) newFolder(a account) (string, *os.File, error) {
 	lock, err := lockFile(filepath.Join(b.folder, "lock"), true)
 	if err != nil {
 		return "", nil, err
@@ -255,8 +267,7 @@ func (b *binaries) newState(a account) (string, *os.File, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	err = errors.Join(a.own(folder), copyFolder(filepath.Join(b.folder, "data"), filepath.Join(folder, "data"), a))
-	if err != nil {
+	if err := a.own(folder); err != nil {
 		return "", nil, errors.Join(err, os.RemoveAll(folder), held.Close())
 	}
 	return folder, held, nil

@@ -45,7 +45,7 @@ type Options struct {
 // several goroutines.
 type Server struct {
 	binaries *binaries
-	args     []string
+	settings map[string]string
 	port     int
 	folder   string   // of the data and the log; removed by Stop
 	lock     *os.File // held as long as the folder is in use
@@ -80,7 +80,7 @@ func StartServer(o Options) (*Server, error) {
 	for try := 0; ; try++ {
 		s.port, err = freePort()
 		if err == nil {
-			s.args = s.arguments(o)
+			s.settings = s.parameters(o)
 			err = s.start()
 		}
 		if err == nil {
@@ -92,7 +92,8 @@ func StartServer(o Options) (*Server, error) {
 	}
 }
 
-func (s *Server) arguments(o Options) []string {
+// parameters are those of postgresql.conf.
+func (s *Server) parameters(o Options) map[string]string {
 	settings := map[string]string{
 		"listen_addresses":        "127.0.0.1",
 		"port":                    strconv.Itoa(s.port),
@@ -107,9 +108,13 @@ func (s *Server) arguments(o Options) []string {
 		settings["full_page_writes"] = "off"
 	}
 	maps.Copy(settings, o.Settings)
+	return settings
+}
+
+func (s *Server) arguments() []string {
 	args := []string{"-D", s.dataFolder()}
-	for _, name := range slices.Sorted(maps.Keys(settings)) {
-		args = append(args, "-c", name+"="+settings[name])
+	for _, name := range slices.Sorted(maps.Keys(s.settings)) {
+		args = append(args, "-c", name+"="+s.settings[name])
 	}
 	return args
 }
@@ -209,7 +214,7 @@ func (s *Server) start() error {
 	}
 	defer log.Close()
 	pidFile := filepath.Join(s.dataFolder(), "postmaster.pid")
-	p, err := startProcess(s.binaries.program("postgres"), s.args, log, s.account)
+	p, err := startProcess(s.binaries.program("postgres"), s.arguments(), log, s.account)
 	if err != nil {
 		return fmt.Errorf("start postgres: %w", err)
 	}

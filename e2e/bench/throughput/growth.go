@@ -45,7 +45,7 @@ func (b *bench) grow(ctx context.Context) error {
 	var trials []trial
 	for _, lanes := range []int32{1, 4, 16, 64} {
 		c := contenders[0]
-		trials = append(trials, trial{name: fmt.Sprintf("%d lanes", lanes), contender: &c, topic: topic{partitions: lanes, messages: b.messages, resends: 20}})
+		trials = append(trials, trial{name: counted(lanes, "lane"), contender: &c, topic: topic{partitions: lanes, messages: b.messages, resends: 20}})
 	}
 	results, err := b.rounds(ctx, trials)
 	if err != nil {
@@ -114,4 +114,12 @@ func (b *bench) milestones(ctx context.Context, c *contender, t topic, at []int,
 		slices = append(slices, s)
 	}
 	return slices, all.stop(syscall.SIGTERM)
+}
+
+// counted is a number of things.
+func counted(n int32, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }

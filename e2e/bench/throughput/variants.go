@@ -31,7 +31,7 @@ func variants(messages int) []variant {
 		add(fmt.Sprintf("values of %d KiB", size), func(v *variant) { v.topic.bytes, v.topic.messages = size<<10, messages/(2*size) })
 	}
 	for _, partitions := range []int32{1, 16} {
-		add(fmt.Sprintf("%d partitions", partitions), func(v *variant) {
+		add(counted(partitions, "partition"), func(v *variant) {
 			v.topic.partitions = partitions
 			c := contenders[1]
 			c.command = peer("byhand-batched", "-readers", fmt.Sprint(partitions), "-batch", "1000")

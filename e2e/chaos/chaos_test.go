@@ -1,0 +1,68 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestSlice is what every change must pass: each fault a few times, judged by the
+// independent checker.
+func TestSlice(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs the binary against real servers, and -short asks for tests without services")
+	}
+	seed := uint64(time.Now().UnixNano()) >> 20
+	if s := os.Getenv("DEDUPD_TEST_SEED"); s != "" {
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			t.Fatal("DEDUPD_TEST_SEED: ", err)
+		}
+		seed = n
+	}
+	t.Logf("DEDUPD_TEST_SEED=%d", seed)
+	if err := os.Chdir("../.."); err != nil { // programs are built from the repository
+		t.Fatal(err)
+	}
+	g := &rig{folder: t.TempDir()}
+	t.Cleanup(func() {
+		if err := g.stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := g.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	jobs := plan(seed, []string{"kafka", "nats"}, func(*fault) bool { return true }, slice)
+	done := 0
+	err := g.doAll(t.Context(), jobs, 4, func(o outcome) {
+		done++
+		t.Log(o.line())
+		if o.Verdict != "valid" {
+			t.Fail()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if done < 25 || done != len(jobs) {
+		t.Errorf("%d of %d runs were done", done, len(jobs))
+	}
+}
+
+// The rig judges nothing by the product's own code.
+func TestSharesNoCode(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	allowed := map[string]bool{"e2e/chaos": true, "e2e/kafka": true, "e2e/tap": true, "internal/pgtest": true, "internal/child": true}
+	for line := range strings.Lines(string(out)) {
+		if ours, ok := strings.CutPrefix(strings.TrimSpace(line), "github.com/dedupd/dedupd/"); ok && !allowed[ours] {
+			t.Errorf("the rig imports %s", ours)
+		}
+	}
+}

@@ -1,0 +1,100 @@
+// Command chaos lets things go wrong for the real binary: workers are killed,
+// stopped and restarted, at any moment and at chosen points of their
+// transactions; answers are lost, servers crash, generations rotate. Meanwhile a
+// producer sends, and sends again. Afterwards an independent program, e2e/check,
+// reads the raw log again and judges what came of it.
+//
+// It drives the binary through the names that users rely on, and through a relay
+// in front of Postgres (e2e/tap); the binary has no switch for faults.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if err := begin(); err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		os.Exit(1)
+	}
+}
+
+func begin() error {
+	g := new(rig)
+	flag.StringVar(&g.dedupd, "dedupd", "", "the binary to try (default: built from this checkout)")
+	flag.StringVar(&g.version, "postgres", "", "the version of Postgres, such as 16.10")
+	flag.BoolVar(&g.keep, "keep", false, "keep what all runs have written down, not only of those that went wrong")
+	only := flag.String("run", "", "run only the faults whose names fit this regular expression")
+	brokers := flag.String("brokers", "kafka,nats", "the brokers to run them with")
+	short := flag.Bool("short", false, "the slice that every change must pass: minutes")
+	times := flag.Int("times", 0, "let each fault strike so many times")
+	atOnce := flag.Int("at-once", 3, "runs at a time, of those that don't hurt the servers")
+	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())>>20, "where the dice begin; the same seed and faults throw the same dice")
+	hunting := flag.Bool("mutants", false, "instead, put one bug at a time into the product: each must be noticed")
+	out := flag.String("out", "", "a file for the report, in Markdown")
+	flag.Parse()
+	pattern, err := regexp.Compile(*only)
+	if err != nil {
+		return err
+	}
+	howOften := func(f *fault, kind string) int {
+		switch {
+		case *times > 0:
+			return *times
+		case *short:
+			return slice(f, kind)
+		}
+		return f.long
+	}
+	jobs := plan(*seed, strings.Split(*brokers, ","), func(f *fault) bool { return pattern.MatchString(f.name) }, howOften)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	defer func() {
+		if err := g.stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "chaos:", err)
+		}
+	}()
+	say("seed %d, %d runs", *seed, len(jobs))
+	if err := g.start(ctx); err != nil {
+		return err
+	}
+	if *hunting {
+		if err := g.hunt(ctx, pattern.MatchString, *seed, *atOnce); err != nil {
+			return err
+		}
+		return os.RemoveAll(g.folder)
+	}
+	var outcomes []outcome
+	bad := 0
+	err = g.doAll(ctx, jobs, *atOnce, func(o outcome) {
+		outcomes = append(outcomes, o)
+		say("%s", o.line())
+		if o.Verdict != "valid" {
+			bad++
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if *out != "" {
+		if err := report(*out, g, outcomes); err != nil {
+			return err
+		}
+	}
+	if bad > 0 {
+		return fmt.Errorf("%d of %d runs are not valid; what they wrote down is in %s", bad, len(outcomes), g.folder)
+	}
+	return os.RemoveAll(g.folder)
+}
+
+func say(format string, args ...any) {
+	fmt.Printf(time.Now().Format("15:04:05")+"  "+format+"\n", args...)
+}

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+)
+
+// mutant is the product with one bug put into it. A rig that doesn't notice
+// proves nothing by being silent about the product.
+type mutant struct {
+	name string
+	// edits are by file; each text must stand there exactly once.
+	edits []edit
+	// fault is what brings it to light, with a broker, within so many strikes.
+	fault  string
+	broker string
+	times  int
+	// by is what must be broken: an invariant, or words of the complaint.
+	by string
+}
+
+type edit struct{ file, old, new string }
+
+var mutants = []mutant{
+	{
+		name: "told to the broker before the COMMIT", fault: "killed at a point", broker: "nats", times: 7, by: "I1",
+		edits: []edit{{"consumer/worker.go", "	err := w.hand(ctx, group)\n", `	for _, l := range group {
+			l.options.Committed(l.flight.batch.Next, l.flight.tokens)
+			l.flight.tokens = nil
+		}
+		time.Sleep(20 * time.Millisecond) // until it is told
+		err := w.hand(ctx, group)
+`}},
+	},
+	{
+		name: "claims in a transaction of their own", fault: "killed at a point", broker: "kafka", times: 5, by: "I1",
+		edits: []edit{{"dedup/transaction.go", "	claimed := time.Now()\n", `	if _, err := conn.Exec(ctx, "commit; begin; SELECT set_config('dedupd.entered', 'yes', true)", pgx.QueryExecModeSimpleProtocol); err != nil {
+		return nil, err
+	}
+	claimed := time.Now()
+`}},
+	},
+	{
+		name: "keys unsorted", fault: "twins on two lanes at once", broker: "kafka", times: 20, by: "40P01",
+		edits: []edit{
+			{"dedup/group.go", "	g.firsts = make([]int32, 0, len(order))\n", `	if os.Getpid()%2 == 0 {
+		defer func() { slices.Reverse(g.firsts) }()
+	}
+	g.firsts = make([]int32, 0, len(order))
+`},
+			{"dedup/group.go", "import (\n", "import (\n	\"os\"\n"},
+		},
+	},
+	{
+		name: "no rotation lock", fault: "rotations", broker: "kafka", times: 120, by: "I2",
+		edits: []edit{{"dedup/migrations/0002_generations.sql", "    PERFORM pg_catalog.pg_advisory_xact_lock_shared({{rotation_lock}}, p_scope_id);\n", ""}},
+	},
+	{
+		name: "one snapshot for the whole transaction", fault: "rotations", broker: "kafka", times: 120, by: "I2",
+		edits: []edit{
+			{"dedup/claim.go", "begin isolation level read committed", "begin isolation level repeatable read"},
+			{"dedup/migrations/0002_generations.sql", "<> 'read committed' THEN", "= 'never' THEN"},
+		},
+	},
+	{
+		name: "no fence", fault: "zombie before its transaction", broker: "kafka", times: 2, by: "I6",
+		edits: []edit{{"dedup/migrations/0002_generations.sql", "    WHERE id = p_lane AND epoch = p_epoch AND (p_from IS NULL OR next_position = p_from);\n", "    WHERE id = p_lane;\n"}},
+	},
+	{
+		name: "begins where the broker says", fault: "failover to an asynchronous replica", broker: "kafka", times: 2, by: "I",
+		edits: []edit{{"dedup/lanes.go", "			taken.Rewound = true\n", "			taken.Rewound = true\n			taken.Next = t.Committed\n			if _, err := tx.Exec(ctx, `UPDATE `+s.name(\"lanes\")+` SET next_position = $2 WHERE id = $1`, id, t.Committed); err != nil {\n				return taken, err\n			}\n"}},
+	},
+	{
+		name: "a lost answer to COMMIT passes for success", fault: "answer to COMMIT lost", broker: "kafka", times: 20, by: "I",
+		edits: []edit{{"dedup/processor.go", "			p.remember(g, all)\n", "			p.remember(g, all)\n			return nil\n"}},
+	},
+	{
+		name: "ids cut short", fault: "none", broker: "kafka", times: 1, by: "I1",
+		edits: []edit{{"dedup/key.go", "func KeyOf(id string) Key {\n", "func KeyOf(id string) Key {\n	id = id[:min(len(id), 12)]\n"}},
+	},
+	{
+		name: "dead letters outside the transaction", fault: "poison", broker: "kafka", times: 1, by: "I6",
+		edits: []edit{{"dedup/commit.go", "	steps := p.burySteps(g)\n", `	steps := p.burySteps(g)
+	if len(steps) > 0 {
+		other, err := p.Store.pool.Acquire(ctx)
+		if err != nil {
+			return err
+		}
+		err = roundTrip(ctx, other.Conn(), p.Store.prepare, steps)
+		other.Release()
+		if err != nil {
+			return err
+		}
+		steps = nil
+	}
+`}},
+	},
+	{
+		name: "the window is forgotten", fault: "expiry", broker: "kafka", times: 1, by: "I2",
+		edits: []edit{{"dedup/migrations/0002_generations.sql", "sealed_at + p_window < {{schema}}.stream_clock(p_scope)", "sealed_at < {{schema}}.stream_clock(p_scope)"}},
+	},
+	{
+		name: "a filter that finds nothing", fault: "expiry", broker: "kafka", times: 1, by: "I2",
+		edits: []edit{{"dedup/filter.go", "found = c.maybe(hashes[from:end], int32(from), found)", "_ = hashes"}},
+	},
+	{
+		name: "the sink beside the transaction", fault: "killed at a point", broker: "kafka", times: 7, by: "I6",
+		edits: []edit{{"dedup/write.go", "	if err := p.Sink.Write(ctx, sinkTx{conn}, winners); err != nil {\n", `	other, err := p.Store.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer other.Release()
+	if err := p.Sink.Write(ctx, sinkTx{other.Conn()}, winners); err != nil {
+`}},
+	},
+	{
+		name: "what fails is given up", fault: "connections ended by the server", broker: "kafka", times: 10, by: "I1",
+		edits: []edit{{"dedup/processor.go", "			if !isLost {\n				return err\n			}\n", "			if !isLost {\n				return nil\n			}\n"}},
+	},
+	{
+		name: "rows in the wrong order", fault: "none", broker: "kafka", times: 1, by: "I5",
+		edits: []edit{
+			{"dedup/write.go", "	return winners\n}\n", "	slices.Reverse(winners)\n	return winners\n}\n"},
+			{"dedup/write.go", "	\"errors\"\n", "	\"errors\"\n	\"slices\"\n"},
+		},
+	},
+}
+
+// build makes the mutant's binary. The checkout stays as it is: the compiler is
+// given other files in the place of its own.
+func (m *mutant) build(ctx context.Context, folder, binary string) error {
+	replace := map[string]string{}
+	for i, e := range m.edits {
+		path, err := filepath.Abs(e.file)
+		if err != nil {
+			return err
+		}
+		source := path
+		if earlier, ok := replace[path]; ok {
+			source = earlier
+		}
+		text, err := os.ReadFile(source)
+		if err != nil {
+			return err
+		}
+		if n := strings.Count(string(text), e.old); n != 1 {
+			return fmt.Errorf("mutant %q: %s has its text %d times, want once: bring it up to date", m.name, e.file, n)
+		}
+		replace[path] = filepath.Join(folder, fmt.Sprint(i)+filepath.Ext(path))
+		if err := os.WriteFile(replace[path], []byte(strings.Replace(string(text), e.old, e.new, 1)), 0o600); err != nil {
+			return err
+		}
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(folder, "overlay.json")
+	if err := os.WriteFile(file, overlay, 0o600); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-overlay", file, "-o", binary, "./cmd/dedupd")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the mutant %q: %w\n%s", m.name, err, out)
+	}
+	return nil
+}
+
+// hunt lets each mutant meet its fault. One that comes through alive is an error.
+func (g *rig) hunt(ctx context.Context, wanted func(name string) bool, seed uint64, atOnce int) error {
+	var mu sync.Mutex
+	var alive []string
+	queue := make(chan *mutant)
+	var hunters sync.WaitGroup
+	failed := make(chan error, len(mutants))
+	for range atOnce {
+		hunters.Go(func() {
+			for m := range queue {
+				began := time.Now()
+				by, err := g.meet(ctx, m, seed)
+				if err != nil {
+					failed <- err
+					continue
+				}
+				mu.Lock()
+				if by == "" {
+					alive = append(alive, m.name)
+					by = "NOT CAUGHT"
+				}
+				say("%-46s %-38s %-5s %s (%.0f s)", m.name, m.fault, m.broker, by, time.Since(began).Seconds())
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range mutants {
+		if wanted(mutants[i].name) && ctx.Err() == nil {
+			queue <- &mutants[i]
+		}
+	}
+	close(queue)
+	hunters.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+	}
+	if len(alive) > 0 {
+		return fmt.Errorf("not caught: %s", strings.Join(alive, "; "))
+	}
+	return ctx.Err()
+}
+
+// meet returns by what a mutant was caught; empty: it wasn't.
+func (g *rig) meet(ctx context.Context, m *mutant, seed uint64) (by string, err error) {
+	folder, err := os.MkdirTemp(g.folder, "mutant-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(folder)
+	binary := filepath.Join(folder, "dedupd")
+	if err := m.build(ctx, folder, binary); err != nil {
+		return "", err
+	}
+	const tries = 3 // some have to be lucky
+	for try := range uint64(tries) {
+		o, err := g.do(ctx, job{fault: faultNamed(m.fault), kind: m.broker, times: m.times, seed: seed + try, binary: binary})
+		if err != nil {
+			return "", err
+		}
+		if o.Verdict != "valid" && strings.Contains(o.Complaint, m.by) {
+			first, _, _ := strings.Cut(o.Complaint, "\n")
+			return first, nil
+		}
+		if o.Verdict != "valid" {
+			say("%s was noticed, but not by %s: %s", m.name, m.by, o.Complaint)
+		}
+	}
+	return "", nil
+}
+
+func faultNamed(name string) *fault {
+	for _, f := range faults {
+		if f.name == name {
+			return f
+		}
+	}
+	panic("there is no fault " + name)
+}

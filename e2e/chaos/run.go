@@ -1,0 +1,473 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dedupd/dedupd/e2e/tap"
+	"github.com/dedupd/dedupd/internal/pgtest"
+)
+
+// run is one fault, met again and again by a fleet of workers under load, and
+// the verdict on it.
+type run struct {
+	ctx      context.Context
+	rig      *rig
+	fault    *fault
+	rng      *rand.Rand
+	binary   string // of the workers
+	folder   string
+	broker   broker
+	database string // its name
+	// server is the primary. Unless it is the one that runs share, it is ours to
+	// stop, and replica follows it through link.
+	server  *pgtest.Server
+	replica *pgtest.Server
+	link    *tap.Tap
+	pool    atomic.Pointer[pgxpool.Pool] // straight to the server
+	load    *load
+	workers []*worker
+
+	events  *json.Encoder
+	mu      sync.Mutex
+	strikes int
+	notes   map[string]int // what else is counted, such as the outcomes of cut COMMITs
+	caught  []time.Duration
+}
+
+// outcome is a run's line in the report.
+type outcome struct {
+	Fault      string         `json:"fault"`
+	Broker     string         `json:"broker"`
+	Seed       uint64         `json:"seed"`
+	Messages   int64          `json:"messages"`
+	Strikes    int            `json:"strikes"`
+	Notes      map[string]int `json:"notes,omitempty"`
+	Caught     float64        `json:"caught_up_median_seconds"`
+	Slowest    float64        `json:"caught_up_most_seconds"`
+	Seconds    float64        `json:"seconds"`
+	Verdict    string         `json:"verdict"`
+	Violations int            `json:"violations"`
+	Complaint  string         `json:"complaint,omitempty"`
+}
+
+// event is one line of the fault timeline.
+type event struct {
+	At       time.Time `json:"at"`
+	What     string    `json:"what"`
+	Failover bool      `json:"failover,omitempty"`
+}
+
+// do is one run and its verdict. Errors are of the rig; what is wrong with the
+// workers stands in the outcome.
+func (g *rig) do(ctx context.Context, j job) (outcome, error) {
+	f := j.fault
+	number := g.runs.Add(1)
+	r := &run{
+		ctx: ctx, rig: g, fault: f, rng: rand.New(rand.NewPCG(j.seed, 0)), notes: map[string]int{}, binary: cmp.Or(j.binary, g.dedupd),
+		folder: filepath.Join(g.folder, fmt.Sprint("run-", number)), database: fmt.Sprint("run_", number),
+	}
+	out := outcome{Fault: f.name, Broker: j.kind, Seed: j.seed, Verdict: "valid"}
+	began := time.Now()
+	complain := func(err error) {
+		out.Verdict = "invalid"
+		out.Complaint = strings.TrimSpace(out.Complaint + "\n" + err.Error())
+	}
+	if err := r.prepare(j.kind); err != nil {
+		r.takeDown()
+		return out, fmt.Errorf("%s, %s: %w", f.name, j.kind, err)
+	}
+	err := r.suffer(j.times)
+	if settled := r.settle(); err == nil {
+		err = settled
+	}
+	if err != nil {
+		complain(err)
+	}
+	r.takeDown()
+	violations, said, err := r.judge()
+	if err != nil {
+		return out, fmt.Errorf("%s, %s: %w", f.name, j.kind, err)
+	}
+	if violations > 0 {
+		complain(errors.New(said))
+	}
+	if f.after != nil {
+		if err := f.after(r); err != nil {
+			complain(err)
+		}
+	}
+	out.Messages, out.Strikes, out.Notes, out.Violations = r.load.total.Load(), r.strikes, r.notes, violations
+	out.Caught, out.Slowest = median(r.caught).Seconds(), longest(r.caught).Seconds()
+	out.Seconds = time.Since(began).Seconds()
+	if out.Verdict == "valid" && !g.keep {
+		_ = os.RemoveAll(r.folder)
+	}
+	return out, r.cleanUp()
+}
+
+// prepare makes everything up to workers that have lanes and a load that lands.
+func (r *run) prepare(kind string) (err error) {
+	if err := os.MkdirAll(r.folder, 0o700); err != nil {
+		return err
+	}
+	partitions := 8
+	if r.fault.partitions > 0 {
+		partitions = r.fault.partitions
+	}
+	if r.broker, err = r.rig.newBroker(r.ctx, kind, strings.ReplaceAll(r.database, "_", "-"), partitions); err != nil {
+		return err
+	}
+	r.server = r.rig.postgres
+	if r.fault.replicated {
+		if r.server, err = pgtest.StartServer(r.rig.settings()); err != nil {
+			return err
+		}
+	}
+	if err := execute(r.ctx, r.server.URL("postgres"), "CREATE DATABASE "+r.database); err != nil {
+		return err
+	}
+	if err := r.connect(); err != nil {
+		return err
+	}
+	file, err := os.Create(filepath.Join(r.folder, "events"))
+	if err != nil {
+		return err
+	}
+	r.events = json.NewEncoder(file)
+
+	for i := range max(r.fault.workers, 3) {
+		w, err := newWorker(r.binary, r.folder, fmt.Sprint("worker-", i+1), r.broker.Source(), r.url(), "", r.fault.config)
+		if err != nil {
+			return err
+		}
+		r.workers = append(r.workers, w)
+	}
+	if _, err := command(r.ctx, r.binary, "migrate", "up", "-c", r.workers[0].config); err != nil {
+		return err
+	}
+	if _, err := command(r.ctx, r.rig.check, "prepare", "-database", r.url()); err != nil {
+		return err
+	}
+	// What came to the sink is judged by its very bytes; and n is what poison is
+	// poison by.
+	if err := r.exec(`ALTER TABLE public.effects ADD n bigint, ADD payload bytea, DROP sum,
+		ADD sum text GENERATED ALWAYS AS (encode(sha256(payload), 'hex')) STORED`); err != nil {
+		return err
+	}
+	if r.fault.replicated {
+		if err := r.replicate(); err != nil {
+			return err
+		}
+	}
+	if r.load, err = newLoad(r.broker, rand.New(rand.NewPCG(r.rng.Uint64(), 1)), filepath.Join(r.folder, "intents")); err != nil {
+		return err
+	}
+	if r.fault.prepare != nil {
+		if err := r.fault.prepare(r); err != nil {
+			return err
+		}
+	}
+	for _, w := range r.workers {
+		if err := w.start(); err != nil {
+			return err
+		}
+	}
+	rate := r.fault.rate
+	if rate == 0 {
+		rate = 1500
+	}
+	r.load.start(r.ctx, rate)
+	return r.await("the first messages land", time.Minute, func() error {
+		n, err := r.applied()
+		if err == nil && n == 0 {
+			err = errors.New("none has")
+		}
+		return err
+	})
+}
+
+// suffer lets the fault strike so many times, and measures how long it takes
+// until everything that had been sent by then has landed.
+func (r *run) suffer(times int) (err error) {
+	samples, err := r.startSampler(filepath.Join(r.folder, "samples"))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if stopErr := samples.stop(); err == nil {
+			err = stopErr
+		}
+	}()
+	r.sleep(500*time.Millisecond, 1500*time.Millisecond)
+	for i := range times {
+		if err := r.ctx.Err(); err != nil {
+			return err
+		}
+		if err := r.fault.strike(r, i); err != nil {
+			return fmt.Errorf("%s, number %d: %w", r.fault.name, i+1, err)
+		}
+		r.strikes++
+		if r.fault.each {
+			if err := r.catchUp(); err != nil {
+				return fmt.Errorf("after %s, number %d: %w", r.fault.name, i+1, err)
+			}
+		}
+	}
+	if !r.fault.each {
+		return r.catchUp()
+	}
+	return nil
+}
+
+// catchUp waits until all that the broker has now is durable.
+func (r *run) catchUp() error {
+	began := time.Now()
+	var ends map[string]int64
+	err := r.await("the broker tells its ends", time.Minute, func() (err error) {
+		ctx, cancel := context.WithTimeout(r.ctx, requestTimeout)
+		defer cancel()
+		ends, err = r.broker.Ends(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	limit := r.fault.limit
+	if limit == 0 {
+		limit = 90 * time.Second
+	}
+	err = r.await("all that was sent so far has landed", limit, func() error {
+		ctx, cancel := context.WithTimeout(r.ctx, requestTimeout)
+		defer cancel()
+		next, err := r.positions(ctx)
+		if err != nil {
+			return err
+		}
+		for lane, end := range ends {
+			if next[lane] < end {
+				return fmt.Errorf("%s stands at %d of %d", lane, next[lane], end)
+			}
+		}
+		if r.broker.Ordered() {
+			return nil
+		}
+		// A queue's row tells only how far it has come.
+		if done, err := r.broker.Done(ctx, ends); err != nil || !done {
+			return errors.Join(err, errors.New("the queue still holds some of it"))
+		}
+		return nil
+	})
+	r.caught = append(r.caught, time.Since(began))
+	return err
+}
+
+// settle ends the load, waits for the rest, and drains the workers.
+func (r *run) settle() error {
+	if _, err := r.load.stop(); err != nil {
+		return err
+	}
+	if err := r.catchUp(); err != nil {
+		return err
+	}
+	r.caught = r.caught[:len(r.caught)-1] // no fault came before it
+	var failed []error
+	for _, w := range r.workers {
+		if err := w.alive(); err != nil {
+			failed = append(failed, err)
+		} else if w.process != nil {
+			w.signal(sigterm)
+		}
+	}
+	for _, w := range r.workers {
+		if len(failed) == 0 && w.process != nil {
+			failed = append(failed, w.mustEnd())
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// takeDown ends whatever still runs of the run.
+func (r *run) takeDown() {
+	if r.load != nil && r.load.cancel != nil {
+		r.load.cancel()
+	}
+	for _, w := range r.workers {
+		w.kill()
+		w.tap.Close()
+	}
+}
+
+func (r *run) cleanUp() error {
+	r.pool.Load().Close()
+	r.broker.Close()
+	if r.server == r.rig.postgres {
+		return execute(context.WithoutCancel(r.ctx), r.server.URL("postgres"), "DROP DATABASE "+r.database+" WITH (FORCE)")
+	}
+	r.link.Close()
+	return errors.Join(r.server.Stop(), r.replica.Stop())
+}
+
+func (r *run) url() string { return r.server.URL(r.database) }
+
+// connect leads the run's own questions to the primary.
+func (r *run) connect() error {
+	pool, err := pgxpool.New(r.ctx, r.url())
+	if err != nil {
+		return err
+	}
+	if old := r.pool.Swap(pool); old != nil {
+		old.Close()
+	}
+	return nil
+}
+
+// judge asks the checker. It knows nothing of this program.
+func (r *run) judge() (violations int, said string, err error) {
+	file := func(name string) string { return filepath.Join(r.folder, name) }
+	args := append([]string{
+		"run", "-database", r.url(), "-scope", scope, "-intents", file("intents"), "-samples", file("samples"),
+		"-events", file("events"), "-settled", "-output", "json",
+	}, r.broker.Judge()...)
+	for _, w := range r.workers {
+		args = append(args, "-logs", w.log)
+	}
+	if r.fault.allow != "" {
+		args = append(args, "-allow", r.fault.allow)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), 5*time.Minute)
+	defer cancel()
+	out, err := command(ctx, r.rig.check, args...)
+	var verdict struct {
+		Verdict    string `json:"verdict"`
+		Invariants []struct {
+			Invariant  string          `json:"invariant"`
+			Promise    string          `json:"promise"`
+			Violations int             `json:"violations"`
+			First      []string        `json:"first"`
+			Witness    json.RawMessage `json:"witness"`
+		} `json:"invariants"`
+	}
+	if jsonErr := json.Unmarshal([]byte(out), &verdict); jsonErr != nil {
+		return 0, "", errors.Join(err, jsonErr)
+	}
+	var text strings.Builder
+	for _, i := range verdict.Invariants {
+		if i.Violations > 0 {
+			violations += i.Violations
+			fmt.Fprintf(&text, "%s (%s): %d violations\n    %s\n    %s\n", i.Invariant, i.Promise, i.Violations, strings.Join(i.First, "\n    "), i.Witness)
+		}
+	}
+	if verdict.Verdict == "valid" || verdict.Verdict == "invalid" && violations > 0 {
+		return violations, text.String(), nil
+	}
+	return 0, "", fmt.Errorf("the checker can't tell: %s", out)
+}
+
+// note writes an event down.
+func (r *run) note(format string, args ...any) { r.write(event{What: fmt.Sprintf(format, args...)}) }
+
+func (r *run) write(e event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e.At = time.Now()
+	_ = r.events.Encode(e) // a lost line makes the checker stricter
+}
+
+func (r *run) count(what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.notes[what]++
+}
+
+// positions are the lanes' rows.
+func (r *run) positions(ctx context.Context) (map[string]int64, error) {
+	rows, err := r.pool.Load().Query(ctx, `SELECT lane, next_position FROM dedupd.books WHERE scope = $1`, scope)
+	if err != nil {
+		return nil, err
+	}
+	next := map[string]int64{}
+	var lane string
+	var at int64
+	_, err = pgx.ForEachRow(rows, []any{&lane, &at}, func() error {
+		next[lane] = at
+		return nil
+	})
+	return next, err
+}
+
+func (r *run) applied() (n int64, err error) {
+	err = r.pool.Load().QueryRow(r.ctx, `SELECT coalesce(sum(applied), 0)::bigint FROM dedupd.books WHERE scope = $1`, scope).Scan(&n)
+	return n, err
+}
+
+// exec runs SQL in the run's database, past the taps.
+func (r *run) exec(sql string, args ...any) error {
+	ctx, cancel := context.WithTimeout(r.ctx, 30*time.Second)
+	defer cancel()
+	_, err := r.pool.Load().Exec(ctx, sql, args...)
+	return err
+}
+
+// await asks until there is no complaint any more. A worker that has ended by
+// itself ends the wait: nothing in here asks for that.
+func (r *run) await(what string, within time.Duration, complaint func() error) error {
+	for end := time.Now().Add(within); ; {
+		err := complaint()
+		if err == nil {
+			return nil
+		}
+		for _, w := range r.workers {
+			if dead := w.alive(); dead != nil {
+				return dead
+			}
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("not within %s: %s: %w", within, what, err)
+		}
+		select {
+		case <-r.ctx.Done():
+			return r.ctx.Err()
+		case <-time.After(25 * time.Millisecond):
+		}
+	}
+}
+
+func (r *run) sleep(least, most time.Duration) {
+	d := least
+	if most > least {
+		d += time.Duration(r.rng.Int64N(int64(most - least)))
+	}
+	select {
+	case <-time.After(d):
+	case <-r.ctx.Done():
+	}
+}
+
+func (r *run) anyWorker() *worker { return r.workers[r.rng.IntN(len(r.workers))] }
+
+// command runs a program to its end.
+func command(ctx context.Context, binary string, args ...string) (stdout string, err error) {
+	cmd := exec.CommandContext(ctx, binary, args...)
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("%s %s: %w\n%s%s", filepath.Base(binary), args[0], err, out.String(), said.String())
+	}
+	return out.String(), nil
+}

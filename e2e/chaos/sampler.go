@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"time"
+)
+
+// sampler looks ten times a second at what the broker knows of each lane, and
+// then at the lane's row, and writes both down.
+type sampler struct {
+	run    *run
+	file   *os.File
+	quit   chan struct{}
+	ended  chan struct{}
+	failed error
+}
+
+// sample is one line of its file.
+type sample struct {
+	At     time.Time `json:"at"`
+	Lane   string    `json:"lane"`
+	Broker int64     `json:"broker"`
+	Next   int64     `json:"next"`
+}
+
+func (r *run) startSampler(file string) (*sampler, error) {
+	f, err := os.Create(file)
+	if err != nil {
+		return nil, err
+	}
+	s := &sampler{run: r, file: f, quit: make(chan struct{}), ended: make(chan struct{})}
+	go s.loop()
+	return s, nil
+}
+
+func (s *sampler) stop() error {
+	close(s.quit)
+	<-s.ended
+	if err := s.file.Close(); s.failed == nil {
+		s.failed = err
+	}
+	return s.failed
+}
+
+func (s *sampler) loop() {
+	defer close(s.ended)
+	lines := json.NewEncoder(s.file)
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-s.quit:
+			return
+		case <-ticker.C:
+		}
+		// A server that is down can't be asked, which is no fault here.
+		ctx, cancel := context.WithTimeout(s.run.ctx, requestTimeout)
+		told, err := s.run.broker.Told(ctx)
+		var next map[string]int64
+		if err == nil {
+			next, err = s.run.positions(ctx)
+		}
+		cancel()
+		if err != nil {
+			continue
+		}
+		for lane, at := range told {
+			if err := lines.Encode(sample{time.Now(), lane, at, next[lane]}); err != nil {
+				s.failed = err
+			}
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/dedupd/dedupd/e2e/tap"
+	"github.com/dedupd/dedupd/internal/child"
+)
+
+const (
+	scope      = "chaos"
+	sourceName = "main"
+)
+
+// configuration is a worker's. All that isn't here is as users have it.
+const configuration = `scope: ` + scope + `
+sources:
+  - name: ` + sourceName + `
+    %s
+database: {url: %q%s}
+id: {from: header:message-id}
+sink:
+  table:
+    name: public.effects
+    columns: {id: id, source: "const:` + sourceName + `", lane: lane, position: position, n: json:n, payload: value}
+batch: {max_messages: 500}
+http: {listen: "127.0.0.1:0"}
+%s`
+
+// worker is one place in the fleet: the process that runs there now, or did last.
+type worker struct {
+	name   string
+	binary string
+	config string // file
+	log    string // file, of all its processes
+	tap    *tap.Tap
+
+	process *child.Process // nil: none, by our own hand
+}
+
+// newWorker doesn't start it yet. Its way to the database leads through a tap.
+func newWorker(binary, folder, name, source, database, pooler, more string) (*worker, error) {
+	u, err := url.Parse(database)
+	if err != nil {
+		return nil, err
+	}
+	w := &worker{name: name, binary: binary, config: filepath.Join(folder, name+".yaml"), log: filepath.Join(folder, name+".log")}
+	if w.tap, err = tap.Listen(u.Host); err != nil {
+		return nil, err
+	}
+	u.Host = w.tap.Addr()
+	q := u.Query()
+	q.Set("application_name", name)
+	u.RawQuery = q.Encode()
+	if pooler != "" {
+		pooler = ", pooler: " + pooler
+	}
+	return w, os.WriteFile(w.config, fmt.Appendf(nil, configuration, source, u.String(), pooler, more), 0o600)
+}
+
+func (w *worker) start() error {
+	log, err := os.OpenFile(w.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(w.binary, "run", "-c", w.config)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	w.process, err = child.Start(cmd, syscall.SIGKILL)
+	return err
+}
+
+// kill is kill -9.
+func (w *worker) kill() {
+	if p := w.process; p != nil {
+		w.process = nil
+		p.Kill()
+	}
+}
+
+func (w *worker) signal(s syscall.Signal) { w.process.Signal(s) }
+
+// drainLimit is the configuration's default for transactions in hand, with what
+// leaving the group and a busy machine may take.
+const drainLimit = 25 * time.Second
+
+// terminate is SIGTERM, and demands an end with code 0.
+func (w *worker) terminate() error {
+	w.signal(syscall.SIGTERM)
+	return w.mustEnd()
+}
+
+func (w *worker) mustEnd() error {
+	p := w.process
+	w.process = nil
+	if !p.Wait(drainLimit) {
+		p.Kill()
+		return fmt.Errorf("%s is still there %s after SIGTERM", w.name, drainLimit)
+	}
+	if code := p.Code(); code != 0 {
+		return fmt.Errorf("%s: exit code %d after SIGTERM, want 0; it said:\n%s", w.name, code, w.lastWords())
+	}
+	return nil
+}
+
+// alive is an error when the worker has ended by itself.
+func (w *worker) alive() error {
+	if w.process != nil && w.process.Ended() {
+		return fmt.Errorf("%s has ended by itself, with code %d; it said:\n%s", w.name, w.process.Code(), w.lastWords())
+	}
+	return nil
+}
+
+func (w *worker) text() string {
+	b, err := os.ReadFile(w.log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+func (w *worker) lastWords() string {
+	text := w.text()
+	return text[max(0, len(text)-3000):]
+}
+
+// says waits until the worker's log has a line that fits, from a place in it.
+func (w *worker) says(pattern string, from int, within time.Duration) error {
+	re := regexp.MustCompile(pattern)
+	for end := time.Now().Add(within); ; time.Sleep(20 * time.Millisecond) {
+		if text := w.text(); re.MatchString(text[min(from, len(text)):]) {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s didn't say %q within %s", w.name, pattern, within)
+		}
+	}
+}
+
+// isReady tells whether the worker's current process is past its start.
+func (w *worker) isReady(from int) bool {
+	text := w.text()
+	return strings.Contains(text[min(from, len(text)):], "msg=consuming")
+}

@@ -1,0 +1,186 @@
+package main
+
+// terms are what a run was asked to keep.
+type terms struct {
+	// allow are the classes of dead letters that the run gave cause for.
+	allow map[string]bool
+	// settled: the workers had all the time they needed.
+	settled bool
+}
+
+// view is a history with what the invariants look things up by.
+type view struct {
+	*history
+	terms
+	// first is the first outcome of each key, and claimed its claim in the lowest
+	// generation.
+	first   map[key]outcome
+	claimed map[key]int
+	chains  []chain // by lane
+	// landings are the moves that took messages over, by transaction.
+	landings map[transaction]int
+	// newest is the last transaction that moved a lane, lowest the oldest one
+	// whose claims are still there.
+	newest, lowest uint64
+}
+
+// outcome is a row of the sink, or a dead letter in its place: an index into the
+// effects, or the complement of one into the letters.
+type outcome int32
+
+// transaction is one lane's part in a transaction, by the number's low half.
+type transaction struct {
+	xid  uint32
+	lane laneID
+}
+
+// chain is what happened to one lane's row.
+type chain struct {
+	moves []int // indexes, in their order
+	start int64 // where the lane began
+	// skipped are the spans that people have passed over, and breaks the moves
+	// behind which the lane was somewhere else than before.
+	skipped []span
+	breaks  map[int]bool
+}
+
+type span struct{ from, to int64 }
+
+func newView(h *history, t terms) *view {
+	x := &view{
+		history: h, terms: t, chains: make([]chain, len(h.lanes)), landings: make(map[transaction]int, len(h.moves)),
+		first: make(map[key]outcome, len(h.effects)+len(h.letters)), claimed: make(map[key]int, len(h.claims)),
+	}
+	for i := range h.effects {
+		x.end(h.effects[i].key, outcome(i))
+	}
+	for i := range h.letters {
+		if h.letters[i].isOutcome() {
+			x.end(h.letters[i].claimKey, ^outcome(i))
+		}
+	}
+	for i := range h.moves {
+		m := &h.moves[i]
+		x.newest = max(x.newest, m.xid)
+		x.link(i, m)
+	}
+	x.lowest = x.newest + 1
+	for i := range h.claims {
+		c := &h.claims[i]
+		if _, ok := x.claimed[c.key]; !ok {
+			x.claimed[c.key] = i
+		}
+		x.lowest = min(x.lowest, expand(c.xmin, x.newest))
+	}
+	return x
+}
+
+func (x *view) end(k key, o outcome) {
+	if _, ok := x.first[k]; !ok {
+		x.first[k] = o
+	}
+}
+
+// link hangs a move on its lane's chain.
+func (x *view) link(i int, m *move) {
+	c := &x.chains[m.lane]
+	switch {
+	case len(c.moves) == 0 && m.op != opInsert:
+		c.start = m.from // its beginning was not recorded
+	case len(c.moves) == 0:
+		c.start = m.to
+	case m.op == opInsert:
+		c.start = min(c.start, m.to)
+	}
+	switch {
+	case x.isByHand(c, m):
+		if c.breaks == nil {
+			c.breaks = map[int]bool{}
+		}
+		c.breaks[i] = true
+		if m.op == opUpdate && m.to > m.from && x.handsAllowed(m) {
+			c.skipped = append(c.skipped, span{m.from, m.to})
+		}
+	case m.op == opUpdate && (m.to > m.from || m.delta != books{}):
+		x.landings[transaction{uint32(m.xid), m.lane}] = i
+	}
+	c.moves = append(c.moves, i)
+}
+
+// isByHand tells that a lane was put somewhere: a worker moves its lanes forward
+// only, under the epoch that it has taken them by.
+func (x *view) isByHand(c *chain, m *move) bool {
+	switch {
+	case m.op == opDelete:
+		return true
+	case m.op == opInsert:
+		return false
+	case m.to < m.from:
+		return true
+	}
+	return m.to > m.from && len(c.moves) > 0 && x.moves[c.moves[len(c.moves)-1]].epoch != m.epoch
+}
+
+// handsAllowed tells whether the fault timeline has people move lanes then.
+func (x *view) handsAllowed(m *move) bool {
+	for _, e := range x.events {
+		if !e.until.IsZero() && !m.at.Before(e.at) && !m.at.After(e.until) {
+			return true
+		}
+	}
+	return false
+}
+
+// promised tells whether what stands at a position must have had its outcome.
+func (x *view) promised(id laneID, position int64) bool {
+	l := &x.lanes[id]
+	switch {
+	case l.row == nil:
+		return false
+	case !l.row.ordered:
+		return x.settled // the broker alone knows how far a queue has come
+	case position < x.chains[id].start || position >= l.row.next:
+		return false
+	}
+	for _, s := range x.chains[id].skipped {
+		if position >= s.from && position < s.to {
+			return false
+		}
+	}
+	return true
+}
+
+// outcomeOf finds what became of a message of the log: the first outcome of its
+// id or, without one, of its place.
+func (x *view) outcomeOf(id laneID, r *record) (outcome, bool) {
+	k := r.key
+	if r.identity != identified {
+		k = x.place(id, r.position)
+	}
+	o, ok := x.first[k]
+	return o, ok
+}
+
+func (x *view) place(id laneID, position int64) key {
+	l := &x.lanes[id]
+	if l.row == nil {
+		return key{}
+	}
+	return placeKey(l.row.incarnation, l.source, l.name, position)
+}
+
+// where is the place that an outcome came by.
+func (x *view) where(o outcome) (laneID, int64) {
+	if o >= 0 {
+		return x.effects[o].lane, x.effects[o].position
+	}
+	return x.letters[^o].lane, x.letters[^o].position
+}
+
+// landing is the move of a transaction and lane; nil: there is none.
+func (x *view) landing(xid uint32, id laneID) *move {
+	if i, ok := x.landings[transaction{xid, id}]; ok {
+		return &x.moves[i]
+	}
+	return nil
+}
