@@ -31,6 +31,9 @@ func (in *Intake) Take(ctx context.Context, t message.Take) (message.Taken, erro
 	}
 	log := in.w.Logger.With("source", t.Lane.Source, "lane", t.Lane.Name, "position", taken.Next)
 	switch {
+	case taken.Rewound && !t.Ordered:
+		in.w.Metrics.rewinds.Inc()
+		log.Warn("the database is not the one that the queue was read into: it may have lost commits", "broker_position", taken.BrokerPosition)
 	case taken.Rewound:
 		in.w.Metrics.rewinds.Inc()
 		log.Warn("the broker is ahead of the database, which must have lost commits: reading again from the database's position", "broker_position", t.Committed)
@@ -41,6 +44,11 @@ func (in *Intake) Take(ctx context.Context, t message.Take) (message.Taken, erro
 		log.Debug("lane taken", "epoch", taken.Epoch)
 	}
 	return taken, nil
+}
+
+// Resumed tells the authority that a queue which was taken with Rewound may move.
+func (in *Intake) Resumed(ctx context.Context, lane message.Lane) error {
+	return in.w.Lanes.Resumed(ctx, lane)
 }
 
 // Open opens a lane that was taken.

@@ -43,6 +43,10 @@ type Lanes interface {
 	// over. Failures are harmless: it is told again. The lanes are sorted, and
 	// each stands there once.
 	CaughtUp(ctx context.Context, lanes []message.CaughtUp) error
+	// Resumed tells that what a queue may have lost with the database is delivered
+	// again, as Taken.Rewound asks for, or is known to be gone. Until then the lane
+	// doesn't move.
+	Resumed(ctx context.Context, lane message.Lane) error
 	// LetGo tells that a lane was let go as it should be, without having moved
 	// under that epoch. An ordered lane that is taken again and again without
 	// moving, and isn't let go, may be one whose messages end the process. Failures

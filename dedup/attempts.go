@@ -139,7 +139,7 @@ func (p *Processor) withCare(ctx context.Context, b message.Batch, clocks clocks
 		if err != nil {
 			return holdUnlessPassing(err)
 		}
-		if at[0] != (standing{b.Epoch, b.From}) {
+		if at[0] != (standing{epoch: b.Epoch, next: b.From}) {
 			rest, err := p.fenced(ctx, []message.Batch{b})
 			if err != nil || len(rest) == 0 {
 				return err

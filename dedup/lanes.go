@@ -26,7 +26,11 @@ const takeGrace = 25 * time.Second
 // reading again is right. It wins by being behind what it once confirmed, for
 // then somebody moved it back on purpose.
 //
-// The error is message.ErrStale when a newer owner is at work, message.ErrNoStart
+// A queue has no position to go back to. It notices a failover by the history that
+// its row was taken in, and its source then has the broker deliver again.
+//
+// The error is message.ErrStale when a newer owner is at work, message.ErrLoss when
+// the database may lose what its broker can't deliver again, message.ErrNoStart
 // when neither the database nor the source knows where the lane begins, or a
 // *message.HoldError when the lane's stream isn't the one it was.
 func (s *Store) Take(ctx context.Context, t message.Take) (taken message.Taken, err error) {
@@ -93,6 +97,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		created        bool
 		brokerPosition *int64
 		takes          int
+		sameHistory    bool
 	)
 	if t.Start < 0 {
 		var exists bool
@@ -108,19 +113,21 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	// last: it only ever rises, and one that was lost with a failover is not
 	// given out again, so that a worker from before can't pass for a new owner.
 	err = tx.QueryRow(ctx, `
-		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes)
-		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8, $4::boolean::integer)
+		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, history)
+		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END)
 		ON CONFLICT (scope, source, lane) DO UPDATE SET
 			epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, EXCLUDED.epoch) ELSE l.epoch END,
 			incarnation       = CASE WHEN l.ordered OR $5 = '' THEN l.incarnation ELSE EXCLUDED.incarnation END,
 			broker_generation = EXCLUDED.broker_generation,
 			owner             = EXCLUDED.owner,
 			takes             = CASE WHEN l.ordered THEN l.takes + 1 ELSE 0 END,
+			broker_position   = CASE WHEN l.ordered OR $5 = '' OR l.incarnation = EXCLUDED.incarnation THEN l.broker_position END,
+			history           = coalesce(l.history, EXCLUDED.history),
 			claimed_at        = now()
 		WHERE l.broker_generation <= EXCLUDED.broker_generation OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $9)
-		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes`,
+		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, ordered OR history = `+s.name("history")+`()`,
 		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(),
-	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes)
+	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &sameHistory)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return taken, message.ErrStale
 	}
@@ -133,6 +140,14 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	taken.BrokerPosition = -1
 	if brokerPosition != nil {
 		taken.BrokerPosition = *brokerPosition
+	}
+	if !t.Ordered {
+		taken.Rewound = !sameHistory
+		if t.Consumed {
+			if err := s.refuseLoss(ctx, tx); err != nil {
+				return taken, err
+			}
+		}
 	}
 	if t.Ordered && !created && t.Committed >= 0 {
 		switch {
@@ -197,17 +212,48 @@ func (s *Store) sourceOf(ctx context.Context, tx interface {
 	return lane.Source, nil
 }
 
+// refuseLoss is message.ErrLoss where a failover of the database could lose
+// messages: a broker that deletes what it was told of can't be asked for it
+// again. A synchronous standby has what it is told of, too.
+func (s *Store) refuseLoss(ctx context.Context, tx pgx.Tx) error {
+	if s.acceptLoss {
+		return nil
+	}
+	var replicated bool
+	err := tx.QueryRow(ctx, `SELECT current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'`).Scan(&replicated)
+	if err != nil || replicated {
+		return err
+	}
+	return message.ErrLoss
+}
+
+// Resumed tells that the broker delivers again what a queue may have lost with a
+// failover of the database, or that nothing can be done about it: from now on the
+// lane moves in the present history.
+func (s *Store) Resumed(ctx context.Context, lane message.Lane) error {
+	_, err := s.pool.Exec(ctx, `UPDATE `+s.name("lanes")+` SET history = `+s.name("history")+`() WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered`,
+		s.scope, lane.Source, lane.Name)
+	if err != nil {
+		return fmt.Errorf("resume lane %s: %w", lane, err)
+	}
+	return nil
+}
+
 // standing is where a lane's row stands.
-type standing struct{ epoch, next int64 }
+type standing struct {
+	epoch, next int64
+	// past tells that a queue was taken in a history that isn't the present one.
+	past bool
+}
 
 // standings reads the rows of the batches' lanes.
 func (s *Store) standings(ctx context.Context, batches []message.Batch) ([]standing, error) {
 	all := make([]standing, len(batches))
 	for i, b := range batches {
-		err := s.pool.QueryRow(ctx, `SELECT epoch, next_position FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3`,
-			s.scope, b.Lane.Source, b.Lane.Name).Scan(&all[i].epoch, &all[i].next)
+		err := s.pool.QueryRow(ctx, `SELECT epoch, next_position, NOT ordered AND history IS DISTINCT FROM `+s.name("history")+`() FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3`,
+			s.scope, b.Lane.Source, b.Lane.Name).Scan(&all[i].epoch, &all[i].next, &all[i].past)
 		if errors.Is(err, pgx.ErrNoRows) {
-			all[i] = standing{-1, -1} // forgotten, or lost with a failover
+			all[i] = standing{epoch: -1, next: -1} // forgotten, or lost with a failover
 		} else if err != nil {
 			return nil, fmt.Errorf("read lane %s: %w", b.Lane, err)
 		}

@@ -31,12 +31,13 @@ const rotationLock = 0x64656475
 // Store is the claims, lanes and dead letters of one scope in one database. It
 // may be used by many goroutines.
 type Store struct {
-	pool    *pgxpool.Pool
-	schema  string // as given
-	scope   string
-	owner   string
-	prepare bool
-	log     *slog.Logger
+	pool       *pgxpool.Pool
+	schema     string // as given
+	scope      string
+	owner      string
+	acceptLoss bool
+	prepare    bool
+	log        *slog.Logger
 
 	// process is this store among all there ever were, in any process.
 	process    Key
@@ -102,6 +103,11 @@ func NewStore(c StoreConfig) (*Store, error) {
 		laneIDs: make(map[message.Lane]int32), lanes: make(map[int32]message.Lane),
 	}, nil
 }
+
+// AcceptLoss lets queues be taken whose broker deletes what is acknowledged,
+// though the database may lose commits in a failover. It must be called before
+// Take.
+func (s *Store) AcceptLoss() { s.acceptLoss = true }
 
 // Scope is the store's scope.
 func (s *Store) Scope() string { return s.scope }

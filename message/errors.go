@@ -48,3 +48,7 @@ var ErrStale = errors.New("a worker of a newer group generation owns the lane")
 // ErrNoStart is what taking a lane ends with that has no row, when the source
 // knows of no position to begin at.
 var ErrNoStart = errors.New("the lane has no position to begin at")
+
+// ErrLoss says that a broker which deletes what it was told of is to be read into
+// a database that may lose commits in a failover: what they held would be lost.
+var ErrLoss = errors.New("a failover of the database could lose messages that the broker no longer has")

@@ -117,6 +117,9 @@ type Take struct {
 	Start int64
 	// HonourReset lets a broker position that was moved back win over the row.
 	HonourReset bool
+	// Consumed tells that the broker deletes what it was told of, and can't
+	// deliver it again.
+	Consumed bool
 }
 
 // Taken is a lane that is now ours.
@@ -127,7 +130,10 @@ type Taken struct {
 	BrokerPosition int64
 	Incarnation    string
 	// Rewound tells that the broker was ahead of the database, which must have
-	// lost commits: reading goes back to the database's position.
+	// lost commits: reading goes back to the database's position. Of a queue it
+	// says that the database is not the one it was, and may have: all that the
+	// broker was told of from BrokerPosition on (-1: from the start) must come
+	// again, before the lane moves.
 	Rewound bool
 	// Reset tells that an operator's reset of the group was honoured.
 	Reset bool

@@ -48,6 +48,7 @@ type Store struct {
 type row struct {
 	Row
 	ordered   bool
+	past      bool // the store went back since
 	brokerGen int64
 	updated   time.Time
 }
@@ -129,7 +130,9 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	r.brokerGen, r.updated = t.BrokerGeneration, time.Now()
 	taken := message.Taken{Epoch: r.Epoch}
 	switch {
-	case !t.Ordered || t.Committed < 0:
+	case !t.Ordered:
+		taken.Rewound = r.past
+	case t.Committed < 0:
 	case t.Committed > r.Next:
 		taken.Rewound = true
 	case t.Committed < r.BrokerPosition && t.HonourReset:
@@ -168,6 +171,34 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
 		if at := time.Now().Add(-c.Age); at.After(r.CaughtUp) {
 			r.CaughtUp = at
 		}
+	}
+	return nil
+}
+
+// Lose takes effects away, as a failover does that loses commits. A queue whose
+// lane is given doesn't move until it has resumed.
+func (s *Store) Lose(lane message.Lane, ids ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	for _, id := range ids {
+		delete(s.effects, id)
+	}
+	s.rows[lane].past = true
+}
+
+// Resumed lets a queue move again.
+func (s *Store) Resumed(ctx context.Context, lane message.Lane) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	if r := s.rows[lane]; r == nil || !r.past {
+		s.violate("lane %s resumes, and had not gone back", lane)
+	} else {
+		r.past = false
 	}
 	return nil
 }
@@ -271,7 +302,7 @@ func (s *Store) commit(batches []message.Batch) error {
 		b := &batches[i]
 		s.inspect(b)
 		r := s.rows[b.Lane]
-		if r == nil || r.Epoch != b.Epoch || b.Ordered && r.Next != b.From {
+		if r == nil || r.past || r.Epoch != b.Epoch || b.Ordered && r.Next != b.From {
 			fenced = append(fenced, b.Lane)
 		}
 	}

@@ -34,6 +34,9 @@ type binding struct {
 	info        *jetstream.ConsumerInfo
 	incarnation string
 	durable     *durable
+	stream      jetstream.Stream
+	// consumed tells that the stream deletes what is acknowledged.
+	consumed bool
 }
 
 // ackPendingFloor leaves room for several workers of this size: what throttles
@@ -78,9 +81,36 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 	if err != nil {
 		return nil, fmt.Errorf("durable %s: %w", d.config.Durable, err)
 	}
-	b := &binding{found, found.CachedInfo(), incarnation, d}
+	b := &binding{
+		consumer: found, info: found.CachedInfo(), incarnation: incarnation, durable: d,
+		stream: stream, consumed: info.Config.Retention != jetstream.LimitsPolicy,
+	}
 	d.seen(b.info)
 	return b, nil
+}
+
+// rewind has the server deliver again all from a position on, -1 being the start.
+// What was acknowledged for the database that is gone is so no more; what is
+// there, the claims tell. An acknowledgement from before that is still on its way
+// could pass for one of the new consumer's: none waits for a connection
+// (ReconnectBufSize), and the others have had the time of a failover to arrive.
+func (b *binding) rewind(ctx context.Context, position int64) error {
+	d := b.durable
+	if b.consumed {
+		d.log.Warn("the stream has deleted what was acknowledged: what the database has lost of it can't be read again, as --accept-loss-on-failover accepts", "stream", d.config.Stream)
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*requestTimeout)
+	defer cancel()
+	if err := b.stream.DeleteConsumer(ctx, d.config.Durable); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return err
+	}
+	d.known, d.ackFloor = true, uint64(max(position, 1)-1)
+	_, err := b.stream.CreateConsumer(ctx, d.fresh(&b.stream.CachedInfo().Config))
+	if errors.Is(err, jetstream.ErrConsumerExists) {
+		return nil // another worker was at it, too
+	}
+	return err
 }
 
 func (d *durable) seen(info *jetstream.ConsumerInfo) {

@@ -2,6 +2,7 @@ package nats_test
 
 import (
 	"context"
+	"strconv"
 	"testing"
 	"time"
 
@@ -66,6 +67,56 @@ func TestMoreTime(t *testing.T) {
 	}
 	if n := c.CachedInfo().Delivered.Consumer; n != 300 {
 		t.Errorf("300 messages were delivered %d times while a transaction took four ack waits", n)
+	}
+}
+
+// A database that went back to an earlier state has lost what the server was told
+// of: all of it since the position that is sure comes again, once.
+func TestTheDatabaseWentBack(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 0, 1000)
+	store := consumertest.NewStore()
+	r := start(t, newSource(t, s), store)
+	wait(t, store, 1000)
+	eventually(t, "the first thousand to be acknowledged", func() bool {
+		c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
+		return err == nil && c.CachedInfo().AckFloor.Stream == 1000
+	})
+	time.Sleep(2500 * time.Millisecond) // the floor is asked for every two seconds
+	publish(t, js, 1000, 500)
+	wait(t, store, 1500)
+	var lost []string
+	for n := 1200; n < 1500; n++ {
+		lost = append(lost, "m"+strconv.Itoa(n))
+	}
+	store.Lose(message.Lane{Source: "edge", Name: "queue"}, lost...)
+	publish(t, js, 1500, 100) // with which it is noticed
+	wait(t, store, 1600)
+	handled, _, _ := store.Counts()
+	if handled < 2000 || handled > 2800 {
+		t.Errorf("%d messages were handed over: not only those that were not sure", handled)
+	}
+	if !r.log.has("may have lost commits") {
+		t.Error("nothing was logged")
+	}
+}
+
+// What a WorkQueue was told of is gone: that may be accepted, and the rest goes on.
+func TestTheDatabaseWentBackBehindAWorkQueue(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{Retention: jetstream.WorkQueuePolicy})
+	publish(t, js, 0, 100)
+	store := consumertest.NewStore()
+	r := start(t, newSource(t, s), store)
+	wait(t, store, 100)
+	store.Lose(message.Lane{Source: "edge", Name: "queue"})
+	publish(t, js, 100, 100)
+	wait(t, store, 200)
+	if !r.log.has("can't be read again") {
+		t.Error("nothing was logged")
 	}
 }
 

@@ -69,6 +69,7 @@ func (x *session) inspect() {
 // is in our hands changes while the server answers, hence before.
 func (x *session) measure(info *jetstream.ConsumerInfo, before int64) {
 	x.pending.Store(int64(info.NumPending))
+	x.floor.Store(int64(info.AckFloor.Stream) + 1)
 	x.foreign.Store(max(0, int64(info.NumAckPending)-max(before, x.inHand.Load())))
 	x.report()
 }

@@ -3,6 +3,7 @@ package nats
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -40,6 +41,7 @@ type session struct {
 	look    chan struct{} // watch shall look now
 
 	waiting atomic.Int64 // messages in arrived, or on the way to a slot
+	floor   atomic.Int64 // all below this position was acknowledged
 	inHand  atomic.Int64 // messages delivered to us and not yet acknowledged
 	pending atomic.Int64 // messages the server has not delivered to anybody yet
 	foreign atomic.Int64 // messages delivered, but neither acknowledged nor with us
@@ -59,10 +61,21 @@ type delivery struct {
 // bound; the error says why.
 func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Logger, conn *natsgo.Conn, bound *binding) error {
 	taken, err := in.Take(ctx, message.Take{
-		Lane: s.lane(), Incarnation: bound.incarnation, Committed: -1, Start: 0,
+		Lane: s.lane(), Incarnation: bound.incarnation, Committed: -1, Start: 0, Consumed: bound.consumed,
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, message.ErrLoss):
+		return &lossError{s.config.Stream, err}
+	case err != nil:
 		return err
+	case taken.Rewound:
+		if err := bound.rewind(ctx, taken.BrokerPosition); err != nil {
+			return fmt.Errorf("have the server deliver again what the database may have lost: %w", err)
+		}
+		if err := in.Resumed(ctx, s.lane()); err != nil {
+			return err
+		}
+		return errRewound
 	}
 	closing, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -126,6 +139,21 @@ func (x *session) run() {
 		}
 	}
 }
+
+// lossError refuses a stream whose messages can't be read again.
+type lossError struct {
+	stream string
+	err    error
+}
+
+func (e *lossError) Error() string {
+	return fmt.Sprintf("stream %s deletes what is acknowledged (its retention is WorkQueue or Interest): %s. Use a stream with Limits retention, or have Postgres commit to a synchronous standby, or accept the loss with --accept-loss-on-failover", e.stream, e.err)
+}
+
+func (e *lossError) Unwrap() error { return e.err }
+
+// errRewound ends a session whose consumer was set back: it is bound anew.
+var errRewound = errors.New("the durable consumer was set back to what the database has")
 
 var errLost = errors.New("the lane's row is gone or was moved; taking it again")
 

@@ -37,7 +37,7 @@ func (x *session) offer(slot *consumer.Lane) {
 func (x *session) gather(d delivery) (message.Batch, []delivery) {
 	b := message.Batch{
 		Lane: x.source.lane(), Incarnation: x.taken.Incarnation, Epoch: x.taken.Epoch,
-		From: int64(d.meta.Sequence.Stream), BrokerPosition: -1,
+		From: int64(d.meta.Sequence.Stream), BrokerPosition: x.floor.Load(),
 	}
 	var token []delivery
 	for {

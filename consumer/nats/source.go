@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/message"
 )
 
 var _ consumer.Source = (*Source)(nil)
@@ -61,8 +62,11 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 			break
 		}
 		var fatal *configError
-		if errors.As(err, &fatal) {
+		if errors.As(err, &fatal) || errors.Is(err, message.ErrLoss) {
 			return err
+		}
+		if errors.Is(err, errRewound) {
+			continue
 		}
 		// It is said once per reason: a stream that is missing may stay so.
 		if text := err.Error(); text != said {
@@ -92,6 +96,8 @@ func (s *Source) connect(ctx context.Context, in *consumer.Intake, log *slog.Log
 	options = append(options,
 		natsgo.MaxReconnects(-1),
 		natsgo.RetryOnFailedConnect(true),
+		// Acknowledgements that wait for a connection may come too late: see rewind.
+		natsgo.ReconnectBufSize(-1),
 		natsgo.IgnoreAuthErrorAbort(), // credentials are replaced while we run
 		natsgo.ReconnectWait(500*time.Millisecond),
 		natsgo.ReconnectJitter(500*time.Millisecond, time.Second),

@@ -31,6 +31,9 @@ type App struct {
 	// UntilIdle, if not zero, ends Run once every lane has been caught up for
 	// that long.
 	UntilIdle time.Duration
+	// AcceptLoss lets queues be read whose broker deletes what is acknowledged,
+	// though a failover of the database may lose commits.
+	AcceptLoss bool
 	// Listening, if not nil, is told the HTTP server's address, such as when
 	// the configuration asked for port 0.
 	Listening func(address string)
@@ -92,6 +95,9 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	if err != nil {
 		return Summary{}, err
 	}
+	if a.AcceptLoss {
+		store.AcceptLoss()
+	}
 	defer closePool(pool, log)
 	registerPool(reg, pool)
 
@@ -137,7 +143,7 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	defer context.AfterFunc(ctx, func() { probe.draining.Store(true) })()
 	log.Info("consuming", "scope", cfg.Scope, "sources", len(cfg.Sources), "sink", cfg.Sink.Kind, "http", http.listener.Addr().String())
 	err = worker.Run(ctx)
-	if absent := (*consumer.NotReadyError)(nil); errors.As(err, &absent) {
+	if absent := (*consumer.NotReadyError)(nil); errors.As(err, &absent) || errors.Is(err, message.ErrLoss) {
 		err = &ServerError{err}
 	}
 	messages, duration := worker.Done()

@@ -14,6 +14,7 @@ import (
 
 func (c *command) run() *cobra.Command {
 	var untilIdle time.Duration
+	var acceptLoss bool
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Runs the worker until SIGTERM or SIGINT",
@@ -25,14 +26,15 @@ once; what was not committed comes again.`,
 			if cmd.Flags().Changed("until-idle") && untilIdle <= 0 {
 				return usageError{errors.New("--until-idle must be longer than 0")}
 			}
-			return c.work(cmd.Context(), untilIdle)
+			return c.work(cmd.Context(), untilIdle, acceptLoss)
 		},
 	}
 	cmd.Flags().DurationVar(&untilIdle, "until-idle", 0, "end once every lane has been caught up for this `DURATION`")
+	cmd.Flags().BoolVar(&acceptLoss, "accept-loss-on-failover", false, "read streams that delete what is acknowledged, though a failover of the database may lose it")
 	return c.withFile(cmd)
 }
 
-func (c *command) work(ctx context.Context, untilIdle time.Duration) error {
+func (c *command) work(ctx context.Context, untilIdle time.Duration, acceptLoss bool) error {
 	// From here on a signal means a drain, also while the worker still starts.
 	ctx, stop := untilSignal(ctx, c.stderr)
 	defer stop()
@@ -40,7 +42,7 @@ func (c *command) work(ctx context.Context, untilIdle time.Duration) error {
 	if err != nil {
 		return err
 	}
-	worker := &app.App{Config: cfg, Sinks: &sinks.Default, Logger: logger, UntilIdle: untilIdle}
+	worker := &app.App{Config: cfg, Sinks: &sinks.Default, Logger: logger, UntilIdle: untilIdle, AcceptLoss: acceptLoss}
 	done, err := worker.Run(ctx)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil // the signal came before there was anything to drain

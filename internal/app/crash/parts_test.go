@@ -52,6 +52,10 @@ func (l *lanes) CaughtUp(ctx context.Context, all []message.CaughtUp) error {
 	return l.w.store.CaughtUp(ctx, all)
 }
 
+func (l *lanes) Resumed(ctx context.Context, lane message.Lane) error {
+	return l.w.store.Resumed(ctx, lane)
+}
+
 func (l *lanes) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {
 	return l.w.store.LetGo(ctx, lane, epoch)
 }
