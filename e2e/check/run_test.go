@@ -589,8 +589,8 @@ sink:
 	if code != 0 || rep.Seen.Messages != messages || rep.Seen.Effects != 800-1 || rep.Seen.DeadLetters != 1 || rep.Broker.Violations != 0 {
 		t.Fatalf("code %d: %s", code, text)
 	}
-	if code, rep, text := run("-source", "other", "-stream", "ORDERS"); code != unknown {
-		t.Errorf("a stream of a source that isn't there: code %d, %s\n%s", code, broken(rep), text)
+	if code, rep, text := run("-source", "other", "-stream", "ORDERS"); code != invalid || broken(rep) != "I1" {
+		t.Errorf("a source that has read nothing: code %d, broken is %q\n%s", code, broken(rep), text)
 	}
 	if _, err := r.conn.Exec(t.Context(), `UPDATE public.effects SET sum = repeat('0', 64) WHERE number = 17`); err != nil {
 		t.Fatal(err)
@@ -624,5 +624,47 @@ func TestUsage(t *testing.T) {
 		if code := command(t.Context(), args, &out, &errs); code != unknown || errs.Len() == 0 || out.Len() > 0 {
 			t.Errorf("%v: code %d, %q", args, code, errs.String())
 		}
+	}
+}
+
+// What a transaction has aborted isn't in the log, and neither is its marker,
+// though both stand at the end.
+func TestReadsCommittedMessages(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs a Kafka broker, and -short asks for tests without services")
+	}
+	const topic = "check-transactions"
+	broker := kafka.Run(t)
+	if err := broker.CreateTopic(t.Context(), topic, 2, nil); err != nil {
+		t.Fatal(err)
+	}
+	client, err := kgo.NewClient(kgo.SeedBrokers(broker.Addr()), kgo.DefaultProduceTopic(topic), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.TransactionalID(topic))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for _, end := range []kgo.TransactionEndTry{kgo.TryCommit, kgo.TryAbort} {
+		if err := client.BeginTransaction(); err != nil {
+			t.Fatal(err)
+		}
+		if err := client.ProduceSync(t.Context(), kgo.StringRecord("one"), kgo.StringRecord("two")).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+		if err := client.EndTransaction(t.Context(), end); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := &history{}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := h.readKafka(ctx, broker.Addr(), []string{topic}); err != nil {
+		t.Fatal(err)
+	}
+	full, empty := &h.lanes[0], &h.lanes[1]
+	if full.name != topic+"/0" {
+		full, empty = empty, full
+	}
+	if len(full.log) != 2 || full.log[1].position != 1 || full.first != 0 || full.end != 6 || len(empty.log) != 0 || empty.end != 0 || !empty.read {
+		t.Errorf("the log spans %d to %d with %d messages, the other one ends at %d", full.first, full.end, len(full.log), empty.end)
 	}
 }

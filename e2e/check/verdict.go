@@ -236,7 +236,11 @@ func rightWinner(x *view, f *finding) {
 			if !ok {
 				continue
 			}
-			if lane, position := x.where(o); lane == id && position > r.position {
+			lane, position := x.where(o)
+			if lane != id || position <= r.position {
+				continue
+			}
+			if winner := l.at(position); winner != nil && winner.key == r.key {
 				f.add(ofKey(r.key), "%s landed by %s %d, though a copy stands at %d", x.texts.get(r.id), l, position, r.position)
 			}
 		}
