@@ -82,13 +82,14 @@ func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Repla
 		}
 		var sink *sinkError
 		reaction := react(err)
-		if reaction == reload && !errors.As(err, &sink) {
-			if _, failed := p.Store.refresh(ctx); failed != nil {
-				return r, errors.Join(err, failed)
+		if reaction == reload && !errors.As(err, &sink) && n < tries {
+			_, failed := p.Store.refresh(ctx)
+			if failed == nil {
+				continue
 			}
-			reaction = retry
+			err, reaction = failed, react(failed)
 		}
-		if n == tries || reaction != retry || !pause(ctx, wait) {
+		if reaction != retry || n == tries || !pause(ctx, wait) {
 			return r, fmt.Errorf("replay dead letter %d: %w", id, err)
 		}
 		wait = min(2*wait, 2*time.Second)
