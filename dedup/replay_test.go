@@ -829,7 +829,7 @@ func TestBuryingDoesntWaitForAReplay(t *testing.T) {
 type commitCutter struct {
 	armed atomic.Int32 // 1: before it reaches the server, 2: after
 	down  atomic.Bool
-	stay  atomic.Bool // down once it has cut
+	die   atomic.Pointer[context.CancelFunc] // what ends with the connection; nil: nothing
 }
 
 func (c *commitCutter) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -856,13 +856,16 @@ func (c *replayConn) Write(b []byte) (int, error) {
 	if how == 0 {
 		return c.Conn.Write(b)
 	}
-	c.c.down.Store(c.c.stay.Load())
 	n, err := len(b), error(nil)
 	if how == 2 {
 		n, err = c.Conn.Write(b)
 		// Wait for the answer, which shows that it is done, and lose it.
 		_ = c.Conn.SetReadDeadline(time.Now().Add(5 * time.Second))
 		_, _ = c.Conn.Read(make([]byte, 1))
+	}
+	if die := c.c.die.Load(); die != nil {
+		c.c.down.Store(true)
+		(*die)()
 	}
 	_ = c.Conn.Close()
 	return n, err
@@ -894,12 +897,12 @@ func TestReplayWhoseCommitIsLost(t *testing.T) {
 	broken.Store = newStore(t, pool, "dedupd", "test")
 	for i, d := range f.letters() {
 		how, dies := int32(1+i%2), i%4 > 1
-		cut.stay.Store(dies)
-		cut.armed.Store(how)
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		cut.die.Store(nil)
 		if dies {
-			ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
+			cut.die.Store(&cancel)
 		}
+		cut.armed.Store(how)
 		r, err := broken.Replay(ctx, "ann@host", d.ID)
 		cancel()
 		cut.down.Store(false)
