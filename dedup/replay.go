@@ -106,14 +106,23 @@ type lostReplay struct {
 func (e *lostReplay) Error() string { return e.error.Error() }
 func (e *lostReplay) Unwrap() error { return e.error }
 
-// confirmReplay makes sure that a replay which has landed is also durable.
-func (s *Store) confirmReplay(ctx context.Context, landed *lostReplay) (Replayed, error) {
-	if landed.lane != nil {
-		if err := s.waitForStandby(ctx, *landed.lane); err != nil {
-			return landed.Replayed, fmt.Errorf("dead letter %d is replayed, but whether that is durable is not known: %w", landed.ID, err)
-		}
+// confirmReplay tells what took a dead letter away after a COMMIT without an
+// answer: a replay has left its line in the audit, be it ours or another one's.
+// And it makes sure that what is visible is also durable.
+func (s *Store) confirmReplay(ctx context.Context, lost *lostReplay) (Replayed, error) {
+	var landed bool
+	err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("audit")+` WHERE scope = $1 AND action = 'dlq replay' AND subject = $2 AND detail->>'outcome' = $3)`,
+		s.scope, fmt.Sprintf("dead letter %d", lost.ID), lost.Outcome).Scan(&landed)
+	if err == nil && !landed {
+		return Replayed{ID: lost.ID, Outcome: ReplayGone}, nil
 	}
-	return landed.Replayed, nil
+	if err == nil && lost.lane != nil {
+		err = s.waitForStandby(ctx, *lost.lane)
+	}
+	if err != nil {
+		return lost.Replayed, fmt.Errorf("dead letter %d is gone, but whether it was replayed, and durably, is not known: %w", lost.ID, err)
+	}
+	return lost.Replayed, nil
 }
 
 // refusal ends a replay after which the dead letter stays.

@@ -829,7 +829,7 @@ func TestBuryingDoesntWaitForAReplay(t *testing.T) {
 type commitCutter struct {
 	armed atomic.Int32 // 1: before it reaches the server, 2: after
 	down  atomic.Bool
-	die   atomic.Pointer[context.CancelFunc] // what ends with the connection; nil: nothing
+	then  atomic.Pointer[func()] // what happens in that moment; nil: nothing
 }
 
 func (c *commitCutter) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -863,11 +863,10 @@ func (c *replayConn) Write(b []byte) (int, error) {
 		_ = c.Conn.SetReadDeadline(time.Now().Add(5 * time.Second))
 		_, _ = c.Conn.Read(make([]byte, 1))
 	}
-	if die := c.c.die.Load(); die != nil {
-		c.c.down.Store(true)
-		(*die)()
-	}
 	_ = c.Conn.Close()
+	if then := c.c.then.Load(); then != nil {
+		(*then)()
+	}
 	return n, err
 }
 
@@ -881,26 +880,16 @@ func TestReplayWhoseCommitIsLost(t *testing.T) {
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch(values("m", letters, "check")...))
 	f.mend()
-	config, err := pgxpool.ParseConfig(f.db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cut := &commitCutter{}
-	config.MaxConns = 2
-	config.ConnConfig.DialFunc = cut.dial
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	broken := attach(t, f.db)
-	broken.Store = newStore(t, pool, "dedupd", "test")
+	broken, cut := f.attachBroken()
 	for i, d := range f.letters() {
 		how, dies := int32(1+i%2), i%4 > 1
 		ctx, cancel := context.WithCancel(t.Context())
-		cut.die.Store(nil)
+		cut.then.Store(nil)
 		if dies {
-			cut.die.Store(&cancel)
+			cut.then.Store(new(func() {
+				cut.down.Store(true)
+				cancel()
+			}))
 		}
 		cut.armed.Store(how)
 		r, err := broken.Replay(ctx, "ann@host", d.ID)
@@ -923,6 +912,49 @@ func TestReplayWhoseCommitIsLost(t *testing.T) {
 	if n := f.audits(); n != letters {
 		t.Errorf("%d lines of audit, want %d", n, letters)
 	}
+}
+
+// TestReplayWhoseCommitIsLostAndThenDiscarded must not pass for applied, since the
+// dead letter is gone.
+func TestReplayWhoseCommitIsLostAndThenDiscarded(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.handle(f.take("kafka", "orders/0").batch("a=check"))
+	f.mend()
+	id := f.letters()[0].ID
+	broken, cut := f.attachBroken()
+	cut.then.Store(new(func() {
+		// The server learns of the lost connection, and lets the dead letter go.
+		if _, err := f.Store.DiscardDeadLetters(t.Context(), "bob", []int64{id}, nil); err != nil {
+			t.Error(err)
+		}
+	}))
+	cut.armed.Store(1)
+	if r := broken.replay(id); r.Outcome != dedup.ReplayGone {
+		t.Errorf("%+v", r)
+	}
+	f.wantLanded()
+}
+
+// attachBroken is one more worker, whose connections can be cut.
+func (f *fixture) attachBroken() (*fixture, *commitCutter) {
+	f.t.Helper()
+	t := f.t
+	config, err := pgxpool.ParseConfig(f.db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := &commitCutter{}
+	config.MaxConns = 2
+	config.ConnConfig.DialFunc = cut.dial
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	broken := attach(t, f.db)
+	broken.Store = newStore(t, pool, "dedupd", "test")
+	return broken, cut
 }
 
 // TestReplayInAllTheNoise has people replay, discard and forget at the same dead
