@@ -566,17 +566,24 @@ func TestReplayBesideAResend(t *testing.T) {
 	f.wantBooks(other, fmt.Sprintf("%d/0/%d/0/0/0@%d", letters+outcomes["duplicate"], outcomes["applied"], 2*letters))
 }
 
-// gate is a sink that waits, within its transaction, to be let on.
+// gate is a sink that waits, within its transaction, until open is called.
 type gate struct {
 	sinks.Sink
-	entered, open chan struct{}
+	entered, opened chan struct{}
+	open            func()
 }
 
-func newGate(s sinks.Sink) *gate { return &gate{s, make(chan struct{}, 10), make(chan struct{})} }
+// newGate makes a gate, which opens at the latest when the test ends.
+func newGate(t *testing.T, s sinks.Sink) *gate {
+	g := &gate{Sink: s, entered: make(chan struct{}, 10), opened: make(chan struct{})}
+	g.open = sync.OnceFunc(func() { close(g.opened) })
+	t.Cleanup(g.open)
+	return g
+}
 
 func (g *gate) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 	g.entered <- struct{}{}
-	<-g.open
+	<-g.opened
 	return g.Sink.Write(ctx, tx, msgs)
 }
 
@@ -584,7 +591,7 @@ func (g *gate) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) e
 // outcome.
 func (f *fixture) replayHeld(id int64) (end func() string) {
 	f.t.Helper()
-	g := newGate(f.sink)
+	g := newGate(f.t, f.sink)
 	f.Sink = g
 	done := make(chan dedup.Replayed, 1)
 	go func() {
@@ -596,7 +603,7 @@ func (f *fixture) replayHeld(id int64) (end func() string) {
 	}()
 	<-g.entered
 	return func() string {
-		close(g.open)
+		g.open()
 		r := <-done
 		f.Sink = f.sink
 		return r.Outcome
@@ -756,14 +763,14 @@ func TestBuryingDoesntWaitForAReplay(t *testing.T) {
 		worker := attach(t, f.db)
 		q := worker.takeQueue("nats")
 		worker.handle(q.batchAt(0, "a=1", "a=2"))
-		g := newGate(worker.sink)
+		g := newGate(t, worker.sink)
 		worker.Sink = g
 		handled := make(chan error, 1)
 		go func() { handled <- worker.Handle(context.Background(), []message.Batch{q.batchAt(1, "a=2", "b")}) }()
 		<-g.entered // it has looked at the claim, and found a conflict
 		f.forget("a")
 		end := f.replayHeld(f.letters()[0].ID)
-		close(g.open)
+		g.open()
 		select {
 		case err := <-handled:
 			if err != nil {
@@ -790,7 +797,7 @@ func TestBuryingDoesntWaitForAReplay(t *testing.T) {
 		l = worker.takeCommitted(l, -1)
 		l.at = 0
 		// The sink names the message, and waits when it is given the other one alone.
-		g := newGate(worker.sink)
+		g := newGate(t, worker.sink)
 		worker.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 			if len(msgs) > 1 {
 				return sinks.PermanentAt(0, errors.New("no good"))
@@ -810,7 +817,7 @@ func TestBuryingDoesntWaitForAReplay(t *testing.T) {
 			replayed <- r
 		}()
 		f.awaitLock() // it has the dead letter, and waits for the claim
-		close(g.open)
+		g.open()
 		if err := <-handled; err != nil {
 			t.Error(err)
 		}
