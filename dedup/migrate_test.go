@@ -184,7 +184,7 @@ func TestLeastPrivilege(t *testing.T) {
 	if gone, err := store.DiscardDeadLetters(t.Context(), "ann@host", []int64{f.letters()[0].ID}, nil); err != nil || len(gone) != 1 {
 		t.Fatalf("discard: %v, %v", gone, err)
 	}
-	f.wantDead("poison@11")
+	f.wantDead(fmt.Sprintf("poison@%d", l.at-1))
 	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM "De""dup".audit WHERE db_role = session_user AND subject LIKE 'dead letter %'`).Scan(&audited); err != nil || audited != 3 {
 		t.Errorf("%d lines of audit, %v", audited, err)
 	}
