@@ -391,6 +391,23 @@ func TestReplayWhenTheLaneIsGone(t *testing.T) {
 	f.wantBooks(again, "0/0/0/0/0/1@0")
 }
 
+// TestReplayBooksNothingBelowZero has books that don't know of the dead letters.
+func TestReplayBooksNothingBelowZero(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.OnDuplicate = dedup.DuplicateDeadLetter
+	l, other := f.take("kafka", "orders/0"), f.take("nats", "x")
+	f.handle(l.batch("a=1", "a=2", "a=1", "b=check"), other.batch("a=1"))
+	f.exec(`UPDATE dedupd.lanes SET fetched = 0, applied = 0, resent = 0, cross_source = 0, conflicts = 0, dead = 0`)
+	f.mend()
+	f.forget("a")
+	for _, d := range f.letters() {
+		f.replay(d.ID)
+	}
+	f.wantBooks(l, "0/0/0/0/0/0@4")
+	f.wantBooks(other, "0/0/0/0/0/0@1")
+}
+
 // TestReplayOfAnOlderVersionsDeadLetter has letters that don't know their lane's
 // number.
 func TestReplayOfAnOlderVersionsDeadLetter(t *testing.T) {
