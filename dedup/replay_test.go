@@ -179,6 +179,10 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 		f.Missing = dedup.MissingPosition
 		f.replayAll("applied")
 		f.wantBooks(l, "2/0/0/0/0/0@2")
+		var claims int // the place is the one that the burial has claimed
+		if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM dedupd.claims`).Scan(&claims); err != nil || claims != 2 {
+			t.Errorf("%d claims, want 2; %v", claims, err)
+		}
 		f.setPosition(l, 0)
 		l = f.takeCommitted(l, -1)
 		f.handle(l.batchAt(0, `={"id":"x"}`, "a"))
