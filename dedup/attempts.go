@@ -195,7 +195,7 @@ func (p *Processor) attempt(ctx context.Context, run message.Batch, clocks clock
 	if len(run.Messages) == 1 {
 		if a := noted[run.Messages[0].Position.Offset]; a.tries >= maxEnds {
 			// It isn't tried: the note stays until it is buried.
-			h.reject(&run.Messages[0], &rejection{class: classPoison, reason: a.reason()})
+			h.reject(&run.Messages[0], &rejection{class: classPoison, reason: a.reason(), attempts: int32(a.tries)})
 			return p.apply(ctx, []message.Batch{run}, h)
 		}
 	}

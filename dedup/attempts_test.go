@@ -110,9 +110,9 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 		if n := f.noted(); n != 0 {
 			t.Errorf("%d attempts stay noted", n)
 		}
-		letters, err := f.Store.DeadLetters(t.Context(), 0, 1)
-		if err != nil || !strings.Contains(letters[0].Reason, "the worker ended 3 times while it applied this message, between 20") {
-			t.Errorf("%v; the reason: %q", err, letters[0].Reason)
+		letters, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Limit: 1})
+		if err != nil || letters[0].Attempts != 3 || !strings.Contains(letters[0].Reason, "the worker ended 3 times while it applied this message, between 20") {
+			t.Errorf("%v; after %d attempts, the reason: %q", err, letters[0].Attempts, letters[0].Reason)
 		}
 	})
 	t.Run("and so is the next", func(t *testing.T) {

@@ -17,15 +17,17 @@ func (s *Store) byHand(ctx context.Context, work func(ctx context.Context, tx pg
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	return cure(pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		// What was told to have been done must survive a crash.
-		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true),
-			set_config('idle_in_transaction_session_timeout', $3, true), set_config('synchronous_commit', CASE c WHEN 'off' THEN 'on' ELSE c END, true) FROM current_setting('synchronous_commit') c`,
-			lockTimeout, statementTimeout, idleTimeout); err != nil {
+		if _, err := tx.Exec(ctx, setLimits, lockTimeout, statementTimeout, idleTimeout); err != nil {
 			return err
 		}
 		return work(ctx, tx)
 	}))
 }
+
+// setLimits sets a transaction's time-outs. What was told to have been done must
+// survive a crash.
+const setLimits = `SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true),
+	set_config('idle_in_transaction_session_timeout', $3, true), set_config('synchronous_commit', CASE c WHEN 'off' THEN 'on' ELSE c END, true) FROM current_setting('synchronous_commit') c`
 
 // audit notes what a person did. The database adds its role and the time.
 func (s *Store) audit(ctx context.Context, tx pgx.Tx, actor, action, subject string, detail any) error {

@@ -165,12 +165,13 @@ type claimValues struct {
 func (p *Processor) claimValues(g *group) (v claimValues, err error) {
 	v.fingerprint = !p.Fingerprint.none()
 	v.ahead = p.looksAhead(g)
-	v.lanes = make([]int32, len(g.batches))
+	g.lanes = make([]int32, len(g.batches))
 	for i := range g.batches {
-		if v.lanes[i], err = p.Store.laneID(g.batches[i].Lane); err != nil {
+		if g.lanes[i], err = p.Store.laneID(g.batches[i].Lane); err != nil {
 			return v, err
 		}
 	}
+	v.lanes = g.lanes
 	return v, nil
 }
 
@@ -321,11 +322,7 @@ func (p *Processor) settle(ctx context.Context, conn *pgx.Conn, g *group, rows m
 				it.outcome = dead
 			}
 		case root.wins:
-			lane, err := p.Store.laneID(g.batches[root.batch].Lane)
-			if err != nil {
-				return err
-			}
-			it.original = &claimRow{fingerprint: &root.fingerprint, lane: &lane, position: &g.message(root).Position.Offset}
+			it.original = &claimRow{fingerprint: &root.fingerprint, lane: &g.lanes[root.batch], position: &g.message(root).Position.Offset}
 		default:
 			if it.original = rows[root.key]; it.original == nil {
 				// The claim was there a moment ago: it has been forgotten since.
@@ -359,12 +356,8 @@ func (p *Processor) settleLoser(ctx context.Context, conn *pgx.Conn, g *group, i
 		if err != nil {
 			return err
 		}
-		id, err := p.Store.laneID(lane)
-		if err != nil {
-			return err
-		}
 		switch {
-		case *original.lane == id && original.position != nil && *original.position == g.message(it).Position.Offset:
+		case *original.lane == g.lanes[it.batch] && original.position != nil && *original.position == g.message(it).Position.Offset:
 			it.outcome = redelivered
 		case source != "" && source != lane.Source:
 			it.outcome = crossSource

@@ -29,17 +29,23 @@ func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []
 	if err != nil {
 		return err
 	}
-	steps = append(steps, moves...)
+	return p.Store.commit(ctx, conn, append(steps, moves...))
+}
+
+// commit sends a transaction's last steps and COMMIT in one round trip. The error
+// is a *commitError when nobody knows what became of it; after any other nothing
+// was done.
+func (s *Store) commit(ctx context.Context, conn *pgx.Conn, steps []step) error {
 	steps = append(steps, step{name: "dedupd_commit", sql: "commit", tag: "COMMIT"})
 
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
-	err = roundTrip(ctx, conn, p.Store.prepare, steps)
+	err := roundTrip(ctx, conn, s.prepare, steps)
 	if err == nil {
 		return nil
 	}
 	if pg := answer(err); pg != nil {
-		if pg.SchemaName == p.Store.schema {
+		if pg.SchemaName == s.schema {
 			return &ownError{fmt.Errorf("move the lanes: %w", err)}
 		}
 		return fmt.Errorf("commit: %w", err) // such as a deferred constraint of the sink's table

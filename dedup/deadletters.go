@@ -32,7 +32,7 @@ func (p *Processor) burySteps(g *group) (steps []step) {
 }
 
 func (p *Processor) buryStep(g *group, items []*item) step {
-	var sources, lanes, positions, classes, reasons, states, keys, ids, topics, messageKeys, values, times, originalLanes, originalPositions [][]byte
+	var sources, lanes, positions, classes, reasons, states, keys, ids, topics, messageKeys, values, times, originalLanes, originalPositions, laneIDs, incarnations, attempts [][]byte
 	var headersFrom, headersTo, headerKeys, headerValues [][]byte
 	for _, it := range items {
 		m, why := g.message(it), p.burial(it)
@@ -44,6 +44,8 @@ func (p *Processor) buryStep(g *group, items []*item) step {
 		topics, messageKeys, values = append(topics, nonNil([]byte(m.Topic))), append(messageKeys, m.Key), append(values, m.Value)
 		times = append(times, timestamptz(m.Time))
 		originalLanes, originalPositions = append(originalLanes, it.original.laneParam()), append(originalPositions, it.original.positionParam())
+		laneIDs, incarnations = append(laneIDs, int4(g.lanes[it.batch])), append(incarnations, []byte(g.batches[it.batch].Incarnation))
+		attempts = append(attempts, int4(max(why.attempts, 1)))
 		headersFrom = append(headersFrom, int4(int32(len(headerKeys)+1)))
 		for _, h := range m.Headers {
 			headerKeys, headerValues = append(headerKeys, nonNil([]byte(h.Key))), append(headerValues, h.Value)
@@ -52,7 +54,7 @@ func (p *Processor) buryStep(g *group, items []*item) step {
 	}
 	next := 0
 	return step{
-		name: "dedupd_bury_2",
+		name: "dedupd_bury_3",
 		// The rows that are new come back in the order they were sent.
 		row: func(v [][]byte) error {
 			for ; next < len(items); next++ {
@@ -65,19 +67,20 @@ func (p *Processor) buryStep(g *group, items []*item) step {
 			return errors.New("the server returned a dead letter that was not sent")
 		},
 		sql: `INSERT INTO ` + p.Store.name("dead_letters") + ` (scope, source, lane, position, class, reason, sqlstate, claim_key, message_id, topic, key, value,
-			header_keys, header_values, broker_time, original_lane, original_position)
+			header_keys, header_values, broker_time, original_lane, original_position, lane_id, incarnation, attempts)
 			SELECT $1::text, u.source, u.lane, u.position, u.class, u.reason, u.sqlstate, u.claim_key, u.message_id, u.topic, u.key, u.value,
-				($2::bytea[])[u.headers_from:u.headers_to], ($3::bytea[])[u.headers_from:u.headers_to], u.broker_time, u.original_lane, u.original_position
+				($2::bytea[])[u.headers_from:u.headers_to], ($3::bytea[])[u.headers_from:u.headers_to], u.broker_time, u.original_lane, u.original_position, u.lane_id, u.incarnation, u.attempts
 			FROM unnest($4::text[], $5::text[], $6::bigint[], $7::text[], $8::text[], $9::text[], $10::uuid[], $11::bytea[], $12::bytea[], $13::bytea[], $14::bytea[],
-				$15::integer[], $16::integer[], $17::timestamptz[], $18::integer[], $19::bigint[])
+				$15::integer[], $16::integer[], $17::timestamptz[], $18::integer[], $19::bigint[], $20::integer[], $21::text[], $22::integer[])
 				AS u (source, lane, position, class, reason, sqlstate, claim_key, message_id, topic, key, value,
-				headers_from, headers_to, broker_time, original_lane, original_position)
+				headers_from, headers_to, broker_time, original_lane, original_position, lane_id, incarnation, attempts)
 			ON CONFLICT DO NOTHING RETURNING claim_key, position, class`,
 		oids: []uint32{
 			pgtype.TextOID, pgtype.ByteaArrayOID, pgtype.ByteaArrayOID,
 			pgtype.TextArrayOID, pgtype.TextArrayOID, pgtype.Int8ArrayOID, pgtype.TextArrayOID, pgtype.TextArrayOID, pgtype.TextArrayOID, pgtype.UUIDArrayOID,
 			pgtype.ByteaArrayOID, pgtype.ByteaArrayOID, pgtype.ByteaArrayOID, pgtype.ByteaArrayOID,
 			pgtype.Int4ArrayOID, pgtype.Int4ArrayOID, pgtype.TimestamptzArrayOID, pgtype.Int4ArrayOID, pgtype.Int8ArrayOID,
+			pgtype.Int4ArrayOID, pgtype.TextArrayOID, pgtype.Int4ArrayOID,
 		},
 		params: [][]byte{
 			[]byte(p.Store.scope), array(pgtype.ByteaOID, headerKeys), array(pgtype.ByteaOID, headerValues),
@@ -86,6 +89,7 @@ func (p *Processor) buryStep(g *group, items []*item) step {
 			array(pgtype.ByteaOID, ids), array(pgtype.ByteaOID, topics), array(pgtype.ByteaOID, messageKeys), array(pgtype.ByteaOID, values),
 			array(pgtype.Int4OID, headersFrom), array(pgtype.Int4OID, headersTo), array(pgtype.TimestamptzOID, times),
 			array(pgtype.Int4OID, originalLanes), array(pgtype.Int8OID, originalPositions),
+			array(pgtype.Int4OID, laneIDs), array(pgtype.TextOID, incarnations), array(pgtype.Int4OID, attempts),
 		},
 	}
 }
@@ -121,66 +125,6 @@ func cleanText(s string) []byte {
 	return clean
 }
 
-// DeadLetter is one message that had no effect, with why.
-type DeadLetter struct {
-	ID       int64  `json:"id"`
-	Scope    string `json:"scope"`
-	Source   string `json:"source"`
-	Lane     string `json:"lane"`
-	Position int64  `json:"position"`
-	// Class is no_id, bad_id, poison, conflict or duplicate.
-	Class    string  `json:"class"`
-	Reason   string  `json:"reason"`
-	SQLState *string `json:"sqlstate"`
-	ClaimKey string  `json:"claim_key"`
-	// MessageID, Topic, Key, Value and headers are the raw bytes; nil: none.
-	MessageID    []byte     `json:"message_id"`
-	Topic        []byte     `json:"topic"`
-	Key          []byte     `json:"key"`
-	Value        []byte     `json:"value"`
-	HeaderKeys   [][]byte   `json:"header_keys"`
-	HeaderValues [][]byte   `json:"header_values"`
-	BrokerTime   *time.Time `json:"broker_time"`
-	// The place where the id was claimed first, for a conflict or a duplicate.
-	OriginalSource   *string   `json:"original_source"`
-	OriginalLane     *string   `json:"original_lane"`
-	OriginalPosition *int64    `json:"original_position"`
-	CreatedAt        time.Time `json:"created_at"`
-}
-
-const selectDeadLetters = `SELECT d.id, d.scope, d.source, d.lane, d.position, d.class, d.reason, d.sqlstate, d.claim_key::text,
-	d.message_id, d.topic, d.key, d.value, d.header_keys, d.header_values, d.broker_time, l.source, l.lane, d.original_position, d.created_at`
-
-// DeadLetters lists the scope's dead letters, newest first, at most limit, with
-// ids below before (0: from the newest).
-func (s *Store) DeadLetters(ctx context.Context, before int64, limit int) ([]DeadLetter, error) {
-	rows, err := s.pool.Query(ctx, selectDeadLetters+`
-		FROM `+s.name("dead_letters")+` d LEFT JOIN `+s.name("lanes")+` l ON l.id = d.original_lane
-		WHERE d.scope = $1 AND ($2 = 0 OR d.id < $2) ORDER BY d.id DESC LIMIT $3`, s.scope, before, limit)
-	if err != nil {
-		return nil, fmt.Errorf("list dead letters: %w", err)
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[DeadLetter])
-}
-
-// ErrNoDeadLetter says that the scope has no dead letter of that number.
-var ErrNoDeadLetter = errors.New("no such dead letter")
-
-// DeadLetter is one of the scope's, by its number.
-func (s *Store) DeadLetter(ctx context.Context, id int64) (DeadLetter, error) {
-	rows, err := s.pool.Query(ctx, selectDeadLetters+`
-		FROM `+s.name("dead_letters")+` d LEFT JOIN `+s.name("lanes")+` l ON l.id = d.original_lane
-		WHERE d.scope = $1 AND d.id = $2`, s.scope, id)
-	if err != nil {
-		return DeadLetter{}, fmt.Errorf("read dead letter: %w", err)
-	}
-	d, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[DeadLetter])
-	if errors.Is(err, pgx.ErrNoRows) {
-		return d, fmt.Errorf("%w: %d in scope %s", ErrNoDeadLetter, id, s.scope)
-	}
-	return d, err
-}
-
 // CountDeadLetters is how many the scope has.
 func (s *Store) CountDeadLetters(ctx context.Context) (n int64, err error) {
 	err = s.pool.QueryRow(ctx, `SELECT count(*) FROM `+s.name("dead_letters")+` WHERE scope = $1`, s.scope).Scan(&n)
@@ -192,13 +136,14 @@ func (s *Store) CountDeadLetters(ctx context.Context) (n int64, err error) {
 
 // ExpireDeadLetters deletes dead letters older than age, by the database's clock,
 // in small transactions, and tells how many. led is false, and nothing done,
-// while another process is at it.
+// while another process is at it. One that is just being replayed or discarded is
+// passed over, for it has a better end, or the next call finds it.
 func (s *Store) ExpireDeadLetters(ctx context.Context, age time.Duration) (n int64, led bool, err error) {
 	for {
 		var some int64
 		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			tag, err := tx.Exec(ctx, `DELETE FROM `+s.name("dead_letters")+` WHERE id IN (
-				SELECT id FROM `+s.name("dead_letters")+` WHERE scope = $1 AND created_at < `+s.name("clock")+`() - make_interval(secs => $2) ORDER BY created_at LIMIT 1000)`,
+				SELECT id FROM `+s.name("dead_letters")+` WHERE scope = $1 AND created_at < `+s.name("clock")+`() - make_interval(secs => $2) ORDER BY created_at LIMIT 1000 FOR UPDATE SKIP LOCKED)`,
 				s.scope, age.Seconds())
 			some = tag.RowsAffected()
 			return err

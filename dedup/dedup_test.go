@@ -206,7 +206,7 @@ func (f *fixture) wantBooks(l *lane, want string) {
 
 func (f *fixture) wantDead(want ...string) {
 	f.t.Helper()
-	letters, err := f.Store.DeadLetters(f.t.Context(), 0, 1000)
+	letters, err := f.Store.DeadLetters(f.t.Context(), dedup.DeadLetterFilter{})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -286,7 +286,7 @@ func TestConflicts(t *testing.T) {
 					return
 				}
 				f.wantDead("conflict@1", "conflict@3")
-				d, err := f.Store.DeadLetters(t.Context(), 0, 1)
+				d, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Limit: 1})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -35,8 +35,12 @@ func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest [
 			// Our own commit, whose answer was lost, or the first part of a
 			// divided batch.
 			if !landed {
-				if err := p.Store.waitForStandby(ctx, b.Lane); err != nil {
-					return nil, holdUnlessPassing(err)
+				id, err := p.Store.laneID(b.Lane)
+				if err == nil {
+					err = p.Store.waitForStandby(ctx, id)
+				}
+				if err != nil {
+					return nil, holdUnlessPassing(fmt.Errorf("lane %s has moved, but whether that is durable is not known: %w", b.Lane, err))
 				}
 				landed = true
 			}
@@ -61,24 +65,16 @@ func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest [
 // in vain is ended by our own time-out, which cancels the wait: it then stands,
 // visible but not replicated. A small commit of our own comes after it in the
 // log, so that when that one is through, so is the other.
-func (s *Store) waitForStandby(ctx context.Context, lane message.Lane) error {
-	id, err := s.laneID(lane)
-	if err != nil {
-		return err
-	}
+func (s *Store) waitForStandby(ctx context.Context, lane int32) error {
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
-	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'`); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET updated_at = updated_at WHERE id = $1`, id)
+		_, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET updated_at = updated_at WHERE id = $1`, lane)
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("lane %s has moved, but whether that is durable is not known: %w", lane, err)
-	}
-	return nil
 }
 
 // trim drops what stands below a position.

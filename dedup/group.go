@@ -51,6 +51,7 @@ type rejection struct {
 	class    string
 	reason   string
 	sqlstate string
+	attempts int32 // to apply it; 0 is 1
 }
 
 // The classes of dead letters.
@@ -79,6 +80,8 @@ type group struct {
 	claims []int32
 	// metTwin is set when claims that were looked up before met a twin.
 	metTwin bool
+	// lanes are the numbers that claims know the batches' lanes by.
+	lanes []int32
 	// catalog is the one that the last try was built for.
 	catalog *catalog
 	// ages are those of the duplicates found by the last try, in seconds.

@@ -150,21 +150,15 @@ func (s *Store) importGroup(ctx context.Context, g *group, begun time.Time) (n I
 	if err != nil {
 		return n, err
 	}
-	pooled, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return n, fmt.Errorf("connect to the database: %w", err)
-	}
-	conn := pooled.Conn()
-	defer func() {
-		if err != nil {
-			err = abort(conn, err)
-		}
-		pooled.Release()
-	}()
+	err = s.onConnection(ctx, c, func(conn *pgx.Conn) error {
+		n, err = s.importOn(ctx, conn, c, g, begun)
+		return err
+	})
+	return n, err
+}
+
+func (s *Store) importOn(ctx context.Context, conn *pgx.Conn, c *catalog, g *group, begun time.Time) (n Imported, err error) {
 	g.reset()
-	if err := deallocate(ctx, conn, c); err != nil {
-		return n, err
-	}
 	var running float64
 	rows, _, err := s.claimKeys(ctx, conn, s.prepare, c, g, []step{beginStep, s.sinceStep(begun, &running), s.enterStep(c)}, claimValues{})
 	if err != nil {

@@ -270,9 +270,11 @@ func (s *Store) GrantSQL(role string) string {
 		"GRANT INSERT ON " + s.name("claims_root") + " TO " + worker + ";",
 		"GRANT INSERT, UPDATE ON " + s.name("lanes") + " TO " + worker + ";",
 		"GRANT INSERT, DELETE ON " + s.name("dead_letters") + ", " + s.name("filters") + " TO " + worker + ";",
+		"GRANT UPDATE (attempts, last_at, reason, sqlstate) ON " + s.name("dead_letters") + " TO " + worker + ";",
 		"GRANT INSERT, UPDATE, DELETE ON " + s.name("duplicate_ages") + ", " + s.name("attempts") + " TO " + worker + ";",
 		"GRANT EXECUTE ON FUNCTION " + s.name("prepare_generation") + "(text), " + s.name("rotate") + "(text, uuid, text), " +
-			s.name("expire") + "(text, interval, interval, text), " + s.name("drop_generation") + "(text, integer, text), " + s.name("sweep") + "(text, text) TO " + worker + ";",
+			s.name("expire") + "(text, interval, interval, text), " + s.name("drop_generation") + "(text, integer, text), " + s.name("sweep") + "(text, text), " +
+			s.name("hold_claim") + "(uuid, uuid), " + s.name("note_dead_letter") + "(text, text, text, bigint, text) TO " + worker + ";",
 		"-- the generations there are; those made later get the rights on " + s.name("claims_root"),
 		"DO $$ DECLARE t text; BEGIN",
 		"    FOR t IN SELECT table_name FROM " + s.name("generations") + " WHERE state IN ('next', 'open') LOOP",

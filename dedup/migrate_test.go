@@ -174,12 +174,36 @@ func TestLeastPrivilege(t *testing.T) {
 	if all, err := store.DuplicateAges(t.Context(), 600*24*time.Hour); err != nil || len(all) != 1 || all[0].Duplicates != 4 {
 		t.Fatalf("ages %+v, %v", all, err)
 	}
+	var audited int
+	// A person may act on dead letters with the worker's configuration.
+	f.handle(l.batch("d=check", "e=check", "f=check"))
+	if r, err := f.Replay(t.Context(), "ann@host", f.letters()[0].ID); err != nil || r.Outcome != dedup.ReplayDead {
+		t.Fatalf("replay: %+v, %v", r, err)
+	}
+	exec(`ALTER TABLE public.rows DROP CONSTRAINT rows_value_check`)
+	if r, err := f.Replay(t.Context(), "ann@host", f.letters()[0].ID); err != nil || r.Outcome != dedup.ReplayApplied {
+		t.Fatalf("replay: %+v, %v", r, err)
+	}
+	if gone, err := store.DiscardDeadLetters(t.Context(), "ann@host", []int64{f.letters()[0].ID}, nil); err != nil || len(gone) != 1 {
+		t.Fatalf("discard: %v, %v", gone, err)
+	}
+	f.wantDead(fmt.Sprintf("poison@%d", l.at-1))
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM "De""dup".audit WHERE db_role = session_user AND subject LIKE 'dead letter %'`).Scan(&audited); err != nil || audited != 3 {
+		t.Errorf("%d lines of audit, %v", audited, err)
+	}
+	// What only the owner may do by hand, is kept by the audit.
+	if _, err := store.ForgetClaim(t.Context(), "ann@host", "f"); !isDenied(err) {
+		t.Errorf("forget a claim: %v, want insufficient_privilege", err)
+	}
+	if _, err := store.SetPosition(t.Context(), "ann@host", "kafka", "orders/0", 0); !isDenied(err) {
+		t.Errorf("set a position: %v, want insufficient_privilege", err)
+	}
 	for _, sql := range []string{
+		`INSERT INTO "De""dup".audit (scope, actor, action, subject) VALUES ('a-b', 'x', 'y', 'z')`, `UPDATE "De""dup".dead_letters SET value = NULL`,
 		`DELETE FROM "De""dup".lanes`, `DROP TABLE "De""dup"."claims_a-b_2"`, `DELETE FROM "De""dup"."claims_a-b_2"`,
 		`UPDATE "De""dup".scopes SET catalog_epoch = 0`, `CREATE TABLE "De""dup".x (y int)`,
 	} {
-		var pg *pgconn.PgError
-		if _, err := limited.Exec(t.Context(), sql); !errors.As(err, &pg) || pg.Code != "42501" {
+		if _, err := limited.Exec(t.Context(), sql); !isDenied(err) {
 			t.Errorf("%s: %v, want insufficient_privilege", sql, err)
 		}
 	}
@@ -189,6 +213,11 @@ func TestLeastPrivilege(t *testing.T) {
 	if err := f.Handle(t.Context(), []message.Batch{l.batch("c")}); !errors.As(err, &held) || !strings.Contains(err.Error(), "permission denied") {
 		t.Errorf("a missing grant: %v", err)
 	}
+}
+
+func isDenied(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "42501"
 }
 
 func TestScopesShareADatabase(t *testing.T) {

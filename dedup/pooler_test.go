@@ -71,6 +71,14 @@ func TestBehindATransactionPooler(t *testing.T) {
 	if n := len(f.landed()); n != 3*4*300+1000 {
 		t.Errorf("%d rows landed, want %d", n, 3*4*300+1000)
 	}
+	f.handle(lanes[0].batch("p=check", "q=check"))
+	f.replayAll("dead", "dead")
+	f.mend()
+	f.replay(f.letters()[0].ID)
+	if gone, err := f.Store.DiscardDeadLetters(t.Context(), "ann@host", []int64{f.letters()[0].ID}, nil); err != nil || len(gone) != 1 {
+		t.Errorf("discard: %v, %v", gone, err)
+	}
+	f.wantDead()
 	if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.filters SET checksum = checksum + 1 WHERE chunk = 1`); err != nil {
 		t.Fatal(err)
 	}

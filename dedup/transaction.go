@@ -33,23 +33,16 @@ func (p *Processor) transact(ctx context.Context, g *group) (all []tally, err er
 		return nil, err
 	}
 	g.catalog = catalog
-	pooled, err := p.Store.pool.Acquire(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("connect to the database: %w", err)
-	}
-	conn := pooled.Conn()
-	defer func() {
-		if err != nil {
-			err = abort(conn, err)
-		}
-		pooled.Release()
-	}()
+	err = p.Store.onConnection(ctx, catalog, func(conn *pgx.Conn) error {
+		all, err = p.transactOn(ctx, conn, catalog, g)
+		return err
+	})
+	return all, err
+}
 
+func (p *Processor) transactOn(ctx context.Context, conn *pgx.Conn, catalog *catalog, g *group) (all []tally, err error) {
 	start := time.Now()
 	g.reset()
-	if err := deallocate(ctx, conn, catalog); err != nil {
-		return nil, err
-	}
 	if err := p.claim(ctx, conn, catalog, g); err != nil {
 		return nil, &ownError{fmt.Errorf("claim: %w", err)}
 	}
@@ -73,6 +66,27 @@ func (p *Processor) transact(ctx context.Context, g *group) (all []tally, err er
 	}
 	p.Metrics.transaction.Observe(time.Since(start).Seconds())
 	return all, nil
+}
+
+// onConnection does work on a connection of its own, which has no statement about
+// generations that the catalog doesn't have. A transaction that the work left
+// open when it failed is rolled back.
+func (s *Store) onConnection(ctx context.Context, c *catalog, work func(conn *pgx.Conn) error) (err error) {
+	pooled, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return fmt.Errorf("connect to the database: %w", err)
+	}
+	conn := pooled.Conn()
+	defer func() {
+		if err != nil {
+			err = abort(conn, err)
+		}
+		pooled.Release()
+	}()
+	if err := deallocate(ctx, conn, c); err != nil {
+		return err
+	}
+	return work(conn)
 }
 
 // abort ends a failed transaction. A connection that can't be brought back into

@@ -68,6 +68,9 @@ func (l *lane) at(position int64) *record {
 	return nil
 }
 
+// deleted tells whether the broker may have deleted what stood at a position.
+func (l *lane) deleted(position int64) bool { return position >= 0 && position < l.first }
+
 // count is how many messages stand in [from, to).
 func (l *lane) count(from, to int64) int64 { return int64(l.from(to) - l.from(from)) }
 

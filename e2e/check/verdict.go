@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -62,17 +63,22 @@ func ofPlace(k key, lane laneID, position int64) subject {
 	return subject{key: k, lane: lane, position: position}
 }
 
-// verdict judges a run.
+// verdict judges a run by all invariants at once.
 func verdict(h *history, t terms) []finding {
 	x := newView(h, t)
 	findings := make([]finding, len(invariants))
+	var all sync.WaitGroup
 	for i, v := range invariants {
-		findings[i] = finding{invariant: v.name, promise: v.promise}
-		v.judge(x, &findings[i])
-		if f := &findings[i]; f.count > 0 {
-			f.witness = x.witness(f.first[0].subject)
-		}
+		all.Go(func() {
+			f := &findings[i]
+			f.invariant, f.promise = v.name, v.promise
+			v.judge(x, f)
+			if f.count > 0 {
+				f.witness = x.witness(f.first[0].subject)
+			}
+		})
 	}
+	all.Wait()
 	return findings
 }
 
@@ -143,8 +149,8 @@ func noPhantom(x *view, f *finding) {
 	for i := range x.effects {
 		e := &x.effects[i]
 		l := &x.lanes[e.lane]
-		if l.read && e.position < l.first {
-			continue // the broker has deleted it since
+		if l.deleted(e.position) {
+			continue
 		}
 		s := ofPlace(e.key, e.lane, e.position)
 		switch r := l.at(e.position); {
@@ -167,7 +173,7 @@ func noPhantom(x *view, f *finding) {
 // phantom says what is wrong with a dead letter.
 func (x *view) phantom(d *letter) string {
 	l := &x.lanes[d.lane]
-	if l.read && d.position < l.first {
+	if l.deleted(d.position) {
 		return ""
 	}
 	r := l.at(d.position)
@@ -230,7 +236,11 @@ func rightWinner(x *view, f *finding) {
 			if !ok {
 				continue
 			}
-			if lane, position := x.where(o); lane == id && position > r.position {
+			lane, position := x.where(o)
+			if lane != id || position <= r.position {
+				continue
+			}
+			if winner := l.at(position); winner != nil && winner.key == r.key {
 				f.add(ofKey(r.key), "%s landed by %s %d, though a copy stands at %d", x.texts.get(r.id), l, position, r.position)
 			}
 		}

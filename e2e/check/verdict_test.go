@@ -136,7 +136,7 @@ func (h *history) bury(xid uint64, lane laneID, position int64, class string) *l
 	if r := l.at(position); r != nil {
 		d.key, d.claimKey, d.id, d.raw = r.key, r.key, r.id, r.raw
 	}
-	if class == classNoID {
+	if class == classNoID || class == classBadID {
 		d.claimKey = placeKey(l.row.incarnation, l.source, l.name, position)
 	}
 	h.letters = append(h.letters, d)
@@ -259,6 +259,11 @@ func TestVerdict(t *testing.T) {
 			h.forget(key("j"))
 			h.rebook(123, queue, applied, resent)
 		}, want: "I1", unsettled: "-"},
+		{name: "an id is lost, of which a conflict was buried", do: func(h *history) {
+			h.effects = slices.DeleteFunc(h.effects, func(e effect) bool { return e.key == key("b") })
+			h.claims = slices.DeleteFunc(h.claims, func(c claim) bool { return c.key == key("b") })
+			h.rebook(110, first, applied, resent)
+		}, want: "I1"},
 		{name: "the end isn't reached", do: func(h *history) { h.append(second, 4, "z") }, want: "I1", unsettled: "-"},
 		{name: "a lane is never taken", do: func(h *history) {
 			id, _ := h.lane("", "orders/2")
@@ -281,6 +286,11 @@ func TestVerdict(t *testing.T) {
 			h.insert(123, queue, 4, "i")
 			h.rebook(123, queue, resent, applied)
 		}, want: "I2"},
+		{name: "twice, by one place", do: func(h *history) {
+			h.insert(110, first, 4, "c").number = 35
+			h.sortEffects()
+			h.rebook(110, first, resent, applied)
+		}, want: "I2 I5"},
 		{name: "landed and buried", do: func(h *history) {
 			h.letterOf(classConflict).class = classPoison
 			h.rebook(122, first, conflicts, dead)
@@ -341,6 +351,10 @@ func TestVerdict(t *testing.T) {
 		{name: "a row of another transaction", do: func(h *history) { h.effectOf("f").xid = 121 }, want: "I6"},
 		{name: "a row of no transaction", do: func(h *history) { h.effectOf("f").xid = 999 }, want: "I6"},
 		{name: "a row of another epoch of transactions", do: func(h *history) { h.effectOf("f").xid += 1 << 32 }, want: "I6"},
+		{name: "a row and its claim of a later transaction", do: func(h *history) {
+			h.effectOf("c").xid = 122
+			h.claimOf(key("c")).xmin = 122
+		}, want: "I6"},
 		{name: "a row of a queue in another transaction", do: func(h *history) { h.effectOf("j").xid = 110 }, want: "I6"},
 		{name: "a row of a queue beyond its move", do: func(h *history) {
 			h.effectOf("j").xid = 112
@@ -378,6 +392,10 @@ func TestVerdict(t *testing.T) {
 			h.moves = slices.DeleteFunc(h.moves, func(m move) bool { return m.xid == 120 })
 			h.moveOf(121, first).from = 4 // 4 was read before
 		}, want: "I6"},
+		{name: "a takeover that was elsewhere", do: func(h *history) {
+			m := h.moveOf(120, first)
+			m.from, m.to = 4, 4
+		}, want: "I6"},
 		{name: "the row's epoch", do: func(h *history) { h.lanes[first].row.epoch++ }, want: "I6"},
 		{name: "the row's position", do: func(h *history) { h.lanes[first].row.next-- }, want: "I1 I6", unsettled: "I6"},
 		{name: "an epoch that falls", do: func(h *history) {
@@ -396,6 +414,7 @@ func TestVerdict(t *testing.T) {
 			}
 			h.lanes[first].row.epoch = 10
 		}, want: "I6"},
+		{name: "good, another owner of a queue", do: func(h *history) { h.take(140, queue, 12, "w2", 5) }},
 		{name: "a lane that is made twice", do: func(h *history) { h.moveOf(120, first).op = opInsert }, want: "I6"},
 		{name: "a lane without moves", do: func(h *history) {
 			id, _ := h.lane("", "orders/2")
@@ -410,6 +429,11 @@ func TestVerdict(t *testing.T) {
 		{name: "moved back, after people were done", do: func(h *history) {
 			hands(h)
 			h.events[0].until = began.Add(time.Second)
+			putBack(h)
+		}, want: "I6"},
+		{name: "moved back, before people were at it", do: func(h *history) {
+			hands(h)
+			h.events[0].at = began.Add(time.Minute)
 			putBack(h)
 		}, want: "I6"},
 		{name: "moved forward", do: putForward, want: "I1 I6"},
@@ -440,6 +464,35 @@ func TestVerdict(t *testing.T) {
 			h.move(141, opInsert, second, 0, 12, "w2", books{})
 			h.land(142, second, 4, "", books{fetched: 4, resent: 4})
 		}},
+		{name: "moved after having been forgotten", do: func(h *history) {
+			hands(h)
+			l := &h.lanes[second]
+			var gone books
+			for i, n := range l.row.books {
+				gone[i] = -n
+			}
+			h.move(140, opDelete, second, 0, 11, "w1", gone)
+			h.land(142, second, 4, "", books{fetched: 4, resent: 4})
+		}, want: "I6"},
+		{name: "good, begun in the middle", do: func(h *history) {
+			id, _ := h.lane("main", "orders/2")
+			h.lanes[id].read, h.lanes[id].row = true, &row{ordered: true}
+			h.append(id, 0, "u")
+			h.append(id, 1, "v")
+			h.append(id, 2, "u")
+			h.take(140, id, 40, "w1", 1)
+			h.land(141, id, 3, "v1 u2", books{fetched: 2, applied: 2})
+		}},
+		{name: "good, a giant id", do: func(h *history) {
+			h.append(first, 10, strings.Repeat("x", longestID+1))
+			h.land(140, first, 11, "", books{fetched: 1, dead: 1})
+			h.bury(140, first, 10, classBadID)
+		}},
+		{name: "an id that isn't giant", do: func(h *history) {
+			h.append(first, 10, strings.Repeat("x", longestID))
+			h.land(140, first, 11, "", books{fetched: 1, dead: 1})
+			h.bury(140, first, 10, classBadID)
+		}, want: "I1 I3"},
 		{name: "good, transactions beyond 32 bits", do: func(h *history) {
 			const far = 7<<32 - 120 // between 119 and 121 the low half begins anew
 			for i := range h.moves {
@@ -506,7 +559,7 @@ func TestVerdict(t *testing.T) {
 	} {
 		allow := c.allow
 		if allow == "" {
-			allow = "poison,no_id,conflict,duplicate"
+			allow = "poison,no_id,bad_id,conflict,duplicate"
 		}
 		for _, settled := range []bool{true, false} {
 			want := c.want
@@ -540,7 +593,7 @@ func TestVerdict(t *testing.T) {
 func TestDeletedByTheBroker(t *testing.T) {
 	h := good()
 	l := &h.lanes[first]
-	l.log, l.first = slices.Clone(l.log[l.from(5):]), 5
+	l.log, l.first = slices.Clone(l.log[l.from(9):]), 9
 	for _, f := range verdict(h, (&options{allow: "poison,no_id,conflict", settled: true}).terms()) {
 		if f.count > 0 {
 			t.Errorf("%s: %v", f.invariant, f.first)

@@ -166,6 +166,23 @@ func openSchema(ctx context.Context, cfg *config.Config, store *dedup.Store, log
 	return store.Load(ctx)
 }
 
+// OpenProcessor makes the processor of a configuration, and prepares its sink, for
+// work by hand on a store whose schema is as it must be. Its metrics are nobody's.
+func OpenProcessor(ctx context.Context, cfg *config.Config, registry *sinks.Registry, store *dedup.Store) (*dedup.Processor, error) {
+	sink, err := cfg.Sink.New(registry)
+	if err != nil {
+		return nil, err
+	}
+	processor, err := newProcessor(cfg, store, sink, prometheus.NewRegistry())
+	if err != nil {
+		return nil, err
+	}
+	if err := processor.Start(ctx); err != nil {
+		return nil, &ServerError{err}
+	}
+	return processor, nil
+}
+
 func newProcessor(cfg *config.Config, store *dedup.Store, sink sinks.Sink, reg prometheus.Registerer) (*dedup.Processor, error) {
 	identity, err := message.NewIdentity(cfg.ID.From, int(cfg.ID.MaxBytes))
 	if err != nil {

@@ -174,7 +174,7 @@ This needs the rights of the schema's owner.`,
 				return usageError{errors.New("give the ids with either --query SQL or --file FILE (- for the standard input)")}
 			}
 			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
-				show := newProgress(c.stderr)
+				show := newProgress(c.stderr, "ids")
 				im := dedup.Import{Actor: actor(), MaxBytes: int(cfg.ID.MaxBytes), Told: func(n dedup.Imported) { show.update(n.Read) }}
 				if query != "" {
 					im.Input, im.Unit = query, "row"

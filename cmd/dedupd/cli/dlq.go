@@ -18,37 +18,49 @@ import (
 )
 
 func (c *command) dlq() *cobra.Command {
-	var limit int
-	var before int64
+	return group("dlq", "Shows dead letters, replays and discards them: messages that could not be applied",
+		c.listDeadLetters(), c.deadLetter(), c.replay(), c.discard())
+}
+
+func (c *command) listDeadLetters() *cobra.Command {
+	var chosen selection
 	list := &cobra.Command{
 		Use:   "list",
 		Short: "Lists dead letters, the newest first",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if limit < 1 || limit > 10_000 {
+			f, err := chosen.check()
+			if err != nil {
+				return err
+			}
+			if f.Limit < 1 || f.Limit > 10_000 {
 				return usageError{errors.New("--limit must be from 1 to 10000")}
 			}
 			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
-				letters, err := s.DeadLetters(ctx, before, limit)
+				letters, err := s.DeadLetters(ctx, f)
 				if err != nil {
 					return err
 				}
-				return c.showDeadLetters(letters, limit)
+				return c.showDeadLetters(letters, f.Limit)
 			})
 		},
 	}
-	list.Flags().IntVar(&limit, "limit", 50, "at most so many")
-	list.Flags().Int64Var(&before, "before", 0, "only those with a number below this")
-	show := &cobra.Command{
+	chosen.flags(list, 50)
+	list.Flags().Int64Var(&chosen.filter.Before, "before", 0, "only those with a number below this")
+	return c.withFile(c.withOutput(list))
+}
+
+func (c *command) deadLetter() *cobra.Command {
+	return c.withFile(c.withOutput(&cobra.Command{
 		Use:   "show ID",
 		Short: "Shows one dead letter whole: why, where from, headers and payload",
 		Long: `Shows one dead letter whole: why it is one, where it came from, headers and
 payload. Bytes are shown as text where they are text, else in base64.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			id, err := strconv.ParseInt(args[0], 10, 64)
-			if err != nil || id < 1 {
-				return usageError{fmt.Errorf("%q is no dead letter's number; dedupd dlq list shows them", args[0])}
+			id, err := parseLetterID(args[0])
+			if err != nil {
+				return err
 			}
 			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
 				d, err := s.DeadLetter(ctx, id)
@@ -58,9 +70,15 @@ payload. Bytes are shown as text where they are text, else in base64.`,
 				return c.showDeadLetter(newDeadLetter(d))
 			})
 		},
+	}))
+}
+
+func parseLetterID(s string) (int64, error) {
+	id, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || id < 1 {
+		return 0, usageError{fmt.Errorf("%q is no dead letter's number; dedupd dlq list shows them", s)}
 	}
-	return group("dlq", "Shows dead letters: messages that could not be applied",
-		c.withFile(c.withOutput(list)), c.withFile(c.withOutput(show)))
+	return id, nil
 }
 
 // Raw are bytes of a message: text where they are text, else base64. Exactly one
@@ -94,13 +112,16 @@ type Place struct {
 }
 
 // DeadLetter is a message that could not be applied, as JSON has it. Key and
-// value are null where the message has none.
+// value are null where the message has none. Reason and sqlstate are of the last of
+// the attempts to apply it.
 type DeadLetter struct {
 	ID        int64      `json:"id"`
 	Class     string     `json:"class"`
+	Attempts  int32      `json:"attempts"`
 	Reason    string     `json:"reason"`
 	SQLState  string     `json:"sqlstate,omitempty"`
 	CreatedAt time.Time  `json:"created_at"`
+	LastAt    time.Time  `json:"last_at"`
 	Place     Place      `json:"place"`
 	Original  *Place     `json:"original,omitempty"` // where the id was claimed first
 	Topic     *Raw       `json:"topic"`
@@ -114,7 +135,7 @@ type DeadLetter struct {
 
 func newDeadLetter(d dedup.DeadLetter) DeadLetter {
 	letter := DeadLetter{
-		ID: d.ID, Class: d.Class, Reason: d.Reason, CreatedAt: d.CreatedAt,
+		ID: d.ID, Class: d.Class, Attempts: d.Attempts, Reason: d.Reason, CreatedAt: d.CreatedAt, LastAt: d.LastAt,
 		Place: Place{d.Source, d.Lane, d.Position}, Topic: newRaw(d.Topic), Time: d.BrokerTime,
 		MessageID: newRaw(d.MessageID), ClaimKey: d.ClaimKey, Key: newRaw(d.Key), Value: newRaw(d.Value), Headers: []Header{},
 	}
@@ -138,8 +159,11 @@ func newDeadLetter(d dedup.DeadLetter) DeadLetter {
 type summary struct {
 	ID        int64     `json:"id"`
 	Class     string    `json:"class"`
+	Attempts  int32     `json:"attempts"`
 	Reason    string    `json:"reason"`
+	SQLState  string    `json:"sqlstate,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
+	LastAt    time.Time `json:"last_at"`
 	Place     Place     `json:"place"`
 	Topic     *Raw      `json:"topic"`
 	MessageID *Raw      `json:"message_id"`
@@ -150,7 +174,7 @@ func (c *command) showDeadLetters(letters []dedup.DeadLetter, limit int) error {
 		all := make([]summary, len(letters))
 		for i, l := range letters {
 			d := newDeadLetter(l)
-			all[i] = summary{d.ID, d.Class, d.Reason, d.CreatedAt, d.Place, d.Topic, d.MessageID}
+			all[i] = summary{d.ID, d.Class, d.Attempts, d.Reason, d.SQLState, d.CreatedAt, d.LastAt, d.Place, d.Topic, d.MessageID}
 		}
 		return writeJSON(c.stdout, all)
 	}
@@ -158,18 +182,25 @@ func (c *command) showDeadLetters(letters []dedup.DeadLetter, limit int) error {
 		fmt.Fprintln(c.stdout, "no dead letters")
 		return nil
 	}
-	t := table{columns: []column{right("ID"), left("CREATED"), left("CLASS"), left("SOURCE"), left("LANE"), right("POSITION"), left("MESSAGE ID"), left("REASON")}}
-	for _, l := range letters {
-		d := newDeadLetter(l)
-		t.add(d.ID, timestamp(&d.CreatedAt), d.Class, d.Place.Source, d.Place.Lane, d.Place.Position, shorten(d.MessageID.inLine(), 40), shorten(d.Reason, 100))
-	}
-	if err := t.write(c.stdout); err != nil {
+	if err := c.writeDeadLetters(letters); err != nil {
 		return err
 	}
 	if len(letters) == limit {
 		fmt.Fprintf(c.stderr, "there may be older ones: --before %d\n", letters[len(letters)-1].ID)
 	}
 	return nil
+}
+
+func (c *command) writeDeadLetters(letters []dedup.DeadLetter) error {
+	t := table{columns: []column{
+		right("ID"), left("CREATED"), left("LAST TRY"), right("TRIES"), left("CLASS"), left("SOURCE"), left("LANE"), right("POSITION"), left("MESSAGE ID"), left("REASON"),
+	}}
+	for _, l := range letters {
+		d := newDeadLetter(l)
+		t.add(d.ID, timestamp(&d.CreatedAt), timestamp(&d.LastAt), d.Attempts, d.Class, d.Place.Source, d.Place.Lane, d.Place.Position,
+			shorten(d.MessageID.inLine(), 40), shorten(d.Reason, 100))
+	}
+	return t.write(c.stdout)
 }
 
 // inLine is the bytes within a line of text.
@@ -199,6 +230,7 @@ func (c *command) showDeadLetter(d DeadLetter) error {
 		line("sqlstate", d.SQLState)
 	}
 	line("created", timestamp(&d.CreatedAt))
+	line("tries", fmt.Sprintf("%d, the last %s", d.Attempts, timestamp(&d.LastAt)))
 	line("place", place(d.Place))
 	if d.Original != nil {
 		line("claimed by", place(*d.Original))

@@ -12,6 +12,7 @@ import (
 // again on a terminal, else a plain line every few seconds.
 type progress struct {
 	out      io.Writer
+	unit     string // of the items
 	terminal bool
 	started  time.Time
 	shown    time.Time
@@ -20,9 +21,9 @@ type progress struct {
 	input *meter
 }
 
-func newProgress(w io.Writer) *progress {
+func newProgress(w io.Writer, unit string) *progress {
 	now := time.Now()
-	return &progress{out: w, terminal: isTerminal(w) && os.Getenv("TERM") != "dumb", started: now, shown: now}
+	return &progress{out: w, unit: unit, terminal: isTerminal(w) && os.Getenv("TERM") != "dumb", started: now, shown: now}
 }
 
 // expect sets about how many items there are.
@@ -79,7 +80,7 @@ func (p *progress) update(done int64) {
 }
 
 func (p *progress) line(done int64, elapsed time.Duration) string {
-	text := fmt.Sprintf("%d ids, %.0f/s", done, float64(done)/elapsed.Seconds())
+	text := fmt.Sprintf("%d %s, %.0f/s", done, p.unit, float64(done)/elapsed.Seconds())
 	share := p.share(done)
 	if share < 0 {
 		return text

@@ -15,14 +15,14 @@ func TestProgressLine(t *testing.T) {
 		progress progress
 		want     string
 	}{
-		{progress{}, "500 ids, 100/s"},
-		{progress{terminal: true}, "500 ids, 100/s"},
-		{progress{total: 1000}, "500 ids, 100/s, 50 %, 5s left"},
-		{progress{total: 1000, terminal: true}, "[###############...............] 500 ids, 100/s, 50 %, 5s left"},
-		{progress{total: 499}, "500 ids, 100/s"},         // the estimate was wrong
-		{progress{total: 50_000}, "500 ids, 100/s, 1 %"}, // too early to tell
-		{progress{input: &meter{read: 50, size: 100}}, "500 ids, 100/s, 50 %, 5s left"},
-		{progress{input: &meter{read: 50}}, "500 ids, 100/s"}, // a pipe
+		{progress{unit: "ids"}, "500 ids, 100/s"},
+		{progress{unit: "ids", terminal: true}, "500 ids, 100/s"},
+		{progress{unit: "ids", total: 1000}, "500 ids, 100/s, 50 %, 5s left"},
+		{progress{unit: "ids", total: 1000, terminal: true}, "[###############...............] 500 ids, 100/s, 50 %, 5s left"},
+		{progress{unit: "ids", total: 499}, "500 ids, 100/s"},         // the estimate was wrong
+		{progress{unit: "ids", total: 50_000}, "500 ids, 100/s, 1 %"}, // too early to tell
+		{progress{unit: "ids", input: &meter{read: 50, size: 100}}, "500 ids, 100/s, 50 %, 5s left"},
+		{progress{unit: "ids", input: &meter{read: 50}}, "500 ids, 100/s"}, // a pipe
 	} {
 		if got := c.progress.line(500, 5*time.Second); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
@@ -34,7 +34,7 @@ func TestProgressLine(t *testing.T) {
 // characters where there is no terminal.
 func TestProgressKeepsQuiet(t *testing.T) {
 	var b bytes.Buffer
-	p := newProgress(&b)
+	p := newProgress(&b, "ids")
 	p.update(1)
 	if b.Len() > 0 {
 		t.Errorf("at once: %q", b.String())
@@ -67,7 +67,7 @@ func TestProgressOfAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	p := newProgress(new(bytes.Buffer))
+	p := newProgress(new(bytes.Buffer), "ids")
 	r := p.measure(f)
 	if p.share(0) != 0 {
 		t.Errorf("%f at the start", p.share(0))

@@ -1,0 +1,340 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/app"
+	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/sinks"
+)
+
+// selection is which dead letters a command is about.
+type selection struct {
+	filter       dedup.DeadLetterFilter
+	since, until string
+	all, dryRun  bool
+}
+
+func (s *selection) flags(cmd *cobra.Command, limit int) {
+	f, flags := &s.filter, cmd.Flags()
+	flags.StringSliceVar(&f.Classes, "class", nil, "only this `CLASS`, "+strings.Join(dedup.Classes(), ", ")+"; may be given several times")
+	flags.StringVar(&f.Source, "source", "", "only those that came by this `SOURCE`")
+	flags.StringVar(&f.Lane, "lane", "", "only those that came by this `LANE`")
+	flags.StringVar(&f.SQLState, "sqlstate", "", "only those with this SQLSTATE, or whose `CODE` begins so")
+	flags.StringVar(&f.Reason, "reason", "", "only those whose reason contains this `TEXT`")
+	flags.StringVar(&s.since, "since", "", "only those buried since this `TIME`: 2h or 7d ago, or as 2026-01-02T15:04:05Z")
+	flags.StringVar(&s.until, "until", "", "only those buried before this `TIME`")
+	flags.IntVar(&f.Limit, "limit", limit, "at most so many")
+	_ = cmd.RegisterFlagCompletionFunc("class", cobra.FixedCompletions(dedup.Classes(), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// flagsToAct are those of commands that change something.
+func (s *selection) flagsToAct(cmd *cobra.Command) {
+	s.flags(cmd, 0)
+	cmd.Flags().Lookup("limit").Usage = "at most so many, the oldest; 0: all"
+	cmd.Flags().BoolVar(&s.all, "all", false, "all of the scope's")
+	cmd.Flags().BoolVar(&s.dryRun, "dry-run", false, "only tell which it would be")
+}
+
+// check reads the flags.
+func (s *selection) check() (f dedup.DeadLetterFilter, err error) {
+	f = s.filter
+	for _, class := range f.Classes {
+		if !slices.Contains(dedup.Classes(), class) {
+			return f, usageError{fmt.Errorf("--class %q is none of %s", class, strings.Join(dedup.Classes(), ", "))}
+		}
+	}
+	if f.Since, err = parseMoment("--since", s.since); err != nil {
+		return f, err
+	}
+	if f.Until, err = parseMoment("--until", s.until); err != nil {
+		return f, err
+	}
+	return f, nil
+}
+
+// parseMoment reads a time or, in a duration, how long ago one was.
+func parseMoment(flag, text string) (dedup.Moment, error) {
+	if text == "" {
+		return dedup.Moment{}, nil
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return dedup.Moment{At: at}, nil
+	}
+	if ago, err := config.ParseDuration(text); err == nil && ago > 0 {
+		return dedup.Moment{Ago: time.Duration(ago)}, nil
+	}
+	return dedup.Moment{}, usageError{fmt.Errorf("%s %q: write how long ago, such as 2h or 7d, or a time, such as 2026-01-02T15:04:05Z", flag, text)}
+}
+
+// checkToAct reads the flags and the numbers, and wants one of them: nothing is
+// done to all dead letters by mistake.
+func (s *selection) checkToAct(args []string) (f dedup.DeadLetterFilter, err error) {
+	if f, err = s.check(); err != nil {
+		return f, err
+	}
+	for _, arg := range args {
+		id, err := parseLetterID(arg)
+		if err != nil {
+			return f, err
+		}
+		f.IDs = append(f.IDs, id)
+	}
+	named := len(f.IDs) > 0 || narrows(f)
+	switch {
+	case f.Limit < 0:
+		return f, usageError{errors.New("--limit must not be below 0")}
+	case named && s.all:
+		return f, usageError{errors.New("--all goes with neither numbers nor filters")}
+	case !named && !s.all:
+		return f, usageError{errors.New("say which dead letters: their numbers, a filter such as --class, or --all")}
+	}
+	return f, nil
+}
+
+// narrows tells whether a filter says more than numbers.
+func narrows(f dedup.DeadLetterFilter) bool {
+	return len(f.Classes) > 0 || f.Source != "" || f.Lane != "" || f.SQLState != "" || f.Reason != "" || f.Since != dedup.Moment{} || f.Until != dedup.Moment{}
+}
+
+// choose is which dead letters it is, the oldest first. Numbers that were given
+// alone are all taken: of one that isn't there, it is told.
+func choose(ctx context.Context, s *dedup.Store, f dedup.DeadLetterFilter) ([]int64, error) {
+	if len(f.IDs) > 0 && !narrows(f) && f.Limit == 0 {
+		return slices.Compact(slices.Sorted(slices.Values(f.IDs))), nil
+	}
+	return s.DeadLetterIDs(ctx, f)
+}
+
+// Selected is what --dry-run shows, as JSON has it.
+type Selected struct {
+	Selected int     `json:"selected"`
+	IDs      []int64 `json:"ids"`
+}
+
+// rowsShown is how many dead letters of a selection are shown to people.
+const rowsShown = 50
+
+func (c *command) showSelected(ctx context.Context, s *dedup.Store, f dedup.DeadLetterFilter, done string) error {
+	ids, err := s.DeadLetterIDs(ctx, f)
+	if err != nil {
+		return err
+	}
+	if c.output == outputJSON {
+		return writeJSON(c.stdout, Selected{len(ids), append([]int64{}, ids...)})
+	}
+	if len(ids) > 0 {
+		letters, err := s.DeadLetters(ctx, dedup.DeadLetterFilter{IDs: ids[:min(len(ids), rowsShown)]})
+		if err != nil {
+			return err
+		}
+		slices.Reverse(letters)
+		if err := c.writeDeadLetters(letters); err != nil {
+			return err
+		}
+		if len(ids) > rowsShown {
+			fmt.Fprintf(c.stdout, "… and %d more\n", len(ids)-rowsShown)
+		}
+	}
+	fmt.Fprintf(c.stdout, "%s would be %s\n", count(len(ids), "dead letter"), done)
+	return nil
+}
+
+func (c *command) replay() *cobra.Command {
+	var chosen selection
+	cmd := &cobra.Command{
+		Use:   "replay [ID…]",
+		Short: "Tries dead letters again, each in the transaction that any message has",
+		Long: `Tries dead letters again, the oldest first, after what was wrong has been mended: the
+sink's table, the configuration. Each has a transaction of its own, in which its id is
+claimed and the sink writes it, as with any message; so it has one effect, also while
+workers run, and when two people replay it at once. What becomes of it:
+
+  applied    the sink has written it; the dead letter is gone
+  duplicate  another message has its id, with the same payload; the dead letter is gone
+  conflict   another message has its id, with another payload; it stays.
+             dedupd claims forget ID lets it in
+  dead       it still has no usable id, or the sink refuses it; it stays
+  gone       it was replayed or discarded by somebody else, or has expired
+
+Lanes don't move. The books count it as what it has become, and the audit keeps who
+did it. An error that isn't the message's ends the command, and the rest stays as it is.`,
+		Example: `  dedupd dlq replay -c orders.yaml 7 8
+  dedupd dlq replay -c orders.yaml --class poison --sqlstate 23514 --since 2h --dry-run`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f, err := chosen.checkToAct(args)
+			if err != nil {
+				return err
+			}
+			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
+				if chosen.dryRun {
+					return c.showSelected(ctx, s, f, "replayed")
+				}
+				ids, err := choose(ctx, s, f)
+				if err != nil {
+					return err
+				}
+				p, err := app.OpenProcessor(ctx, cfg, &sinks.Default, s)
+				if err != nil {
+					return err
+				}
+				return c.replayAll(ctx, p, ids)
+			})
+		},
+	}
+	chosen.flagsToAct(cmd)
+	return c.withFile(c.withOutput(cmd))
+}
+
+// ReplayResult is what `dlq replay` shows, as JSON has it.
+type ReplayResult struct {
+	Applied    int        `json:"applied"`
+	Duplicates int        `json:"duplicates"`
+	Conflicts  int        `json:"conflicts"`
+	Dead       int        `json:"dead"`
+	Gone       int        `json:"gone"`
+	Letters    []Replayed `json:"letters"`
+}
+
+// Replayed is what became of one dead letter, as JSON has it.
+type Replayed struct {
+	ID        int64  `json:"id"`
+	Outcome   string `json:"outcome"`
+	MessageID *Raw   `json:"message_id"`
+	Reason    string `json:"reason,omitempty"`
+	SQLState  string `json:"sqlstate,omitempty"`
+}
+
+func (r *ReplayResult) add(d dedup.Replayed) {
+	switch d.Outcome {
+	case dedup.ReplayApplied:
+		r.Applied++
+	case dedup.ReplayDuplicate:
+		r.Duplicates++
+	case dedup.ReplayConflict:
+		r.Conflicts++
+	case dedup.ReplayDead:
+		r.Dead++
+	case dedup.ReplayGone:
+		r.Gone++
+	}
+	r.Letters = append(r.Letters, Replayed{d.ID, d.Outcome, newRaw(d.MessageID), d.Reason, d.SQLState})
+}
+
+func (c *command) replayAll(ctx context.Context, p *dedup.Processor, ids []int64) error {
+	result := ReplayResult{Letters: []Replayed{}}
+	show := newProgress(c.stderr, "dead letters")
+	show.expect(int64(len(ids)))
+	var failed error
+	for _, id := range ids {
+		r, err := p.Replay(ctx, actor(), id)
+		if err != nil {
+			failed = fmt.Errorf("%w; %d of %d were dealt with before it, the others are as they were", err, len(result.Letters), len(ids))
+			break
+		}
+		result.add(r)
+		show.update(int64(len(result.Letters)))
+	}
+	show.end()
+	return errors.Join(c.showReplay(result), failed)
+}
+
+func (c *command) showReplay(r ReplayResult) error {
+	if c.output == outputJSON {
+		return writeJSON(c.stdout, r)
+	}
+	t := table{columns: []column{right("ID"), left("OUTCOME"), left("MESSAGE ID"), left("REASON")}}
+	others := 0
+	for _, l := range r.Letters {
+		if l.Outcome == dedup.ReplayApplied {
+			continue
+		}
+		if others++; others <= rowsShown {
+			t.add(l.ID, l.Outcome, shorten(l.MessageID.inLine(), 40), shorten(l.Reason, 100))
+		}
+	}
+	if others > 0 {
+		if err := t.write(c.stdout); err != nil {
+			return err
+		}
+		if others > rowsShown {
+			fmt.Fprintf(c.stdout, "… and %d more\n", others-rowsShown)
+		}
+		fmt.Fprintln(c.stdout)
+	}
+	fmt.Fprintf(c.stdout, "applied %d, duplicates %d, conflicts %d, dead %d, gone %d\n", r.Applied, r.Duplicates, r.Conflicts, r.Dead, r.Gone)
+	if r.Conflicts > 0 {
+		fmt.Fprintln(c.stdout, "A conflict's id is claimed by another message; dedupd claims why ID tells which. dedupd claims forget ID lets the dead letter in.")
+	}
+	if r.Gone > 0 {
+		fmt.Fprintln(c.stdout, "Those that are gone have been replayed or discarded by somebody else, or have expired.")
+	}
+	return nil
+}
+
+func (c *command) discard() *cobra.Command {
+	var chosen selection
+	cmd := &cobra.Command{
+		Use:   "discard [ID…]",
+		Short: "Deletes dead letters that nobody wants any more",
+		Long: `Deletes dead letters: THEIR MESSAGES ARE NOT APPLIED. The audit keeps who did it, and
+what they were without their payload. Their claims stay, so that copies of such a
+message are duplicates; dedupd claims forget ID lets the next copy in.`,
+		Example: `  dedupd dlq discard -c orders.yaml 7 8
+  dedupd dlq discard -c orders.yaml --class duplicate --until 7d`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f, err := chosen.checkToAct(args)
+			if err != nil {
+				return err
+			}
+			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
+				if chosen.dryRun {
+					return c.showSelected(ctx, s, f, "discarded")
+				}
+				ids, err := choose(ctx, s, f)
+				if err != nil {
+					return err
+				}
+				return c.discardAll(ctx, s, ids)
+			})
+		},
+	}
+	chosen.flagsToAct(cmd)
+	return c.withFile(c.withOutput(cmd))
+}
+
+// DiscardResult is what `dlq discard` shows, as JSON has it.
+type DiscardResult struct {
+	Discarded int     `json:"discarded"`
+	Gone      int     `json:"gone"`
+	IDs       []int64 `json:"ids"` // of those discarded
+}
+
+func (c *command) discardAll(ctx context.Context, s *dedup.Store, ids []int64) error {
+	show := newProgress(c.stderr, "dead letters")
+	show.expect(int64(len(ids)))
+	done := 0
+	discarded, failed := s.DiscardDeadLetters(ctx, actor(), ids, func(n int) {
+		done = n
+		show.update(int64(n))
+	})
+	show.end()
+	if failed != nil {
+		failed = fmt.Errorf("%w; %d of %d were dealt with before it", failed, done, len(ids))
+	}
+	slices.Sort(discarded)
+	result := DiscardResult{len(discarded), done - len(discarded), append([]int64{}, discarded...)}
+	if c.output == outputJSON {
+		return errors.Join(writeJSON(c.stdout, result), failed)
+	}
+	fmt.Fprintf(c.stdout, "discarded %d, gone %d\n", result.Discarded, result.Gone)
+	return failed
+}

@@ -1,0 +1,130 @@
+package dedup_test
+
+import (
+	"errors"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dedupd/dedupd/e2e/tap"
+	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/message"
+)
+
+// A queue has no position by which a failover would show that lost commits. It is
+// noticed all the same, by a worker that goes on and by one that starts, and
+// nothing is written before what may be lost is delivered again.
+func TestAQueueNoticesAFailover(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("runs two servers of its own")
+	}
+	primary, err := pgtest.StartServer(pgtest.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = primary.Stop() })
+	host := func(s *pgtest.Server) string {
+		u, err := url.Parse(s.URL("postgres"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u.Host
+	}
+	line, err := tap.Listen(host(primary))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(line.Close)
+	u, err := url.Parse(primary.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Host = line.Addr()
+	pool, err := pgxpool.New(t.Context(), u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if _, err := pool.Exec(t.Context(), createRows); err != nil {
+		t.Fatal(err)
+	}
+	store := newStore(t, pool, "dedupd", "test")
+	if _, err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f := newFixture(t)
+	f.pool, f.Store = pool, store
+	l := f.takeQueue("nats")
+	if l.Rewound {
+		t.Error("a new queue was rewound")
+	}
+	first, second, third := l.batch("a"), l.batch("b"), l.batch("c")
+	first.BrokerPosition = 17
+	f.handle(first)
+
+	standby, err := primary.Standby(t.Context(), host(primary), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = standby.Stop() })
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.handle(second) // by the old primary, which is about to be lost
+	line.Redirect(host(standby))
+	line.CutAll()
+
+	refused := func() {
+		t.Helper()
+		var fenced *message.FencedError
+		for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			err := f.Handle(t.Context(), []message.Batch{third})
+			if errors.As(err, &fenced) {
+				return
+			}
+			if err == nil || time.Now().After(end) { // till then connections end
+				t.Fatalf("the queue goes on in another history: %v", err)
+			}
+		}
+	}
+	refused()
+	again := f.takeQueue("nats")
+	if !again.Rewound || again.BrokerPosition != 17 {
+		t.Errorf("taken after a failover: %+v", again.Taken)
+	}
+	refused() // the broker has yet to be asked
+	if err := store.Resumed(t.Context(), l.Lane); err != nil {
+		t.Fatal(err)
+	}
+	f.handle(second)
+	f.handle(third)
+	f.wantLanded("a", "b", "c")
+	if l := f.takeQueue("nats"); l.Rewound {
+		t.Error("a queue that has resumed was rewound again")
+	}
+	// A stream that was made anew has other positions.
+	if taken, err := store.Take(t.Context(), message.Take{Lane: l.Lane, Incarnation: "stream-2", Committed: -1}); err != nil || taken.BrokerPosition != -1 {
+		t.Errorf("taken from a stream made anew: %+v, %v", taken, err)
+	}
+}
+
+// A broker that deletes what it was told of is refused, unless the loss is
+// accepted.
+func TestAQueueThatForgetsIsRefused(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	take := func() error {
+		_, err := f.Store.Take(t.Context(), message.Take{Lane: message.Lane{Source: "nats", Name: "queue"}, Incarnation: "stream-1", Committed: -1, Consumed: true})
+		return err
+	}
+	if err := take(); !errors.Is(err, message.ErrLoss) {
+		t.Errorf("without a standby: %v, want %v", err, message.ErrLoss)
+	}
+	f.Store.AcceptLoss()
+	if err := take(); err != nil {
+		t.Errorf("accepted, and refused all the same: %v", err)
+	}
+}

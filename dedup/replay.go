@@ -1,0 +1,345 @@
+package dedup
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
+)
+
+// What becomes of a dead letter that is replayed.
+const (
+	// ReplayApplied: the sink has written it, and the dead letter is gone.
+	ReplayApplied = "applied"
+	// ReplayDuplicate: another message has claimed the id, with the same payload.
+	// The dead letter is gone.
+	ReplayDuplicate = "duplicate"
+	// ReplayConflict: another message has claimed the id, with another payload.
+	// The dead letter stays.
+	ReplayConflict = "conflict"
+	// ReplayDead: it has no usable id, or the sink refuses it. The dead letter
+	// stays.
+	ReplayDead = "dead"
+	// ReplayGone: there is no such dead letter, or not any more. Somebody else has
+	// replayed or discarded it, or it has expired.
+	ReplayGone = "gone"
+)
+
+// Replayed is what became of a dead letter.
+type Replayed struct {
+	ID      int64
+	Outcome string
+	// MessageID is nil where the message has no usable id.
+	MessageID []byte
+	// Reason says why the dead letter stays, SQLState what Postgres said.
+	Reason, SQLState string
+}
+
+// Replay tries a dead letter again: its message goes through a claim transaction
+// of its own, as one that was just read, but that the lane doesn't move. Where
+// its id is found, what is compared and what the sink does is up to this
+// Processor, and so may have been mended since.
+//
+// A dead letter holds the claim of its id, or of its place; that claim counts as
+// won. Without it (it has expired or was forgotten, or the id is now found
+// elsewhere) the message competes for its id as any other does. Applied, the dead
+// letter goes in the same transaction, so that whoever replays it at the same
+// time has to wait, and finds it gone. Everything but that is noted in the audit,
+// under the actor's name.
+//
+// What passes is waited for and tried again, for about ten seconds. Any other
+// error is a person's to mend first; the dead letter then is as it was.
+func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Replayed, err error) {
+	var unknown *lostReplay
+	wait := 50 * time.Millisecond
+	for n := 1; ; n++ {
+		r, err = p.tryReplay(ctx, actor, id)
+		if err == nil {
+			return r, nil
+		}
+		var lost *lostReplay
+		switch {
+		case errors.As(err, &lost):
+			// Look again: if the server is at the commit still, the dead letter is
+			// locked; if it has landed, it is gone.
+			unknown = lost
+			err = fmt.Errorf("%w: %w", errConnection, err)
+		case errors.Is(err, ErrNoDeadLetter) && unknown == nil:
+			return Replayed{ID: id, Outcome: ReplayGone}, nil
+		case errors.Is(err, ErrNoDeadLetter):
+			return p.Store.confirmReplay(ctx, unknown)
+		}
+		if refused := refusalOf(err); refused != nil {
+			r = Replayed{ID: id, Outcome: refused.outcome, MessageID: r.MessageID, Reason: string(cleanText(refused.reason)), SQLState: refused.sqlstate}
+			return p.Store.refuse(ctx, actor, r)
+		}
+		var sink *sinkError
+		reaction := react(err)
+		if reaction == reload && !errors.As(err, &sink) && n < tries {
+			_, failed := p.Store.refresh(ctx)
+			if failed == nil {
+				continue
+			}
+			err, reaction = failed, react(failed)
+		}
+		if reaction != retry || n == tries || !pause(ctx, wait) {
+			return r, fmt.Errorf("replay dead letter %d: %w", id, err)
+		}
+		wait = min(2*wait, 2*time.Second)
+	}
+}
+
+// lostReplay is a replay whose COMMIT was sent, and the answer lost.
+type lostReplay struct {
+	error
+	Replayed
+	lane *int32
+}
+
+func (e *lostReplay) Error() string { return e.error.Error() }
+func (e *lostReplay) Unwrap() error { return e.error }
+
+// confirmReplay tells what took a dead letter away after a COMMIT without an
+// answer: a replay has left its line in the audit, be it ours or another one's.
+// And it makes sure that what is visible is also durable.
+func (s *Store) confirmReplay(ctx context.Context, lost *lostReplay) (Replayed, error) {
+	var landed bool
+	err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("audit")+` WHERE scope = $1 AND action = 'dlq replay' AND subject = $2 AND detail->>'outcome' = $3)`,
+		s.scope, fmt.Sprintf("dead letter %d", lost.ID), lost.Outcome).Scan(&landed)
+	if err == nil && !landed {
+		return Replayed{ID: lost.ID, Outcome: ReplayGone}, nil
+	}
+	if err == nil && lost.lane != nil {
+		err = s.waitForStandby(ctx, *lost.lane)
+	}
+	if err != nil {
+		return lost.Replayed, fmt.Errorf("dead letter %d is gone, but whether it was replayed, and durably, is not known: %w", lost.ID, err)
+	}
+	return lost.Replayed, nil
+}
+
+// refusal ends a replay after which the dead letter stays.
+type refusal struct {
+	outcome string
+	rejection
+}
+
+func (r *refusal) Error() string { return r.reason }
+
+// refusalOf tells whether an error is the message's fault; nil: it isn't.
+func refusalOf(err error) *refusal {
+	var refused *refusal
+	if errors.As(err, &refused) {
+		return refused
+	}
+	var own *ownError
+	if errors.As(err, &own) || react(err) != isolate {
+		return nil
+	}
+	if named, ok := sinks.AllPermanent(err)[0]; ok {
+		err = named
+	}
+	return &refusal{ReplayDead, rejection{reason: err.Error(), sqlstate: sqlstate(err)}}
+}
+
+// refuse notes a try that failed.
+func (s *Store) refuse(ctx context.Context, actor string, r Replayed) (Replayed, error) {
+	err := s.again(ctx, func() error {
+		return s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			d, err := s.readDeadLetter(ctx, tx, r.ID, "FOR UPDATE OF d")
+			if errors.Is(err, ErrNoDeadLetter) {
+				r = Replayed{ID: r.ID, Outcome: ReplayGone} // somebody else had more luck
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if _, err := tx.Exec(ctx, `UPDATE `+s.name("dead_letters")+` SET attempts = attempts + 1, last_at = `+s.name("clock")+`(), reason = $2, sqlstate = nullif($3, '')
+				WHERE id = $1`, r.ID, r.Reason, r.SQLState); err != nil {
+				return err
+			}
+			detail, err := d.replayNote(r)
+			if err != nil {
+				return err
+			}
+			_, err = tx.Exec(ctx, `SELECT `+s.name("note_dead_letter")+`($1, $2, 'replay', $3, $4)`, s.scope, actor, r.ID, string(detail))
+			return err
+		})
+	})
+	if err != nil {
+		return r, fmt.Errorf("replay dead letter %d: it was refused (%s), and that could not be noted: %w", r.ID, r.Reason, err)
+	}
+	return r, nil
+}
+
+func (d *DeadLetter) replayNote(r Replayed) ([]byte, error) {
+	note := d.note()
+	if r.MessageID != nil {
+		note.MessageID = string(cleanText(string(r.MessageID)))
+	}
+	note.Outcome, note.Reason = r.Outcome, r.Reason
+	return json.Marshal(note)
+}
+
+// replayTime bounds one try. Its statements have time-outs of their own.
+const replayTime = time.Minute
+
+func (p *Processor) tryReplay(ctx context.Context, actor string, id int64) (r Replayed, err error) {
+	ctx, cancel := context.WithTimeout(ctx, replayTime)
+	defer cancel()
+	c, err := p.Store.loaded(ctx)
+	if err != nil {
+		return r, err
+	}
+	err = p.Store.onConnection(ctx, c, func(conn *pgx.Conn) error {
+		r, err = p.replayOn(ctx, conn, c, actor, id)
+		return err
+	})
+	return r, err
+}
+
+// replayOn replays a dead letter in a transaction.
+//
+// The dead letter is locked before anything else, so that a second replay waits
+// without holding up rotations or claims. It can't wait in a circle with workers.
+// They do without that lock: none reads dead letters, and to bury one they wait
+// for no row but one of the same place that is being written or deleted. It is
+// deleted by replayed() at the end, when all that is left to lock is the lane's
+// row; and whoever holds that, locks nothing after it. What else is locked, is
+// locked in the order of transact. Expiry passes locked rows over.
+func (p *Processor) replayOn(ctx context.Context, conn *pgx.Conn, c *catalog, actor string, id int64) (r Replayed, err error) {
+	r.ID = id
+	if err := roundTrip(ctx, conn, p.Store.prepare, []step{beginStep, limitsStep}); err != nil {
+		return r, &ownError{err}
+	}
+	d, err := p.Store.readDeadLetter(ctx, conn, id, "FOR UPDATE OF d")
+	if err != nil {
+		return r, &ownError{err}
+	}
+	g, err := p.prepare([]message.Batch{d.batch()})
+	var held *message.HoldError
+	if errors.As(err, &held) { // id.missing is stop
+		return r, &refusal{ReplayDead, rejection{reason: held.Err.Error()}}
+	}
+	if err != nil {
+		return r, err
+	}
+	it := &g.items[0]
+	if it.reject != nil {
+		return r, &refusal{ReplayDead, *it.reject}
+	}
+	r.MessageID = []byte(g.message(it).ID)
+
+	if err := p.claimAgain(ctx, conn, c, g, &d); err != nil {
+		return r, err
+	}
+	if err := p.write(ctx, conn, g); err != nil {
+		return r, &sinkError{err}
+	}
+	r.Outcome = ReplayDuplicate
+	if it.outcome == applied {
+		r.Outcome = ReplayApplied
+	}
+	steps, err := p.Store.replayedSteps(actor, &d, r, it.outcome)
+	if err != nil {
+		return r, err
+	}
+	err = p.Store.commit(ctx, conn, steps)
+	var lost *commitError
+	if errors.As(err, &lost) {
+		return r, &lostReplay{err, r, d.LaneNumber}
+	}
+	return r, err
+}
+
+// claimAgain claims the id of a dead letter's message, or finds that the claim is
+// its own, and gives the message its outcome. A claim that it lost to, or holds,
+// can't be forgotten any more before the transaction ends.
+func (p *Processor) claimAgain(ctx context.Context, conn *pgx.Conn, c *catalog, g *group, d *DeadLetter) error {
+	var values claimValues
+	g.lanes = make([]int32, 1)
+	if d.LaneNumber != nil {
+		g.lanes[0] = *d.LaneNumber
+		values = claimValues{lanes: g.lanes, fingerprint: !p.Fingerprint.none()}
+	}
+	rows, counts, err := p.Store.claimKeys(ctx, conn, p.Store.prepare, c, g, []step{p.Store.enterStep(c)}, values)
+	p.Metrics.probed(counts)
+	if err != nil {
+		return &ownError{fmt.Errorf("claim: %w", err)}
+	}
+	it := &g.items[0]
+	if row := rows[it.key]; row != nil {
+		own, err := p.Store.holdClaim(ctx, conn, row.generation, it.key, d)
+		if err != nil {
+			return &ownError{fmt.Errorf("claim: %w", err)}
+		}
+		if own {
+			it.outcome = applied
+		}
+	}
+	err = p.settle(ctx, conn, g, rows)
+	if it.outcome == conflict { // whatever dedup.on_conflict says
+		return &refusal{ReplayConflict, rejection{reason: "the id was claimed with another payload"}}
+	}
+	if err != nil {
+		return &ownError{fmt.Errorf("claim: %w", err)}
+	}
+	return nil
+}
+
+// holdClaim keeps a claim from being forgotten before the transaction ends, and
+// tells whether it is the one that the dead letter's burial made.
+func (s *Store) holdClaim(ctx context.Context, conn *pgx.Conn, g *generation, key Key, d *DeadLetter) (own bool, err error) {
+	var position *int64
+	var claimedAt time.Time
+	err = conn.QueryRow(ctx, `SELECT r_position, r_claimed_at FROM `+s.name("hold_claim")+`($1::text::uuid, $2::text::uuid)`, g.identity.String(), key.String()).
+		Scan(&position, &claimedAt)
+	if err != nil {
+		return false, err
+	}
+	// A conflict or a duplicate has made no claim: whatever looks like it is
+	// somebody else's.
+	buriedWithClaim := d.Class != classConflict && d.Class != classDuplicate
+	return buriedWithClaim && d.ClaimKey == key.String() && position != nil && *position == d.Position && claimedAt.Equal(d.CreatedAt), nil
+}
+
+// limitsStep sets the time-outs for what comes before enter().
+var limitsStep = step{
+	name: "dedupd_limits", sql: setLimits,
+	oids:   []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
+	params: [][]byte{[]byte(lockTimeout), []byte(statementTimeout), []byte(idleTimeout)},
+}
+
+// replayedSteps take a dead letter away, book what it has become, and note it.
+func (s *Store) replayedSteps(actor string, d *DeadLetter, r Replayed, o outcome) ([]step, error) {
+	booked := map[outcome]string{applied: "applied", redelivered: "redelivered", resent: "resent", crossSource: "cross_source"}[o]
+	if booked == "" {
+		return nil, fmt.Errorf("bug: the dead letter %d was left without an outcome", d.ID)
+	}
+	detail, err := d.replayNote(r)
+	if err != nil {
+		return nil, err
+	}
+	var lane []byte
+	if d.LaneNumber != nil {
+		lane = int4(*d.LaneNumber)
+	}
+	return []step{{
+		name:   "dedupd_replayed",
+		sql:    `SELECT ` + s.name("replayed") + `($1::bigint, $2::integer, $3::text)`,
+		oids:   []uint32{pgtype.Int8OID, pgtype.Int4OID, pgtype.TextOID},
+		params: [][]byte{int8b(d.ID), lane, []byte(booked)},
+	}, {
+		name:   "dedupd_note_dead_letter",
+		sql:    `SELECT ` + s.name("note_dead_letter") + `($1::text, $2::text, 'replay', $3::bigint, $4::text)`,
+		oids:   []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.Int8OID, pgtype.TextOID},
+		params: [][]byte{[]byte(s.scope), []byte(actor), int8b(d.ID), detail},
+	}}, nil
+}
