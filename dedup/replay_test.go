@@ -1197,7 +1197,7 @@ func TestDeadLettersOfVersion2(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if applied, err := store.Migrate(t.Context()); err != nil || len(applied) != 1 || applied[0].Version != 3 {
+	if applied, err := store.Migrate(t.Context()); err != nil || len(applied) == 0 || applied[0].Version != 3 {
 		t.Fatalf("%v, %v", applied, err)
 	}
 	all, err := store.DeadLetters(t.Context(), dedup.DeadLetterFilter{})

@@ -65,7 +65,8 @@ func (s *Store) Steal(l message.Lane) {
 }
 
 // Rewind moves a lane back to a position and forgets the effects from there on,
-// as a failover to a replica that lacks the last commits would.
+// as a failover to a replica that lacks the last commits would. A queue doesn't
+// move before it has resumed.
 func (s *Store) Rewind(l message.Lane, to int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,6 +76,7 @@ func (s *Store) Rewind(l message.Lane, to int64) {
 		return
 	}
 	r.Next, r.CaughtUp = to, time.Time{}
+	r.past = !r.ordered
 	r.BrokerPosition = min(r.BrokerPosition, to)
 	s.log = slices.DeleteFunc(s.log, func(e Effect) bool {
 		return e.Message.Position.Lane == l && e.Message.Position.Offset >= to

@@ -175,18 +175,6 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
 	return nil
 }
 
-// Lose takes effects away, as a failover does that loses commits. A queue whose
-// lane is given doesn't move until it has resumed.
-func (s *Store) Lose(lane message.Lane, ids ...string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	defer s.notify()
-	for _, id := range ids {
-		delete(s.effects, id)
-	}
-	s.rows[lane].past = true
-}
-
 // Resumed lets a queue move again.
 func (s *Store) Resumed(ctx context.Context, lane message.Lane) error {
 	if err := ctx.Err(); err != nil {
