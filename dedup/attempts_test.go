@@ -404,6 +404,9 @@ func TestAttemptOfAZombie(t *testing.T) {
 		t.Fatal("survived")
 	}
 	f.sink.fail = nil
+	if err := f.Store.Note(t.Context(), zombie.batchAt(0, "a=deadly")); err != nil {
+		t.Fatal(err)
+	}
 	err := f.Handle(t.Context(), []message.Batch{zombie.batch("a=deadly")})
 	if fenced := (*message.FencedError)(nil); !errors.As(err, &fenced) {
 		t.Errorf("the zombie's hand-over: %v", err)

@@ -1,11 +1,14 @@
 package dedup
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dedupd/dedupd/message"
 )
 
 // SetChunkClaims makes filters of smaller chunks.
@@ -17,6 +20,9 @@ func (p *Processor) SetTwinsHold(d time.Duration) { p.twins.hold = d }
 
 // SetFilterMemory changes the budget for filters.
 func (s *Store) SetFilterMemory(n int64) { s.filterMemory = n }
+
+// Note notes an attempt, as a worker does whose lane is taken in that moment.
+func (s *Store) Note(ctx context.Context, run message.Batch) error { return s.note(ctx, run) }
 
 // Probes is the counter of look-ups that ended so.
 func (m *Metrics) Probes(result string) prometheus.Counter { return m.probes.WithLabelValues(result) }
