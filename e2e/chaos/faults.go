@@ -254,8 +254,7 @@ var faults = []*fault{
 	},
 	{
 		name: "failover to an asynchronous replica", replicated: true, each: true, config: rotating, short: 1, long: 20,
-		brokers: []string{"kafka"},
-		strike:  func(r *run, _ int) error { return r.failOver() },
+		strike: func(r *run, _ int) error { return r.failOver() },
 	},
 	{
 		name: "slow and broken lines to Postgres", config: rotating, long: 60,
