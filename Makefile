@@ -30,6 +30,22 @@ test: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs all tests, with the race detecto
 test-short: ## Runs the tests that need no servers: seconds
 	$(GO) test -short ./...
 
+.PHONY: test-pgbouncer
+test-pgbouncer: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs the end-to-end tests with every worker behind a PgBouncer (apt-get install pgbouncer)
+	DEDUPD_TEST_PGBOUNCER=1 $(GO) test -timeout 20m $(TESTFLAGS) ./e2e
+
+.PHONY: chaos
+chaos: kafka ## Lets everything go wrong, and judges what comes of it, into docs/benchmarks/reliability.md (hours; SEED, ARGS="-run ...")
+	$(GO) run ./e2e/chaos -out docs/benchmarks/reliability.md $(if $(SEED),-seed $(SEED)) $(ARGS)
+
+.PHONY: soak
+soak: kafka ## The same for FOR (default 8h), faults drawn at random
+	$(GO) run ./e2e/chaos -soak $(or $(FOR),8h) $(if $(SEED),-seed $(SEED)) $(ARGS)
+
+.PHONY: mutants
+mutants: kafka ## Puts one bug at a time into the product: the rig must notice each (half an hour)
+	$(GO) run ./e2e/chaos -mutants $(if $(SEED),-seed $(SEED)) $(ARGS)
+
 .PHONY: kafka
 kafka: $(KAFKA)/.complete ## Fetches the Kafka broker that tests start (needs Java 17 and Maven)
 

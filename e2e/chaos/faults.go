@@ -278,6 +278,31 @@ var faults = []*fault{
 	},
 }
 
+// mixture is the fault that is all others.
+const mixture = "everything at random"
+
+// mixed are those it draws from: they leave the fleet as it was.
+var mixed = []string{
+	"workers killed one upon the other", "pauses", "answer to COMMIT lost", "connections ended by the server",
+	"slow and broken lines to Postgres", "rolling restart", "zombie before its transaction", "zombie before its COMMIT",
+	"Postgres crashes", "broker crashes",
+}
+
+func init() { // it looks at the list that it stands in
+	faults = append(faults, &fault{
+		name: mixture, alone: true, workers: 4, config: rotating, long: 60, limit: 3 * time.Minute,
+		strike: func(r *run, number int) error {
+			f := faultNamed(mixed[r.rng.IntN(len(mixed))])
+			r.count(f.name)
+			if err := f.strike(r, number); err != nil {
+				return fmt.Errorf("%s: %w", f.name, err)
+			}
+			r.sleep(0, 2*time.Second)
+			return nil
+		},
+	})
+}
+
 // within counts what took too long beside how often it was in time.
 func (r *run) within(what string, took, limit time.Duration) {
 	if took <= limit {

@@ -39,6 +39,7 @@ func begin() error {
 	atOnce := flag.Int("at-once", 3, "runs at a time, of those that don't hurt the servers")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())>>20, "where the dice begin; the same seed and faults throw the same dice")
 	hunting := flag.Bool("mutants", false, "instead, put one bug at a time into the product: each must be noticed")
+	soak := flag.Duration("soak", 0, "instead, draw faults at random for so long")
 	out := flag.String("out", "", "a file for the report, in Markdown")
 	flag.Parse()
 	pattern, err := regexp.Compile(*only)
@@ -71,6 +72,9 @@ func begin() error {
 			return err
 		}
 		return os.RemoveAll(g.folder)
+	}
+	if *soak > 0 {
+		jobs = draw(*seed, *soak)
 	}
 	var outcomes []outcome
 	bad := 0

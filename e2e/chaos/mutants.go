@@ -223,7 +223,7 @@ func (g *rig) meet(ctx context.Context, m *mutant, seed uint64) (by string, err 
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(folder)
+	defer func() { _ = os.RemoveAll(folder) }()
 	binary := filepath.Join(folder, "dedupd")
 	if err := m.build(ctx, folder, binary); err != nil {
 		return "", err

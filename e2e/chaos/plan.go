@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
+	"time"
 )
 
 // job is one run that is to be done.
@@ -12,6 +14,8 @@ type job struct {
 	kind  string // of the broker
 	times int
 	seed  uint64
+	// until, unless zero, ends it early.
+	until time.Time
 	// binary is the program to try; empty: the rig's.
 	binary string
 }
@@ -85,4 +89,13 @@ func (g *rig) doAll(ctx context.Context, jobs []job, atOnce int, tell func(outco
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// draw are two long runs of everything, one upon the other at a random order.
+func draw(seed uint64, d time.Duration) []job {
+	now := time.Now()
+	return []job{
+		{fault: faultNamed(mixture), kind: "kafka", times: math.MaxInt, seed: seed, until: now.Add(d / 2)},
+		{fault: faultNamed(mixture), kind: "nats", times: math.MaxInt, seed: seed + 1, until: now.Add(d)},
+	}
 }

@@ -92,7 +92,7 @@ func (g *rig) do(ctx context.Context, j job) (outcome, error) {
 		r.takeDown()
 		return out, fmt.Errorf("%s, %s: %w", f.name, j.kind, err)
 	}
-	err := r.suffer(j.times)
+	err := r.suffer(j.times, j.until)
 	if settled := r.settle(); err == nil {
 		err = settled
 	}
@@ -202,9 +202,9 @@ func (r *run) prepare(kind string) (err error) {
 	})
 }
 
-// suffer lets the fault strike so many times, and measures how long it takes
+// suffer lets the fault strike so many times, or until then, and measures how long it takes
 // until everything that had been sent by then has landed.
-func (r *run) suffer(times int) (err error) {
+func (r *run) suffer(times int, until time.Time) (err error) {
 	samples, err := r.startSampler(filepath.Join(r.folder, "samples"))
 	if err != nil {
 		return err
@@ -215,7 +215,7 @@ func (r *run) suffer(times int) (err error) {
 		}
 	}()
 	r.sleep(500*time.Millisecond, 1500*time.Millisecond)
-	for i := range times {
+	for i := 0; i < times && (until.IsZero() || time.Now().Before(until)); i++ {
 		if err := r.ctx.Err(); err != nil {
 			return err
 		}
