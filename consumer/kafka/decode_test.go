@@ -131,13 +131,14 @@ func offsets(all []message.Message) []int64 {
 }
 
 func TestDecodeKeepsNilAndEmptyApart(t *testing.T) {
-	f := answered(nil, wireBatch{base: 7, first: 0, producer: -1, records: []kmsg.Record{
+	f := answered(nil, wireBatch{base: 7, producer: -1, records: []kmsg.Record{
 		{TimestampDelta64: -1},
 		{OffsetDelta: 1, Key: []byte{}, Value: []byte{}},
 		{
 			OffsetDelta: 2, TimestampDelta64: 1234, Key: []byte("k"), Value: []byte("v"),
 			Headers: []kmsg.Header{{Key: "a"}, {Key: "a", Value: []byte{}}, {Key: "b", Value: []byte{0, 255}}},
 		},
+		{OffsetDelta: 3, TimestampDelta64: -1, Headers: []kmsg.Header{{Key: "c"}}},
 	}})
 	got, err := newDecoder().decode(f, 7)
 	if err != nil {
@@ -151,16 +152,18 @@ func TestDecodeKeepsNilAndEmptyApart(t *testing.T) {
 			Topic: "t", Position: message.Position{Lane: lane, Offset: 9}, Key: []byte("k"), Value: []byte("v"), Time: time.UnixMilli(1234).UTC(),
 			Headers: []message.Header{{Key: "a"}, {Key: "a", Value: []byte{}}, {Key: "b", Value: []byte{0, 255}}},
 		},
+		{Topic: "t", Position: message.Position{Lane: lane, Offset: 10}, Headers: []message.Header{{Key: "c"}}},
 	}
 	if diff := cmp.Diff(want, got.messages); diff != "" {
 		t.Error(diff)
 	}
-	if got.next != 10 {
+	if got.next != 11 {
 		t.Errorf("next %d", got.next)
 	}
 	// Whoever appends to one slice must not write into its neighbour.
 	_ = append(got.messages[2].Key, "XXXX"...)
 	_ = append(got.messages[2].Headers[2].Value, "XXXX"...)
+	_ = append(got.messages[2].Headers, message.Header{Key: "X"})
 	if diff := cmp.Diff(want, got.messages); diff != "" {
 		t.Error("a slice's capacity reaches into the next one:", diff)
 	}
@@ -334,12 +337,11 @@ func TestDecodeRefusesBombs(t *testing.T) {
 		}
 	}
 	// Records of nothing take more here than there.
-	small := kmsg.Record{Length: leastRecord - 1}
-	b := sealed(kmsg.RecordBatch{
-		NumRecords: 3 << 20, Attributes: int16(compress.Zstd), LastOffsetDelta: 3 << 20,
-		Records: compressed(compress.Zstd.Codec(), bytes.Repeat(small.AppendTo(nil), 3<<20)),
-	})
-	if got, err := newDecoder().decode(&fetched{records: b}, 0); len(got.messages) > 1 {
+	many := wireBatch{attributes: int16(compress.Zstd), records: make([]kmsg.Record, maxBatchBytes/messageBytes+1)}
+	for i := range many.records {
+		many.records[i].OffsetDelta = int32(i)
+	}
+	if got, err := newDecoder().decode(answered(nil, many), 0); !errors.Is(err, errTooLarge) {
 		t.Errorf("%d messages, %v", len(got.messages), err)
 	}
 }
