@@ -58,7 +58,7 @@ func (d *decoder) decode(f *fetched, position int64) (records, error) {
 	r := reading{decoder: d, next: position, aborts: newAborts(f.aborted)}
 	r.messages = make([]message.Message, 0, expected(batches))
 	for i := range batches {
-		if r.unpacked > maxFetchBytes {
+		if r.held() > maxFetchBytes {
 			break // so much has come of a few bytes: the rest is fetched again
 		}
 		if bad := r.batch(&batches[i]); bad != nil {
@@ -76,21 +76,21 @@ func (d *decoder) decode(f *fetched, position int64) (records, error) {
 	if len(r.messages) == 0 {
 		return records{next: r.next}, nil
 	}
-	held := int64(cap(r.messages))*messageBytes + r.unpacked
+	held := r.held() + int64(cap(r.messages)-len(r.messages))*messageBytes
 	if r.inPlace {
 		held += int64(len(f.records))
 	}
 	return records{messages: r.messages, held: held, next: r.next}, nil
 }
 
-// expected is how many messages there will be, or fewer: what is said of
-// compressed records need not be so.
+// expected is how many messages there will be, or fewer: what is said of their
+// number need not be so.
 func expected(batches []batch) int {
 	n := 0
 	for i := range batches {
 		n += min(batches[i].count, len(batches[i].records)/leastRecord)
 	}
-	return n
+	return min(n, int(maxFetchBytes/messageBytes))
 }
 
 // reading is one call of decode.
@@ -102,6 +102,9 @@ type reading struct {
 	inPlace  bool  // messages stand in the answer itself
 	unpacked int64 // bytes that messages take elsewhere, headers included
 }
+
+// held is the memory that was taken beside the answer.
+func (r *reading) held() int64 { return int64(len(r.messages))*messageBytes + r.unpacked }
 
 // batch goes over one batch. With an error nothing of it is taken.
 func (r *reading) batch(b *batch) error {

@@ -366,6 +366,23 @@ func TestDecodeStopsWhereMuchIsHeld(t *testing.T) {
 	}
 }
 
+// So are those whose records hold nothing.
+func TestDecodeStopsWhereManyAreHeld(t *testing.T) {
+	each := int64(maxFetchBytes/messageBytes/2 + 1)
+	var f fetched
+	for i := range int64(4) {
+		b := wireBatch{base: i * each, records: make([]kmsg.Record, each)}
+		for j := range b.records {
+			b.records[j].OffsetDelta = int32(j)
+		}
+		f.records = append(f.records, b.bytes()...)
+	}
+	got, err := newDecoder().decode(&f, 0)
+	if err != nil || got.next != 2*each || int64(len(got.messages)) != 2*each {
+		t.Errorf("%d messages, next %d, %v", len(got.messages), got.next, err)
+	}
+}
+
 // The byte budget is to know of all memory that messages keep in use.
 func TestDecodeCountsWhatIsHeld(t *testing.T) {
 	value := bytes.Repeat([]byte("v"), 1000)
