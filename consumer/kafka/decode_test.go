@@ -368,7 +368,7 @@ func TestDecodeStopsWhereMuchIsHeld(t *testing.T) {
 
 // So are those whose records hold nothing.
 func TestDecodeStopsWhereManyAreHeld(t *testing.T) {
-	each := int64(maxFetchBytes/messageBytes/2 + 1)
+	each := maxFetchBytes/messageBytes/2 + 1
 	var f fetched
 	for i := range int64(4) {
 		b := wireBatch{base: i * each, records: make([]kmsg.Record, each)}
