@@ -67,14 +67,14 @@ func (c *cluster) close() { c.transport.CloseIdleConnections() }
 // fetch asks a partition's leader for records from a position on. maxBytes
 // bounds what is stored at the broker; one record batch comes in any case. An
 // error of the partition is a kafkago.Error.
-func (c *cluster) fetch(ctx context.Context, topic string, partition int, position int64, maxBytes int) (*fetch.ResponsePartition, error) {
+func (c *cluster) fetch(ctx context.Context, topic string, partition int, position int64, maxBytes int) (*fetched, error) {
 	// Not a deadline: that would become the connection's, and end a good
 	// connection with every poll that is given up.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer time.AfterFunc(fetchTimeout, func() { cancel(errFetchTimeout) }).Stop()
 
-	res, err := c.transport.RoundTrip(ctx, c.addr, &fetch.Request{
+	res, err := c.transport.RoundTrip(ctx, c.addr, &exchange{clientID: c.transport.ClientID, Request: &fetch.Request{
 		ReplicaID:      -1,
 		MaxWaitTime:    int32(fetchWait / time.Millisecond),
 		MinBytes:       1,
@@ -91,31 +91,18 @@ func (c *cluster) fetch(ctx context.Context, topic string, partition int, positi
 				PartitionMaxBytes:  int32(maxBytes),
 			}},
 		}},
-	})
+	}})
 	if err != nil {
 		if errors.Is(context.Cause(ctx), errFetchTimeout) {
 			err = errFetchTimeout
 		}
 		return nil, err
 	}
-	r, ok := res.(*fetch.Response)
+	a, ok := res.(*answer)
 	if !ok {
 		return nil, errAnswer
 	}
-	if r.ErrorCode != 0 {
-		return nil, kafkago.Error(r.ErrorCode)
-	}
-	if len(r.Topics) != 1 || r.Topics[0].Topic != topic || len(r.Topics[0].Partitions) != 1 {
-		return nil, errAnswer
-	}
-	p := &r.Topics[0].Partitions[0]
-	if p.Partition != int32(partition) {
-		return nil, errAnswer
-	}
-	if p.ErrorCode != 0 {
-		return nil, kafkago.Error(p.ErrorCode)
-	}
-	return p, nil
+	return a.partition(topic, partition)
 }
 
 var (

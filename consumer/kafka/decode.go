@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 	"unsafe"
 
-	"github.com/segmentio/kafka-go/protocol"
-	"github.com/segmentio/kafka-go/protocol/fetch"
+	"github.com/segmentio/kafka-go/compress"
 
 	"github.com/dedupd/dedupd/message"
 )
@@ -27,179 +25,174 @@ const abortMarker = 0
 
 // records are what one fetch brought.
 type records struct {
-	// messages are the records to deliver, in order of position. Their keys and
-	// values share one allocation.
+	// messages are the records to deliver, in order of position. Their keys,
+	// values and headers stand where they came: in the answer, or in what one of
+	// its batches was decompressed to.
 	messages []message.Message
+	// held is the memory, in bytes, that is in use for as long as the last of
+	// them is.
+	held int64
 	// next is the position to go on at: above every record seen, delivered or
 	// not, and never below the one that was asked for.
 	next int64
-	// some tells that the answer held anything at all.
-	some bool
 }
 
-// decoder makes messages of a partition's records. It may be used by one
-// goroutine at a time; what it returns stays valid for ever.
+// decoder makes messages of a partition's records. It may be used by many
+// goroutines.
 type decoder struct {
 	lane          message.Lane
 	topic         string
 	readCommitted bool
-
-	found []found // kept between calls for its memory
 }
 
-// found is a record to deliver, still in the library's memory.
-type found struct {
-	offset     int64
-	time       time.Time
-	key, value protocol.Bytes
-	headers    []protocol.Header
-}
+var errNoProgress = errors.New("the broker has sent no whole record batch that reaches there")
 
-// decode takes what stands at position and above. An error means that the data
-// can't be read, and that nothing of it is delivered.
-func (d *decoder) decode(p *fetch.ResponsePartition, position int64) (records, error) {
-	defer d.release()
-	r := records{next: position}
-	stream, _ := p.RecordSet.Records.(*protocol.RecordStream) // nil when there is nothing
-	if stream == nil {
-		return r, nil
+// decode takes what stands at position and above. What stands before a batch that
+// can't be read is delivered all the same: the next call then begins with that
+// batch, and its error is about that alone.
+func (d *decoder) decode(f *fetched, position int64) (records, error) {
+	if len(f.records) == 0 {
+		return records{next: position}, nil
 	}
-	aborts := newAborts(p.AbortedTransactions)
-	for _, item := range stream.Records {
-		r.some = true
+	batches, err := cutBatches(f.records)
+	r := reading{decoder: d, next: position, aborts: newAborts(f.aborted)}
+	r.messages = make([]message.Message, 0, expected(batches))
+	for i := range batches {
+		if r.held() > maxFetchBytes {
+			break // so much has come of a few bytes: the rest is fetched again
+		}
+		if bad := r.batch(&batches[i]); bad != nil {
+			err = fmt.Errorf("%w, in the record batch of positions %d to %d", bad, batches[i].base, batches[i].last)
+			break
+		}
+	}
+	if r.next == position {
+		if err == nil {
+			err = errNoProgress
+		}
+		return records{next: position}, fmt.Errorf("records of lane %s at position %d: %w (should it stay so: \"dedupd lanes set-position %s %s POSITION\" leaves them out)",
+			d.lane, position, err, d.lane.Source, d.lane.Name)
+	}
+	if len(r.messages) == 0 {
+		return records{next: r.next}, nil
+	}
+	held := r.held() + int64(cap(r.messages)-len(r.messages))*messageBytes
+	if r.inPlace {
+		held += int64(len(f.records))
+	}
+	return records{messages: r.messages, held: held, next: r.next}, nil
+}
+
+// expected is how many messages there will be, or fewer: what is said of their
+// number need not be so.
+func expected(batches []batch) int {
+	n := 0
+	for i := range batches {
+		n += min(batches[i].count, len(batches[i].records)/leastRecord)
+	}
+	return min(n, int(maxFetchBytes/messageBytes))
+}
+
+// reading is one call of decode.
+type reading struct {
+	*decoder
+	aborts   aborts
+	messages []message.Message
+	next     int64
+	inPlace  bool  // messages stand in the answer itself
+	unpacked int64 // bytes that messages take elsewhere, headers included
+}
+
+// held is the memory that was taken beside the answer.
+func (r *reading) held() int64 { return int64(len(r.messages))*messageBytes + r.unpacked }
+
+// batch goes over one batch. With an error nothing of it is taken.
+func (r *reading) batch(b *batch) error {
+	// The transaction that a marker ends may have begun below what was asked for:
+	// it must be opened before it is closed, or else it would take the producer's
+	// next one with it.
+	r.aborts.upTo(b.base)
+	switch {
+	case b.has(isControl): // not a message, yet it takes a position
+		kind, err := b.marker()
+		if err != nil {
+			return err
+		}
+		if kind == abortMarker {
+			r.aborts.end(b.producer)
+		}
+	case b.last < r.next: // all of it stands below what was asked for
+	case r.readCommitted && b.has(isTransactional) && r.aborts.has(b.producer):
+	default:
+		if err := r.deliver(b); err != nil {
+			return err
+		}
+	}
+	// Whatever stood in it is settled, be it compacted away.
+	r.next = max(r.next, b.last+1)
+	return nil
+}
+
+// deliver takes a batch's messages.
+func (r *reading) deliver(b *batch) error {
+	plain, unpacked := b.records, int64(0)
+	codec := compress.Compression(b.attributes & codecMask)
+	if codec != compress.None {
 		var err error
-		switch b := item.(type) {
-		case *protocol.ControlBatch:
-			// Not a message, yet it takes a position. The transaction it ends may
-			// have begun below what was asked for: it must be opened before it is
-			// closed, or else it would take the producer's next one with it.
-			aborts.upTo(b.BaseOffset)
-			if rec, err := b.ReadControlRecord(); err == nil && rec.Type == abortMarker {
-				aborts.end(b.ProducerID)
-			}
-			r.next = max(r.next, b.BaseOffset+1)
-		case *protocol.RecordBatch:
-			aborts.upTo(b.BaseOffset)
-			skip := d.readCommitted && b.Attributes.Transactional() && aborts.has(b.ProducerID)
-			// Whatever stood below this batch is settled, be it compacted away.
-			r.next = max(r.next, b.BaseOffset)
-			r.next, err = d.read(b, position, r.next, skip)
-		case *protocol.MessageSet: // a format without transactions
-			r.next, err = d.read(b, position, r.next, false)
-		default:
-			err = fmt.Errorf("records of unknown type %T", item)
+		if plain, err = decompress(codec, plain); err != nil {
+			return err
 		}
-		if err != nil {
-			return records{next: position, some: true}, fmt.Errorf("decode records from position %d: %w", position, err)
-		}
+		unpacked = int64(len(plain))
 	}
-	var err error
-	r.messages, err = d.copy()
-	if err != nil {
-		return records{next: position, some: true}, err
-	}
-	return r, nil
-}
-
-// read collects a batch's records from a position on.
-func (d *decoder) read(batch protocol.RecordReader, position, next int64, skip bool) (int64, error) {
-	for {
-		rec, err := batch.ReadRecord()
-		if errors.Is(err, io.EOF) {
-			return next, nil
-		}
+	var (
+		messages = r.messages
+		headers  []message.Header
+		next     = r.next
+		c        = cursor{b: plain}
+	)
+	for left := b.count; left > 0; left-- {
+		rec, err := b.record(&c)
 		if err != nil {
-			return next, err
+			return err
 		}
-		next = max(next, rec.Offset+1)
 		// The broker sends whole batches: the first may begin below.
-		if skip || rec.Offset < position {
-			closeBytes(rec.Key)
-			closeBytes(rec.Value)
+		if rec.offset < next {
 			continue
 		}
-		d.found = append(d.found, found{rec.Offset, rec.Time, rec.Key, rec.Value, rec.Headers})
-	}
-}
-
-// copy moves the records found out of the library's memory, which goes back to
-// its pool: one allocation for all bytes, one for the messages, one for their
-// headers.
-func (d *decoder) copy() ([]message.Message, error) {
-	if len(d.found) == 0 {
-		return nil, nil
-	}
-	size, headers := 0, 0
-	for i := range d.found {
-		size += length(d.found[i].key) + length(d.found[i].value)
-		headers += len(d.found[i].headers)
-	}
-	arena := make([]byte, 0, size)
-	messages := make([]message.Message, len(d.found))
-	var all []message.Header
-	if headers > 0 {
-		all = make([]message.Header, 0, headers)
-	}
-	for i := range d.found {
-		f := &d.found[i]
-		m := &messages[i]
-		m.Topic = d.topic
-		m.Position = message.Position{Lane: d.lane, Offset: f.offset}
-		if f.time.UnixMilli() >= 0 { // -1: the producer gave none
-			m.Time = f.time.UTC()
+		next = rec.offset + 1
+		messages = append(messages, message.Message{
+			Topic: r.topic, Key: rec.key, Value: rec.value,
+			Position: message.Position{Lane: r.lane, Offset: rec.offset},
+		})
+		m := &messages[len(messages)-1]
+		if rec.time >= 0 { // -1: the producer gave none
+			m.Time = time.UnixMilli(rec.time).UTC()
 		}
-		var err error
-		if m.Key, arena, err = take(arena, f.key); err != nil {
-			return nil, err
-		}
-		if m.Value, arena, err = take(arena, f.value); err != nil {
-			return nil, err
-		}
-		if len(f.headers) > 0 {
-			from := len(all)
-			for _, h := range f.headers { // their bytes are ours already
-				all = append(all, message.Header{Key: h.Key, Value: h.Value})
+		if rec.headers > 0 {
+			if cap(headers)-len(headers) < rec.headers {
+				// For all that follow, if they have as many.
+				headers = make([]message.Header, 0, rec.headers+min(rec.headers*(left-1), len(c.b)/leastHeader))
+				unpacked += int64(cap(headers)) * headerBytes
 			}
-			m.Headers = all[from:len(all):len(all)]
+			from := len(headers)
+			if headers, err = rec.appendHeaders(headers); err != nil {
+				return err
+			}
+			m.Headers = headers[from:len(headers):len(headers)]
+		}
+		if unpacked+int64(len(messages)-len(r.messages))*messageBytes > maxBatchBytes {
+			return errTooLarge
 		}
 	}
-	return messages, nil
-}
-
-// take appends b to the arena and returns its part of it; nil stays nil.
-func take(arena []byte, b protocol.Bytes) (part, rest []byte, err error) {
-	if b == nil {
-		return nil, arena, nil
+	if len(c.b) > 0 {
+		return errBadRecord
 	}
-	from, to := len(arena), len(arena)+b.Len()
-	arena = arena[:to]
-	part = arena[from:to:to]
-	if _, err := io.ReadFull(b, part); err != nil {
-		return nil, arena, err
+	if len(messages) > len(r.messages) {
+		r.unpacked += unpacked
+		r.inPlace = r.inPlace || codec == compress.None
 	}
-	return part, arena, nil
-}
-
-func (d *decoder) release() {
-	for i := range d.found {
-		closeBytes(d.found[i].key)
-		closeBytes(d.found[i].value)
-	}
-	clear(d.found)
-	d.found = d.found[:0]
-}
-
-func closeBytes(b protocol.Bytes) {
-	if b != nil {
-		_ = b.Close() // memory only
-	}
-}
-
-func length(b protocol.Bytes) int {
-	if b == nil {
-		return 0
-	}
-	return b.Len()
+	r.messages = messages
+	return nil
 }
 
 // footprint is the memory that messages hold, in bytes.
@@ -219,20 +212,20 @@ func footprint(messages []message.Message) int64 {
 // producer's records count as aborted from the first offset of such a
 // transaction to its marker.
 type aborts struct {
-	coming []fetch.ResponseTransaction // by first offset
-	open   map[int64]struct{}          // by producer
+	coming []transaction      // by first offset
+	open   map[int64]struct{} // by producer
 }
 
-func newAborts(all []fetch.ResponseTransaction) aborts {
-	slices.SortFunc(all, func(a, b fetch.ResponseTransaction) int {
-		return cmp.Compare(a.FirstOffset, b.FirstOffset)
+func newAborts(all []transaction) aborts {
+	slices.SortFunc(all, func(a, b transaction) int {
+		return cmp.Compare(a.first, b.first)
 	})
 	return aborts{coming: all, open: make(map[int64]struct{})}
 }
 
 func (a *aborts) upTo(offset int64) {
-	for len(a.coming) > 0 && a.coming[0].FirstOffset <= offset {
-		a.open[a.coming[0].ProducerID] = struct{}{}
+	for len(a.coming) > 0 && a.coming[0].first <= offset {
+		a.open[a.coming[0].producer] = struct{}{}
 		a.coming = a.coming[1:]
 	}
 }

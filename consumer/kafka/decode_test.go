@@ -1,14 +1,22 @@
 package kafka
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
+	"io"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/segmentio/kafka-go/compress"
 	"github.com/segmentio/kafka-go/protocol"
-	"github.com/segmentio/kafka-go/protocol/fetch"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"pgregory.net/rapid"
 
 	"github.com/dedupd/dedupd/message"
 )
@@ -17,20 +25,101 @@ func newDecoder() *decoder {
 	return &decoder{lane: message.Lane{Source: "main", Name: "t/0"}, topic: "t", readCommitted: true}
 }
 
-// answer is a fetch's answer with these batches.
-func answer(aborted []fetch.ResponseTransaction, batches ...protocol.RecordReader) *fetch.ResponsePartition {
-	return &fetch.ResponsePartition{
-		AbortedTransactions: aborted,
-		RecordSet:           protocol.RecordSet{Records: &protocol.RecordStream{Records: batches}},
+// wireBatch is a record batch to be written by franz-go's code for it.
+type wireBatch struct {
+	base       int64
+	last       int32 // delta; 0: the last record's
+	attributes int16
+	first, max int64
+	producer   int64
+	count      int32 // 0: as many as there are
+	records    []kmsg.Record
+	trailing   string // bytes behind the records, inside of the batch
+}
+
+func (w wireBatch) plain() []byte {
+	var plain []byte
+	for _, r := range w.records {
+		r.Length = int32(len(r.AppendTo(nil)) - 1) // a length of 0 takes a byte
+		plain = r.AppendTo(plain)
 	}
+	return append(plain, w.trailing...)
 }
 
-func batch(base int64, records ...protocol.Record) *protocol.RecordBatch {
-	return &protocol.RecordBatch{BaseOffset: base, ProducerID: -1, Records: protocol.NewRecordReader(records...)}
+func (w wireBatch) bytes() []byte {
+	last, count := w.last, w.count
+	if n := len(w.records); n > 0 && last == 0 {
+		last = w.records[n-1].OffsetDelta
+	}
+	if count == 0 {
+		count = int32(len(w.records))
+	}
+	plain := w.plain()
+	if codec := compress.Compression(w.attributes & codecMask).Codec(); codec != nil && codec.Code() != 0 {
+		plain = compressed(codec, plain)
+	}
+	return sealed(kmsg.RecordBatch{
+		FirstOffset: w.base, PartitionLeaderEpoch: -1, Attributes: w.attributes, LastOffsetDelta: last,
+		FirstTimestamp: w.first, MaxTimestamp: w.max, ProducerID: w.producer, ProducerEpoch: -1, FirstSequence: -1,
+		NumRecords: count, Records: plain,
+	})
 }
 
-func at(offset int64) protocol.Record {
-	return protocol.Record{Offset: offset, Time: time.UnixMilli(1000), Value: protocol.NewBytes([]byte("v"))}
+// sealed is a batch with its length and checksum.
+func sealed(k kmsg.RecordBatch) []byte {
+	k.Magic, k.Length = 2, int32(batchHeader-batchLengthEnd+len(k.Records))
+	return seal(k.AppendTo(nil))
+}
+
+func seal(b []byte) []byte {
+	binary.BigEndian.PutUint32(b[batchChecksum:], crc32.Checksum(b[batchChecksum+4:], castagnoli))
+	return b
+}
+
+func compressed(codec compress.Codec, plain []byte) []byte {
+	var b bytes.Buffer
+	z := codec.NewWriter(&b)
+	if _, err := z.Write(plain); err != nil {
+		panic(err)
+	}
+	if err := z.Close(); err != nil {
+		panic(err)
+	}
+	return b.Bytes()
+}
+
+// answered is what a fetch brings that finds these batches.
+func answered(aborted []transaction, batches ...wireBatch) *fetched {
+	f := &fetched{aborted: aborted}
+	for _, b := range batches {
+		f.records = append(f.records, b.bytes()...)
+	}
+	return f
+}
+
+// at is a batch with records at these positions.
+func at(base int64, positions ...int64) wireBatch {
+	b := wireBatch{base: base, producer: -1}
+	for _, p := range positions {
+		b.records = append(b.records, kmsg.Record{OffsetDelta: int32(p - base), Value: []byte("v")})
+	}
+	return b
+}
+
+// to has the batch span the positions up to last, as compaction leaves it.
+func (w wireBatch) to(last int64) wireBatch { w.last = int32(last - w.base); return w }
+
+func transactional(base, producer int64, positions ...int64) wireBatch {
+	b := at(base, positions...)
+	b.attributes, b.producer = isTransactional, producer
+	return b
+}
+
+func control(base, producer int64, kind byte) wireBatch {
+	return wireBatch{
+		base: base, attributes: isTransactional | isControl, producer: producer,
+		records: []kmsg.Record{{Key: []byte{0, 0, 0, kind}, Value: []byte{0, 0, 0, 0, 0, 0}}},
+	}
 }
 
 func offsets(all []message.Message) []int64 {
@@ -42,14 +131,16 @@ func offsets(all []message.Message) []int64 {
 }
 
 func TestDecodeKeepsNilAndEmptyApart(t *testing.T) {
-	got, err := newDecoder().decode(answer(nil, batch(7,
-		protocol.Record{Offset: 7, Time: time.UnixMilli(-1)},
-		protocol.Record{Offset: 8, Time: time.UnixMilli(0), Key: protocol.NewBytes([]byte{}), Value: protocol.NewBytes([]byte{})},
-		protocol.Record{
-			Offset: 9, Time: time.UnixMilli(1234), Key: protocol.NewBytes([]byte("k")), Value: protocol.NewBytes([]byte("v")),
-			Headers: []protocol.Header{{Key: "a"}, {Key: "a", Value: []byte{}}, {Key: "b", Value: []byte{0, 255}}},
+	f := answered(nil, wireBatch{base: 7, producer: -1, records: []kmsg.Record{
+		{TimestampDelta64: -1},
+		{OffsetDelta: 1, Key: []byte{}, Value: []byte{}},
+		{
+			OffsetDelta: 2, TimestampDelta64: 1234, Key: []byte("k"), Value: []byte("v"),
+			Headers: []kmsg.Header{{Key: "a"}, {Key: "a", Value: []byte{}}, {Key: "b", Value: []byte{0, 255}}},
 		},
-	)), 7)
+		{OffsetDelta: 3, TimestampDelta64: -1, Headers: []kmsg.Header{{Key: "c"}}},
+	}})
+	got, err := newDecoder().decode(f, 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,60 +152,53 @@ func TestDecodeKeepsNilAndEmptyApart(t *testing.T) {
 			Topic: "t", Position: message.Position{Lane: lane, Offset: 9}, Key: []byte("k"), Value: []byte("v"), Time: time.UnixMilli(1234).UTC(),
 			Headers: []message.Header{{Key: "a"}, {Key: "a", Value: []byte{}}, {Key: "b", Value: []byte{0, 255}}},
 		},
+		{Topic: "t", Position: message.Position{Lane: lane, Offset: 10}, Headers: []message.Header{{Key: "c"}}},
 	}
 	if diff := cmp.Diff(want, got.messages); diff != "" {
 		t.Error(diff)
 	}
-	if got.next != 10 || !got.some {
-		t.Errorf("next %d, some %t", got.next, got.some)
+	if got.next != 11 {
+		t.Errorf("next %d", got.next)
 	}
 	// Whoever appends to one slice must not write into its neighbour.
-	_ = append(got.messages[2].Key, 'X')
-	if string(got.messages[2].Value) != "v" {
-		t.Error("a key's capacity reaches into the value")
+	_ = append(got.messages[2].Key, "XXXX"...)
+	_ = append(got.messages[2].Headers[2].Value, "XXXX"...)
+	_ = append(got.messages[2].Headers, message.Header{Key: "X"})
+	if diff := cmp.Diff(want, got.messages); diff != "" {
+		t.Error("a slice's capacity reaches into the next one:", diff)
 	}
 }
 
 func TestDecodePositions(t *testing.T) {
-	control := func(base, producer int64, kind int16) *protocol.ControlBatch {
-		b := protocol.NewControlBatch(protocol.ControlRecord{Offset: base, Type: kind, Data: []byte{0, 0, 0, 0, 0, 0}})
-		b.BaseOffset, b.ProducerID = base, producer
-		return b
-	}
-	transactional := func(base, producer int64, records ...protocol.Record) *protocol.RecordBatch {
-		b := batch(base, records...)
-		b.Attributes, b.ProducerID = protocol.Transactional, producer
-		return b
-	}
-	aborted := func(producer, first int64) fetch.ResponseTransaction {
-		return fetch.ResponseTransaction{ProducerID: producer, FirstOffset: first}
-	}
+	aborted := func(producer, first int64) transaction { return transaction{producer: producer, first: first} }
 	tests := []struct {
 		name     string
 		position int64
-		answer   *fetch.ResponsePartition
+		answer   *fetched
 		want     []int64
 		next     int64
 	}{
-		{"nothing", 5, &fetch.ResponsePartition{}, nil, 5},
-		{"the batch begins below", 5, answer(nil, batch(3, at(3), at(4), at(5), at(6))), []int64{5, 6}, 7},
-		{"holes", 5, answer(nil, batch(3, at(4), at(8)), batch(20, at(22))), []int64{8, 22}, 23},
-		{"all of it is below: no progress", 5, answer(nil, batch(3, at(3), at(4))), nil, 5},
-		{"the next batch tells how far", 5, answer(nil, batch(3, at(3)), batch(9)), nil, 9},
-		{"an empty batch", 5, answer(nil, batch(8)), nil, 8},
-		{"a marker takes a position", 5, answer(nil, control(5, 1, 1), batch(6, at(6))), []int64{6}, 7},
-		{"only a marker", 5, answer(nil, control(5, 1, 0)), nil, 6},
-		{"aborted, then committed by the same producer", 0, answer([]fetch.ResponseTransaction{aborted(1, 0)},
-			transactional(0, 1, at(0)), control(1, 1, 0), transactional(2, 1, at(2)), control(3, 1, 1)), []int64{2}, 4},
-		{"only the marker of the aborted one", 1, answer([]fetch.ResponseTransaction{aborted(1, 0)},
-			control(1, 1, 0), transactional(2, 1, at(2)), control(3, 1, 1)), []int64{2}, 4},
-		{"two producers interleave", 0, answer([]fetch.ResponseTransaction{aborted(2, 1)},
-			transactional(0, 1, at(0)), transactional(1, 2, at(1)), transactional(2, 1, at(2)), control(3, 2, 0), control(4, 1, 1)), []int64{0, 2}, 5},
-		{"a plain record of a producer that aborts", 0, answer([]fetch.ResponseTransaction{aborted(1, 0)},
-			transactional(0, 1, at(0)), batch(1, at(1)), control(2, 1, 0)), []int64{1}, 3},
-		{"unsorted aborts", 0, answer([]fetch.ResponseTransaction{aborted(1, 4), aborted(1, 0)},
-			transactional(0, 1, at(0)), control(1, 1, 0), transactional(2, 1, at(2)), control(3, 1, 1), transactional(4, 1, at(4)), control(5, 1, 0)), []int64{2}, 6},
-		{"an old format", 5, answer(nil, &protocol.MessageSet{BaseOffset: 4, Records: protocol.NewRecordReader(at(4), at(5))}), []int64{5}, 6},
+		{"nothing", 5, &fetched{}, nil, 5},
+		{"the batch begins below", 5, answered(nil, at(3, 3, 4, 5, 6)), []int64{5, 6}, 7},
+		{"holes", 5, answered(nil, at(3, 4, 8), at(20, 22)), []int64{8, 22}, 23},
+		{"its end is compacted away", 5, answered(nil, at(3, 3, 4).to(9)), nil, 10},
+		{"all of it is", 5, answered(nil, at(3).to(9)), nil, 10},
+		{"a batch below, then one that reaches there", 5, answered(nil, at(3, 3), at(4, 4, 5)), []int64{5}, 6},
+		{"batches that overlap", 5, answered(nil, at(5, 5, 6), at(6, 6, 7)), []int64{5, 6, 7}, 8},
+		{"batches that go back", 5, answered(nil, at(8, 8), at(5, 5, 6)), []int64{8}, 9},
+		{"a marker takes a position", 5, answered(nil, control(5, 1, 1), at(6, 6)), []int64{6}, 7},
+		{"only a marker", 5, answered(nil, control(5, 1, 0)), nil, 6},
+		{"a marker compacted away", 5, answered(nil, wireBatch{base: 5, attributes: isTransactional | isControl, producer: 1}), nil, 6},
+		{"aborted, then committed by the same producer", 0, answered([]transaction{aborted(1, 0)},
+			transactional(0, 1, 0), control(1, 1, 0), transactional(2, 1, 2), control(3, 1, 1)), []int64{2}, 4},
+		{"only the marker of the aborted one", 1, answered([]transaction{aborted(1, 0)},
+			control(1, 1, 0), transactional(2, 1, 2), control(3, 1, 1)), []int64{2}, 4},
+		{"two producers interleave", 0, answered([]transaction{aborted(2, 1)},
+			transactional(0, 1, 0), transactional(1, 2, 1), transactional(2, 1, 2), control(3, 2, 0), control(4, 1, 1)), []int64{0, 2}, 5},
+		{"a plain record of a producer that aborts", 0, answered([]transaction{aborted(1, 0)},
+			transactional(0, 1, 0), func() wireBatch { b := at(1, 1); b.producer = 1; return b }(), control(2, 1, 0)), []int64{1}, 3},
+		{"unsorted aborts", 0, answered([]transaction{aborted(1, 4), aborted(1, 0)},
+			transactional(0, 1, 0), control(1, 1, 0), transactional(2, 1, 2), control(3, 1, 1), transactional(4, 1, 4), control(5, 1, 0)), []int64{2}, 6},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -129,16 +213,340 @@ func TestDecodePositions(t *testing.T) {
 	}
 }
 
-type brokenReader struct{}
-
-func (brokenReader) ReadRecord() (*protocol.Record, error) { return nil, errors.New("bad crc") }
-
-// A batch that can't be read fails the fetch: going on behind it would skip it.
-func TestDecodeErrorDeliversNothing(t *testing.T) {
-	got, err := newDecoder().decode(answer(nil, batch(0, at(0)), &protocol.RecordBatch{BaseOffset: 1, Records: brokenReader{}}), 0)
-	if err == nil || got.next != 0 || got.messages != nil {
-		t.Errorf("got %+v, %v", got, err)
+// A topic may have the broker's time of arrival instead of the producer's.
+func TestDecodeTimes(t *testing.T) {
+	b := wireBatch{base: 1, first: 1000, max: 5000, records: []kmsg.Record{{}, {OffsetDelta: 1, TimestampDelta64: 700}}}
+	for attributes, want := range map[int16][]int64{0: {1000, 1700}, logAppendTime: {5000, 5000}} {
+		b.attributes = attributes
+		got, err := newDecoder().decode(answered(nil, b), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if times := []int64{got.messages[0].Time.UnixMilli(), got.messages[1].Time.UnixMilli()}; !slices.Equal(times, want) {
+			t.Errorf("attributes %d: got %v, want %v", attributes, times, want)
+		}
 	}
+}
+
+// The broker cuts its answer off at the size that was asked for, anywhere.
+func TestDecodeLeavesOutAPartOfABatch(t *testing.T) {
+	f := answered(nil, at(0, 0, 1), at(2, 2, 3))
+	first := len(at(0, 0, 1).bytes())
+	for n := range len(f.records) {
+		got, err := newDecoder().decode(&fetched{records: f.records[:n]}, 0)
+		switch {
+		case n >= first:
+			if err != nil || got.next != 2 || len(got.messages) != 2 {
+				t.Errorf("%d bytes: %d messages, next %d, %v", n, len(got.messages), got.next, err)
+			}
+		case n > 0:
+			if !errors.Is(err, errNoProgress) || got.next != 0 {
+				t.Errorf("%d bytes: next %d, %v", n, got.next, err)
+			}
+		}
+	}
+}
+
+// What can't be read is told with its place and what to do; what stands before it
+// is delivered, and nothing behind it.
+func TestDecodeErrors(t *testing.T) {
+	changed := func(b wireBatch, change func(b []byte)) []byte {
+		all := b.bytes()
+		change(all)
+		return all
+	}
+	resealed := func(b wireBatch, change func(b []byte)) []byte { return seal(changed(b, change)) }
+	two := at(10, 10, 11)
+	with := func(change func(b *wireBatch)) []byte {
+		b := two
+		b.records = slices.Clone(b.records)
+		change(&b)
+		return b.bytes()
+	}
+	for _, test := range []struct {
+		name string
+		bad  []byte
+		want string
+	}{
+		{"a flipped bit", changed(two, func(b []byte) { b[len(b)-1] ^= 1 }), "checksum"},
+		{"an old format", resealed(two, func(b []byte) { b[batchMagic] = 1 }), "message format 1"},
+		{"a format to come", resealed(two, func(b []byte) { b[batchMagic] = 3 }), "message format 3"},
+		{"a length below the header's", resealed(two, func(b []byte) { binary.BigEndian.PutUint32(b[8:], 48) }), "48 bytes"},
+		{"a negative length", resealed(two, func(b []byte) { binary.BigEndian.PutUint32(b[8:], 1<<31) }), "can't be"},
+		{"a negative position", with(func(b *wireBatch) { b.base = -1 }), "can't be"},
+		{"a position too far", with(func(b *wireBatch) { b.base = 1<<63 - 5 }), "can't be"},
+		{"a negative span", with(func(b *wireBatch) { b.last = -1 }), "can't be"},
+		{"a negative number of records", with(func(b *wireBatch) { b.count = -1 }), "can't be"},
+		{"fewer records than it says", with(func(b *wireBatch) { b.count = 1 << 30 }), "doesn't end"},
+		{"more records than it says", with(func(b *wireBatch) { b.count = 1 }), "doesn't end"},
+		{"a record behind its end", with(func(b *wireBatch) { b.records[1].OffsetDelta, b.last = 2, 1 }), "doesn't end"},
+		{"a record below its base", with(func(b *wireBatch) { b.records[0].OffsetDelta = -1 }), "doesn't end"},
+		{"bytes behind the records", with(func(b *wireBatch) { b.trailing = "x" }), "doesn't end"},
+		{"a codec of the future", with(func(b *wireBatch) { b.attributes = 5 }), "isn't known, 5"},
+		{"no gzip", resealed(two, func(b []byte) { b[22] |= 1 }), "decompress gzip"},
+		{"no snappy", resealed(two, func(b []byte) { b[22] |= 2 }), "decompress snappy"},
+		{"no lz4", resealed(two, func(b []byte) { b[22] |= 3 }), "decompress lz4"},
+		{"no zstd", resealed(two, func(b []byte) { b[22] |= 4 }), "decompress zstd"},
+		{"a marker without a type", func() []byte {
+			b := control(10, 1, 0)
+			b.records[0].Key = []byte{0, 0, 0}
+			return b.bytes()
+		}(), "control record"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := newDecoder().decode(&fetched{records: slices.Concat(test.bad, at(12, 12).bytes())}, 10)
+			if err == nil || got.messages != nil || got.next != 10 {
+				t.Fatalf("got %d messages, next %d, %v", len(got.messages), got.next, err)
+			}
+			for _, part := range []string{test.want, "main:t/0", "position 10", "dedupd lanes set-position main t/0"} {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("no %q in: %v", part, err)
+				}
+			}
+			got, err = newDecoder().decode(&fetched{records: slices.Concat(at(8, 8, 9).bytes(), test.bad, at(12, 12).bytes())}, 8)
+			if diff := cmp.Diff([]int64{8, 9}, offsets(got.messages)); diff != "" || err != nil || got.next != 10 {
+				t.Errorf("with good ones before: next %d, %v, offsets %s", got.next, err, diff)
+			}
+		})
+	}
+}
+
+// A few bytes that stand for very many are refused, before there is memory for
+// them.
+func TestDecodeRefusesBombs(t *testing.T) {
+	for _, codec := range []compress.Compression{compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd} {
+		t.Run(codec.String(), func(t *testing.T) {
+			bomb := sealed(kmsg.RecordBatch{
+				FirstOffset: 5, Attributes: int16(codec), LastOffsetDelta: 9, NumRecords: 10, Records: fuse(codec),
+			})
+			_, err := newDecoder().decode(&fetched{records: bomb}, 5)
+			if !errors.Is(err, errTooLarge) || !strings.Contains(err.Error(), "positions 5 to 14") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	// Only their claims are large.
+	for name, records := range map[string][]byte{
+		"snappy": binary.AppendUvarint(nil, 1<<32-1),
+		"xerial": append(append(xerialMagic[:8:8], 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 5), binary.AppendUvarint(nil, 1<<32-1)...),
+	} {
+		b := sealed(kmsg.RecordBatch{Attributes: int16(compress.Snappy), NumRecords: 1, Records: records})
+		if _, err := newDecoder().decode(&fetched{records: b}, 0); !errors.Is(err, errTooLarge) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// Records of nothing take more here than there.
+	many := wireBatch{records: make([]kmsg.Record, maxBatchBytes/messageBytes+1)}
+	for i := range many.records {
+		many.records[i].OffsetDelta = int32(i)
+	}
+	if got, err := newDecoder().decode(answered(nil, many), 0); !errors.Is(err, errTooLarge) {
+		t.Errorf("%d messages, %v", len(got.messages), err)
+	}
+}
+
+// fuse is little that decompresses to a byte more than is taken. All but snappy
+// let one stream follow the other.
+func fuse(codec compress.Compression) []byte {
+	if codec == compress.Snappy {
+		return compressed(codec.Codec(), make([]byte, maxBatchBytes+1))
+	}
+	return append(bytes.Repeat(compressed(codec.Codec(), make([]byte, 1<<20)), maxBatchBytes>>20), compressed(codec.Codec(), []byte{0})...)
+}
+
+// Small batches that come to very much are taken some at a time.
+func TestDecodeStopsWhereMuchIsHeld(t *testing.T) {
+	var f fetched
+	for i := range int64(4) {
+		b := at(i, i)
+		b.attributes, b.records[0].Value = int16(compress.Zstd), make([]byte, maxFetchBytes/2)
+		f.records = append(f.records, b.bytes()...)
+	}
+	got, err := newDecoder().decode(&f, 0)
+	if err != nil || got.next != 2 || len(got.messages) != 2 {
+		t.Errorf("%d messages, next %d, %v", len(got.messages), got.next, err)
+	}
+	if got, err = newDecoder().decode(&f, got.next); err != nil || got.next != 4 || len(got.messages) != 2 {
+		t.Errorf("then %d messages, next %d, %v", len(got.messages), got.next, err)
+	}
+}
+
+// So are those whose records hold nothing.
+func TestDecodeStopsWhereManyAreHeld(t *testing.T) {
+	each := maxFetchBytes/messageBytes/2 + 1
+	var f fetched
+	for i := range int64(4) {
+		b := wireBatch{base: i * each, records: make([]kmsg.Record, each)}
+		for j := range b.records {
+			b.records[j].OffsetDelta = int32(j)
+		}
+		f.records = append(f.records, b.bytes()...)
+	}
+	got, err := newDecoder().decode(&f, 0)
+	if err != nil || got.next != 2*each || int64(len(got.messages)) != 2*each {
+		t.Errorf("%d messages, next %d, %v", len(got.messages), got.next, err)
+	}
+}
+
+// The byte budget is to know of all memory that messages keep in use.
+func TestDecodeCountsWhatIsHeld(t *testing.T) {
+	value := bytes.Repeat([]byte("v"), 1000)
+	header := []kmsg.Header{{Key: "k", Value: []byte("v")}}
+	zip := func(b wireBatch) wireBatch { b.attributes |= int16(compress.Lz4); return b }
+	one := wireBatch{base: 5, records: []kmsg.Record{{Value: value}}}
+	skipped := transactional(6, 1, 6)
+	skipped.records[0].Value = value
+	headers := wireBatch{base: 5, records: []kmsg.Record{{Headers: header}, {OffsetDelta: 1, Headers: header}}}
+	aborted := []transaction{{producer: 1, first: 6}}
+	tests := []struct {
+		name     string
+		answer   *fetched
+		messages int64
+		headers  int64
+		want     int // besides
+	}{
+		{"nothing", answered(nil, at(5).to(9)), 0, 0, 0},
+		{"the answer", answered(nil, one), 1, 0, len(one.bytes())},
+		{"with what isn't delivered", answered(aborted, one, skipped), 1, 0, len(one.bytes()) + len(skipped.bytes())},
+		{"what it was decompressed to", answered(nil, zip(one)), 1, 0, len(one.plain())},
+		{"not what isn't decompressed", answered(aborted, zip(one), zip(skipped)), 1, 0, len(one.plain())},
+		{"headers", answered(nil, headers), 2, 2, len(headers.bytes())},
+	}
+	for _, test := range tests {
+		got, err := newDecoder().decode(test.answer, 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		least := int64(test.want) + test.messages*messageBytes + test.headers*headerBytes
+		// The array may have room for a message that wasn't to be delivered.
+		if got.held < least || got.held > least+messageBytes || got.held < footprint(got.messages) {
+			t.Errorf("%s: %d bytes are said to be held, %d are; the messages' own are %d", test.name, got.held, least, footprint(got.messages))
+		}
+	}
+}
+
+// Whatever kafka-go makes of a record set, we do, too.
+func TestDecodeAgreesWithKafkaGo(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var set []byte
+		base := rapid.Int64Range(0, 1<<40).Draw(t, "position")
+		position := base
+		for range rapid.IntRange(1, 4).Draw(t, "batches") {
+			b := drawBatch(t, base)
+			set = append(set, b.bytes()...)
+			base += int64(b.last) + 1 + rapid.Int64Range(0, 3).Draw(t, "hole")
+		}
+		got, err := newDecoder().decode(&fetched{records: set}, position)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(byKafkaGo(t, set), got.messages); diff != "" {
+			t.Fatal(diff)
+		}
+	})
+}
+
+func drawBatch(t *rapid.T, base int64) wireBatch {
+	maybe := func(label string) []byte {
+		switch rapid.IntRange(0, 3).Draw(t, label+"?") {
+		case 0:
+			return nil
+		case 1:
+			return rapid.SliceOfN(rapid.Byte(), 100, 20_000).Draw(t, label)
+		}
+		return rapid.SliceOf(rapid.Byte()).Draw(t, label)
+	}
+	b := wireBatch{
+		base: base, producer: -1,
+		attributes: int16(rapid.IntRange(0, 4).Draw(t, "codec")),
+		first:      rapid.Int64Range(0, 1<<41).Draw(t, "time"),
+	}
+	for range rapid.IntRange(1, 20).Draw(t, "records") {
+		r := kmsg.Record{
+			OffsetDelta: b.last, TimestampDelta64: rapid.Int64Range(-b.first, 1<<40).Draw(t, "later"),
+			Key: maybe("key"), Value: maybe("value"),
+		}
+		for range rapid.IntRange(0, 3).Draw(t, "headers") {
+			r.Headers = append(r.Headers, kmsg.Header{Key: rapid.String().Draw(t, "header"), Value: maybe("header's")})
+		}
+		b.records = append(b.records, r)
+		b.last += rapid.Int32Range(1, 100).Draw(t, "step")
+	}
+	return b
+}
+
+// byKafkaGo is the reference.
+func byKafkaGo(t *rapid.T, set []byte) []message.Message {
+	var rs protocol.RecordSet
+	if _, err := rs.ReadFrom(bytes.NewReader(append(binary.BigEndian.AppendUint32(nil, uint32(len(set))), set...))); err != nil {
+		t.Fatal(err)
+	}
+	all := func(b protocol.Bytes) []byte {
+		if b == nil {
+			return nil
+		}
+		got, err := protocol.ReadAll(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	var messages []message.Message
+	for {
+		r, err := rs.Records.ReadRecord()
+		if errors.Is(err, io.EOF) {
+			return messages
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := message.Message{
+			Topic: "t", Key: all(r.Key), Value: all(r.Value), Time: r.Time.UTC(),
+			Position: message.Position{Lane: newDecoder().lane, Offset: r.Offset},
+		}
+		for _, h := range r.Headers {
+			m.Headers = append(m.Headers, message.Header{Key: h.Key, Value: h.Value})
+		}
+		messages = append(messages, m)
+	}
+}
+
+// FuzzDecode: whatever a broker sends, decode doesn't panic, goes forward, and
+// delivers positions in their order. The checksums are made right, or else next
+// to nothing would come to be read.
+func FuzzDecode(f *testing.F) {
+	for codec := range int16(6) {
+		b := at(10, 10, 12)
+		b.attributes, b.records[1].Headers = codec, []kmsg.Header{{Key: "k", Value: []byte("v")}}
+		f.Add(int64(10), slices.Concat(b.bytes(), control(13, 1, 0).bytes(), transactional(14, 1, 14).bytes()))
+	}
+	f.Fuzz(func(t *testing.T, position int64, data []byte) {
+		if position < 0 {
+			return
+		}
+		for rest := data; len(rest) >= batchHeader; {
+			length := int64(int32(binary.BigEndian.Uint32(rest[8:])))
+			if length < batchHeader-batchLengthEnd || length > int64(len(rest)-batchLengthEnd) {
+				break
+			}
+			seal(rest[:batchLengthEnd+length])
+			rest = rest[batchLengthEnd+length:]
+		}
+		got, err := newDecoder().decode(&fetched{records: data, aborted: []transaction{{producer: 1, first: 0}}}, position)
+		if got.next < position || err != nil && (got.next != position || got.messages != nil) || err == nil && len(data) > 0 && got.next == position {
+			t.Fatalf("next %d after %d, %d messages, %v", got.next, position, len(got.messages), err)
+		}
+		last := position - 1
+		for _, m := range got.messages {
+			if m.Position.Offset <= last || m.Position.Offset >= got.next {
+				t.Fatalf("position %d after %d, next %d", m.Position.Offset, last, got.next)
+			}
+			last = m.Position.Offset
+		}
+		if len(got.messages) > 0 && got.held < footprint(got.messages) {
+			t.Fatalf("%d bytes said to be held, %d are", got.held, footprint(got.messages))
+		}
+	})
 }
 
 func TestPortion(t *testing.T) {
@@ -158,26 +566,25 @@ func TestPortion(t *testing.T) {
 	}
 }
 
-// BenchmarkDecode copies the records of one fetch out of the library's memory.
+// BenchmarkDecode makes messages of one fetch's answer.
 func BenchmarkDecode(b *testing.B) {
 	for _, headers := range []int{0, 1, 4} {
 		b.Run(fmt.Sprintf("headers=%d", headers), func(b *testing.B) {
 			const n, size = 4000, 250
-			records := make([]protocol.Record, n)
+			all := wireBatch{producer: -1}
+			for i := range int32(n) {
+				r := kmsg.Record{OffsetDelta: i, Key: make([]byte, 16), Value: make([]byte, size)}
+				for range headers {
+					r.Headers = append(r.Headers, kmsg.Header{Key: "message-id", Value: []byte("0123456789")})
+				}
+				all.records = append(all.records, r)
+			}
+			f := answered(nil, all)
 			d := newDecoder()
 			b.ReportAllocs()
 			b.SetBytes(n * size)
 			for b.Loop() {
-				b.StopTimer()
-				for i := range records {
-					records[i] = protocol.Record{Offset: int64(i), Key: protocol.NewBytes(make([]byte, 16)), Value: protocol.NewBytes(make([]byte, size))}
-					for range headers {
-						records[i].Headers = append(records[i].Headers, protocol.Header{Key: "message-id", Value: []byte("0123456789")})
-					}
-				}
-				a := answer(nil, batch(0, records...))
-				b.StartTimer()
-				if got, err := d.decode(a, 0); err != nil || len(got.messages) != n {
+				if got, err := d.decode(f, 0); err != nil || len(got.messages) != n {
 					b.Fatal(len(got.messages), err)
 				}
 			}

@@ -21,8 +21,7 @@ const (
 	// is asked for counts against the byte budget, and most lanes wait most of
 	// the time.
 	idleFetchBytes = 64 << 10
-	// maxFetchBytes is the most that is asked for to get past a record batch
-	// that holds nothing for us. The broker counts what it stores.
+	// maxFetchBytes is the most that may be asked for at once.
 	maxFetchBytes = 64 << 20
 	// lazyProgress is how long progress without messages (markers, aborted
 	// records) waits for a message to go with, before it is written by itself.
@@ -51,7 +50,6 @@ type fetcher struct {
 	want     int          // bytes to ask for
 	growth   float64      // bytes in memory per byte asked for, as last seen; at least 1
 	size     float64      // bytes in memory of a message, as the last fetch had them; 0: it had none
-	stuck    int          // fetches in a row that brought something, but no progress
 
 	// answered is when a fetch last came back, in Unix nanoseconds.
 	answered atomic.Int64
@@ -175,24 +173,22 @@ func (f *fetcher) step(ctx context.Context) error {
 		budget.Release(asked)
 		return err
 	}
-	held := footprint(got.messages)
-	budget.Adjust(held - asked)
-	f.growth = max(float64(held)/float64(f.want), 0.9*f.growth, 1)
-	f.size = float64(held) / float64(max(len(got.messages), 1))
+	budget.Adjust(got.held - asked)
+	f.growth = max(float64(got.held)/float64(f.want), 0.9*f.growth, 1)
+	f.size = float64(got.held) / float64(max(len(got.messages), 1))
 
-	f.end = part.HighWatermark
+	f.end = part.highWatermark
 	if f.config.Isolation == ReadCommitted {
-		f.end = part.LastStableOffset
+		f.end = part.lastStableOffset
 	}
-	stuck := got.some && got.next == f.position
 	f.advance(got.next)
-	f.handOver(ctx, got.messages, held)
+	f.handOver(ctx, got.messages, got.held)
 	// Not the last stable offset: a transaction that is open behind it holds
 	// messages that will come with the time at which they were written.
-	if f.offered >= part.HighWatermark {
+	if f.offered >= part.highWatermark {
 		f.open.CaughtUp(sent)
 	}
-	f.plan(ctx, stuck)
+	f.plan()
 	return nil
 }
 
@@ -205,25 +201,12 @@ func (f *fetcher) advance(next int64) {
 }
 
 // plan chooses how much to ask for next: little while there is nothing to read,
-// the configured size while there is more to come, and beyond that when a
-// batch's records lie below the position and hide the batch behind it (its last
-// offset is not known to us).
-func (f *fetcher) plan(ctx context.Context, stuck bool) {
-	usual := f.config.FetchBytes
-	switch {
-	case stuck:
-		f.want = min(2*max(f.want, usual), maxFetchBytes)
-		if f.stuck++; f.stuck > 8 {
-			// Nothing stands behind it yet.
-			sleep(ctx, 100*time.Millisecond+rand.N(min(time.Duration(f.stuck)*50, 900)*time.Millisecond))
-		}
-		return
-	case f.position < f.end:
-		f.want = min(max(f.fitting(f.in.Share()), idleFetchBytes), usual)
-	default:
-		f.want = min(idleFetchBytes, usual)
+// up to the configured size while there is more to come.
+func (f *fetcher) plan() {
+	f.want = min(idleFetchBytes, f.config.FetchBytes)
+	if f.position < f.end {
+		f.want = min(max(f.fitting(f.in.Share()), idleFetchBytes), f.config.FetchBytes)
 	}
-	f.stuck = 0
 }
 
 // fitting is how many bytes to ask for, to get about so much. Compressed data may
@@ -238,14 +221,16 @@ func (f *fetcher) fitting(messages int, bytes int64) int {
 }
 
 // handOver offers what was fetched, in batches of the size that the worker
-// wants. It holds that much of the byte budget. What can't be offered is
+// wants. It is held bytes in memory, and of the byte budget. What can't be offered is
 // forgotten, to be fetched again by whoever reads the lane next.
 func (f *fetcher) handOver(ctx context.Context, messages []message.Message, held int64) {
 	for len(messages) > 0 {
 		n, bytes := portion(messages, f.in.MaxMessages(), f.in.MaxBytes())
-		next := f.position
-		if n < len(messages) {
-			next = messages[n-1].Position.Offset + 1
+		next := messages[n-1].Position.Offset + 1
+		if n == len(messages) {
+			// What the answer held beside messages stays in memory as long as the
+			// last of them, and so does the answer as a whole.
+			next, bytes = f.position, held
 		}
 		held -= bytes
 		// The capacity ends with the batch: the worker may append to it.

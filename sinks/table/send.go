@@ -3,10 +3,13 @@ package table
 import (
 	"context"
 	"errors"
+	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
@@ -16,11 +19,52 @@ import (
 // jsonb, whose parsing is the most of it; and two more round trips.
 const copyFrom = 256
 
-func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, values *columns.Values, n int) error {
-	if !p.copies || n < copyFrom || s.changed.Load() {
-		_, err := tx.Exec(ctx, p.sql, values.Args()...)
+func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Message) error {
+	if !p.copies || len(msgs) < copyFrom || s.changed.Load() {
+		values, err := p.set.Encode(msgs)
+		if err == nil {
+			_, err = tx.Exec(ctx, p.sql, values.Args()...)
+		}
 		return err
 	}
+	if s.readsFirst() {
+		values, err := p.set.Encode(msgs)
+		if err != nil {
+			s.refused()
+			return err
+		}
+		return s.copy(ctx, tx, p, values)
+	}
+	values, err := p.set.EncodeUnread(msgs)
+	if err == nil {
+		if err = s.copy(ctx, tx, p, values); !isDataError(err) {
+			return err
+		}
+	}
+	// One look names every message that is at fault. Where it finds none, the
+	// server is stricter than we are, and what it says stands.
+	if _, bad := p.set.Encode(msgs); bad != nil {
+		s.refused()
+		return bad
+	}
+	return err
+}
+
+// doubtHolds is for how long documents are read here once one was no JSON. One is
+// seldom alone, and what the server refuses costs it a group's rows, and a line in
+// its log. Else they go unread: that they are valid, it finds out in any case.
+const doubtHolds = time.Minute
+
+func (s *Sink) readsFirst() bool { return time.Now().UnixNano() < s.doubt.Load() }
+func (s *Sink) refused()         { s.doubt.Store(time.Now().Add(doubtHolds).UnixNano()) }
+
+// isDataError tells that the server could not read a value.
+func isDataError(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && strings.HasPrefix(pg.Code, "22")
+}
+
+func (s *Sink) copy(ctx context.Context, tx sinks.Tx, p *plan, values *columns.Values) error {
 	_, err := tx.CopyFrom(ctx, pgx.Identifier{s.schema, s.table}, p.names, values.Source())
 	if err == nil {
 		return s.checkCopied(ctx, tx, p)

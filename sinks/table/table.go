@@ -27,7 +27,8 @@ type Sink struct {
 	key           []string
 	cols          []columns.Column // without their types
 	current       atomic.Pointer[plan]
-	changed       atomic.Bool // the target has changed once: see distrust
+	changed       atomic.Bool  // the target has changed once: see distrust
+	doubt         atomic.Int64 // until when documents are read before they are sent, Unix nanoseconds: see readsFirst
 }
 
 var (
@@ -55,11 +56,7 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) e
 			return err
 		}
 	}
-	values, err := p.set.Encode(msgs)
-	if err == nil {
-		err = s.send(ctx, tx, p, values, len(msgs))
-	}
-	if err != nil {
+	if err := s.send(ctx, tx, p, msgs); err != nil {
 		return fmt.Errorf("write to %s: %w", s, err)
 	}
 	return nil

@@ -25,7 +25,20 @@ import (
 // connection pooler in between, the server may not get to say what it expects,
 // and bytes taken for a bytea would be cast to hexadecimal text.
 func (s *Set) Encode(msgs []message.Message) (*Values, error) {
+	return s.encode(msgs, newEncoder(s, len(msgs)))
+}
+
+// EncodeUnread is Encode for COPY, where the server reads every value: whether a
+// document that goes into a JSON column as it is, is valid, is left to the server.
+// If that refuses the batch, Encode tells which messages are at fault. (But nesting
+// is looked at here: what is too deep for us must not depend on the way it takes.)
+func (s *Set) EncodeUnread(msgs []message.Message) (*Values, error) {
 	e := newEncoder(s, len(msgs))
+	e.unread = true
+	return s.encode(msgs, e)
+}
+
+func (s *Set) encode(msgs []message.Message, e *encoder) (*Values, error) {
 	var faults []error
 	for i := range msgs {
 		e.m, e.doc = &msgs[i], docUnread
@@ -50,11 +63,12 @@ type slot struct {
 
 // encoder fills the slots, message by message.
 type encoder struct {
-	set   *Set
-	slots []slot
-	m     *message.Message
-	doc   docState // of m
-	why   error    // with docBad
+	set    *Set
+	slots  []slot
+	unread bool // documents that needn't be read aren't
+	m      *message.Message
+	doc    docState // of m
+	why    error    // with docBad
 }
 
 func newEncoder(s *Set, n int) *encoder {
@@ -132,15 +146,18 @@ func (e *encoder) text(col *Column) (text string, ok bool, err error) {
 		if v == nil {
 			return "", false, nil
 		}
-		return view(v), true, checkJSON(col.Type, v)
+		return view(v), true, e.checkJSON(col.Type, v)
 	case message.FieldKey:
 		if m.Key == nil {
 			return "", false, nil
 		}
-		return view(m.Key), true, checkJSON(col.Type, m.Key)
+		return view(m.Key), true, e.checkJSON(col.Type, m.Key)
 	case message.FieldValue:
 		if m.Value == nil {
 			return "", false, nil
+		}
+		if col.Type.json() && e.unread {
+			return view(m.Value), true, message.ShallowJSON(m.Value)
 		}
 		if col.Type.json() {
 			if err := e.document(); err != nil {
@@ -228,9 +245,12 @@ func (e *encoder) document() error {
 }
 
 // checkJSON looks at a key or a header that goes into a JSON column.
-func checkJSON(t Type, b []byte) error {
+func (e *encoder) checkJSON(t Type, b []byte) error {
 	if !t.json() {
 		return nil
+	}
+	if e.unread {
+		return message.ShallowJSON(b)
 	}
 	if err := validJSON(b); err != nil {
 		return err

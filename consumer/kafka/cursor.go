@@ -1,0 +1,77 @@
+package kafka
+
+import "encoding/binary"
+
+// cursor takes fields off the front of what a broker sent, which may be
+// anything. Once something isn't there, it is bad and gives zeros.
+type cursor struct {
+	b   []byte
+	bad bool
+}
+
+// take is the next n bytes, in place. They end where they end: nobody can append
+// into what follows.
+func (c *cursor) take(n int) []byte {
+	if n < 0 || n > len(c.b) {
+		c.b, c.bad = nil, true
+		return nil
+	}
+	part := c.b[:n:n]
+	c.b = c.b[n:]
+	return part
+}
+
+func (c *cursor) int16() int16 {
+	if p := c.take(2); p != nil {
+		return int16(binary.BigEndian.Uint16(p))
+	}
+	return 0
+}
+
+func (c *cursor) int32() int32 {
+	if p := c.take(4); p != nil {
+		return int32(binary.BigEndian.Uint32(p))
+	}
+	return 0
+}
+
+func (c *cursor) int64() int64 {
+	if p := c.take(8); p != nil {
+		return int64(binary.BigEndian.Uint64(p))
+	}
+	return 0
+}
+
+// varint is a number of one to ten bytes, with its sign in the lowest bit; nearly
+// all have one.
+func (c *cursor) varint() int64 {
+	if len(c.b) > 0 && c.b[0] < 0x80 {
+		v := c.b[0]
+		c.b = c.b[1:]
+		return int64(v>>1) ^ -int64(v&1)
+	}
+	return c.longVarint()
+}
+
+func (c *cursor) longVarint() int64 {
+	v, n := binary.Varint(c.b)
+	if n <= 0 {
+		c.b, c.bad = nil, true
+		return 0
+	}
+	c.b = c.b[n:]
+	return v
+}
+
+// bytes are preceded by their number; -1 stands for nil, which isn't empty.
+func (c *cursor) bytes() []byte {
+	n := c.varint()
+	if n == -1 {
+		return nil
+	}
+	if n < 0 || n > int64(len(c.b)) {
+		c.b, c.bad = nil, true
+		return nil
+	}
+	return c.take(int(n))
+}
