@@ -1,8 +1,10 @@
 package dedup_test
 
 import (
+	"context"
 	"errors"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 	"github.com/dedupd/dedupd/e2e/tap"
 	"github.com/dedupd/dedupd/internal/pgtest"
 	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
 )
 
 // A queue has no position by which a failover would show that lost commits. It is
@@ -109,6 +112,42 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 	if taken, err := store.Take(t.Context(), message.Take{Lane: l.Lane, Incarnation: "stream-2", Committed: -1}); err != nil || taken.BrokerPosition != -1 {
 		t.Errorf("taken from a stream made anew: %+v, %v", taken, err)
 	}
+}
+
+// However the server is set, a claim transaction survives a crash once it is
+// acknowledged; a setting that is stricter than needed stays.
+func TestACommitIsDurableWhateverIsSet(t *testing.T) {
+	t.Parallel()
+	for set, want := range map[string]string{"off": "on", "local": "local", "remote_apply": "remote_apply"} {
+		f := newFixture(t)
+		for _, sql := range []string{`ALTER DATABASE %I SET synchronous_commit = ` + set, `ALTER DATABASE %I SET default_transaction_isolation = 'serializable'`} {
+			if _, err := f.pool.Exec(t.Context(), `DO $$ BEGIN EXECUTE format('`+strings.ReplaceAll(sql, "'", "''")+`', current_database()); END $$`); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f = attach(t, f.db) // with connections of its own
+		s := &settings{sink: f.sink}
+		f.Sink = s
+		l := f.take("kafka", "orders/0")
+		f.handle(l.batch("a"))
+		if s.synchronous != want || s.isolation != "read committed" {
+			t.Errorf("set to %s, serializable: the transaction is %s, %s", set, s.synchronous, s.isolation)
+		}
+	}
+}
+
+// settings is a sink that looks at its transaction's settings.
+type settings struct {
+	sink                   sinks.Sink
+	synchronous, isolation string
+}
+
+func (s *settings) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+	err := tx.QueryRow(ctx, `SELECT current_setting('synchronous_commit'), current_setting('transaction_isolation')`).Scan(&s.synchronous, &s.isolation)
+	if err != nil {
+		return err
+	}
+	return s.sink.Write(ctx, tx, msgs)
 }
 
 // A broker that deletes what it was told of is refused, unless the loss is

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -136,6 +137,16 @@ func TestLeastPrivilege(t *testing.T) {
 	f.wantBooks(l, "3/0/2/0/1/1@7")
 	if _, led, err := store.ExpireDeadLetters(t.Context(), 0); err != nil || !led {
 		t.Errorf("expire: %v, %v", led, err)
+	}
+	// A queue's lane knows the server's history.
+	q := f.takeQueue("nats")
+	f.handle(q.batch("q"))
+	if err := store.Resumed(t.Context(), q.Lane); err != nil {
+		t.Errorf("resume: %v", err)
+	}
+	var history string
+	if err := limited.QueryRow(t.Context(), `SELECT history FROM "De""dup".lanes WHERE source = 'nats'`).Scan(&history); err != nil || !regexp.MustCompile(`^[0-9]+/[0-9A-F]{8}$`).MatchString(history) {
+		t.Errorf("the queue's history is %q, %v", history, err)
 	}
 	// The leader's work needs no more than the grants either.
 	if led, err := store.PrepareGeneration(t.Context()); err != nil || !led {

@@ -3,9 +3,12 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Three workers share a JetStream durable and are killed again and again: what
@@ -154,5 +157,24 @@ func (w *floorWatch) judge() {
 	}
 	if w.samples < 20 || w.failed != nil {
 		w.t.Errorf("%d samples of the ack floor; failed, at last: %v", w.samples, w.failed)
+	}
+}
+
+// A stream that deletes what is acknowledged can't give it back after a failover:
+// without a standby it is refused, unless the loss is accepted.
+func TestWorkQueueIsRefused(t *testing.T) {
+	db := newDatabase(t)
+	db.exec(ordersTable)
+	st := newStream(t, "PLAIN")
+	if _, err := st.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "JOBS", Subjects: []string{"JOBS.>"}, Retention: jetstream.WorkQueuePolicy}); err != nil {
+		t.Fatal(err)
+	}
+	config := configFile(t, fmt.Sprintf("scope: e2e-jobs\nsources:\n  - nats: {servers: [%q], stream: JOBS}\ndatabase:\n  url: %q\n%s", st.url, db.url, ordersSink))
+	r := command(t, nil, "run", "-c", config, "--until-idle", "1s")
+	if r.code != 3 || !strings.Contains(r.stderr, "stream JOBS deletes what is acknowledged") || !strings.Contains(r.stderr, "--accept-loss-on-failover") {
+		t.Errorf("exit code %d, want 3; stderr:\n%s", r.code, r.stderr)
+	}
+	if r := command(t, nil, "run", "-c", config, "--until-idle", "1s", "--accept-loss-on-failover"); r.code != 0 {
+		t.Errorf("exit code %d though the loss is accepted; stderr:\n%s", r.code, r.stderr)
 	}
 }

@@ -31,12 +31,12 @@ type edit struct{ file, old, new string }
 var mutants = []mutant{
 	{
 		name: "told to the broker before the COMMIT", fault: "killed at a point", broker: "nats", times: 7, by: "I1",
-		edits: []edit{{"consumer/worker.go", "	err := w.hand(ctx, group)\n", `	for _, l := range group {
+		edits: []edit{{"consumer/worker.go", "		err := w.Handler.Handle(ctx, t.batches)\n", `		for _, l := range t.group {
 			l.options.Committed(l.flight.batch.Next, l.flight.tokens)
 			l.flight.tokens = nil
 		}
 		time.Sleep(20 * time.Millisecond) // until it is told
-		err := w.hand(ctx, group)
+		err := w.Handler.Handle(ctx, t.batches)
 `}},
 	},
 	{
@@ -71,7 +71,11 @@ var mutants = []mutant{
 	},
 	{
 		name: "no fence", fault: "zombie before its transaction", broker: "kafka", times: 2, by: "I6",
-		edits: []edit{{"dedup/migrations/0002_generations.sql", "    WHERE id = p_lane AND epoch = p_epoch AND (p_from IS NULL OR next_position = p_from);\n", "    WHERE id = p_lane;\n"}},
+		edits: []edit{{
+			"dedup/migrations/0005_history.sql",
+			"    WHERE id = p_lane AND epoch = p_epoch\n      AND CASE WHEN p_from IS NULL THEN right(history, 8) = {{schema}}.timeline() ELSE next_position = p_from END;\n",
+			"    WHERE id = p_lane;\n",
+		}},
 	},
 	{
 		name: "begins where the broker says", fault: "failover to an asynchronous replica", broker: "kafka", times: 2, by: "I",
@@ -121,7 +125,7 @@ var mutants = []mutant{
 `}},
 	},
 	{
-		name: "what fails is given up", fault: "connections ended by the server", broker: "kafka", times: 10, by: "I1",
+		name: "what fails is given up", fault: "connections ended by the server", broker: "kafka", times: 10, by: "I7",
 		edits: []edit{{"dedup/processor.go", "			if !isLost {\n				return err\n			}\n", "			if !isLost {\n				return nil\n			}\n"}},
 	},
 	{
