@@ -144,16 +144,6 @@ func (s *sampler) owned(pid int) (n int) {
 	return n
 }
 
-// fetched is how many messages are in the books.
-func (s *sampler) fetched() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.history) == 0 {
-		return 0
-	}
-	return s.history[len(s.history)-1].fetched
-}
-
 // judge demands that the broker was never ahead, and tells what was measured.
 func (s *sampler) judge() {
 	s.t.Helper()

@@ -161,20 +161,6 @@ func (tp *topic) committed(ctx context.Context, group string) (map[int32]int64, 
 	return offsets, nil
 }
 
-// members is how many a group has; none while it rebalances.
-func (tp *topic) members(ctx context.Context, group string) (int, error) {
-	req := kmsg.NewPtrDescribeGroupsRequest()
-	req.Groups = []string{group}
-	res, err := req.RequestWith(ctx, tp.client)
-	if err != nil {
-		return 0, err
-	}
-	if err := kerr.ErrorForCode(res.Groups[0].ErrorCode); err != nil || res.Groups[0].State != "Stable" {
-		return 0, err
-	}
-	return len(res.Groups[0].Members), nil
-}
-
 // rawLog reads the whole topic again: for each lane the ids by position. It is
 // the truth that a run is judged by, not what the producer thinks it has sent.
 func (tp *topic) rawLog(ctx context.Context) (map[string][]string, error) {
@@ -213,26 +199,4 @@ func (tp *topic) rawLog(ctx context.Context) (map[string][]string, error) {
 		})
 	}
 	return log, nil
-}
-
-// awaitGroup waits until the broker's copy of the lanes' positions is at the end,
-// too.
-func (tp *topic) awaitGroup(group string, within time.Duration) {
-	tp.t.Helper()
-	await(tp.t, "the group's offsets at the end of "+tp.name, within, func() error {
-		ends, err := tp.ends(tp.t.Context())
-		if err != nil {
-			return err
-		}
-		committed, err := tp.committed(tp.t.Context(), group)
-		if err != nil {
-			return err
-		}
-		for p, end := range ends {
-			if end > 0 && committed[p] != end {
-				return fmt.Errorf("partition %d: %d of %d", p, committed[p], end)
-			}
-		}
-		return nil
-	})
 }
