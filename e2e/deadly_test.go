@@ -1,12 +1,14 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -188,10 +190,13 @@ func (st *stream) publish(id string, body []byte) {
 }
 
 // deliverAgain has the server deliver again at once what a dead worker had in
-// hand, and not after the durable's minute. The next worker sets that right.
+// hand, and not after the durable's ack wait. The next worker sets that right.
 func (st *stream) deliverAgain(durable string) {
 	st.t.Helper()
 	c, err := st.js.Consumer(st.t.Context(), st.name, durable)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return // killed before it came so far
+	}
 	if err != nil {
 		st.t.Fatal("NATS: ", err)
 	}
