@@ -24,7 +24,8 @@ demo: build ## Shows the whole thing on embedded servers: a noisy producer, cras
 
 .PHONY: test
 test: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs all tests, with the race detector, against real servers that it sets up
-	$(GO) test -race -timeout 20m $(TESTFLAGS) ./...
+	$(GO) test -race -timeout 20m $(TESTFLAGS) $$($(GO) list ./... | grep -v /e2e/chaos$$)
+	$(GO) test -timeout 15m $(TESTFLAGS) ./e2e/chaos # it has the machine for itself
 
 .PHONY: test-short
 test-short: ## Runs the tests that need no servers: seconds

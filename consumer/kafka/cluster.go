@@ -10,6 +10,7 @@ import (
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol/describeconfigs"
 	"github.com/segmentio/kafka-go/protocol/fetch"
+	"github.com/segmentio/kafka-go/protocol/leavegroup"
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 	"github.com/segmentio/kafka-go/protocol/offsetfetch"
@@ -181,6 +182,16 @@ func (c *cluster) committed(ctx context.Context, topic string, partition int) (i
 		return 0, fmt.Errorf("fetch the group's offset: %w", kafkago.Error(p.ErrorCode))
 	}
 	return max(p.CommittedOffset, -1), nil
+}
+
+// leave takes a member out of the group.
+func (c *cluster) leave(member string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout/2)
+	defer cancel()
+	_, err := c.transport.RoundTrip(ctx, c.addr, &leavegroup.Request{
+		GroupID: c.group, Members: []leavegroup.RequestMember{{MemberID: member}},
+	})
+	return err
 }
 
 // partitions counts the partitions of each topic that exists, as known for at

@@ -151,6 +151,8 @@ type run struct {
 	// partitions are the counts per topic that were seen before the current
 	// generation's assignment was made.
 	partitions map[string]int
+	// member is our name in the group, as of the last generation; empty: none yet.
+	member string
 }
 
 // leaveTimeout is how long leaving the group may take once nothing is read any
@@ -196,6 +198,7 @@ func (r *run) generations(ctx context.Context, group *kafkago.ConsumerGroup, run
 		switch {
 		case err == nil:
 			lastError = ""
+			r.member = gen.MemberID
 			running.Add(1)
 			// The only function that is started: whichever returns first would
 			// end the generation for all.
@@ -223,8 +226,12 @@ func isRefused(err error) bool {
 	return errors.Is(err, kafkago.InvalidSessionTimeout) || errors.Is(err, kafkago.InvalidGroupId)
 }
 
-// leave waits for what is in hand and leaves the group. The library waits for a
-// join that is under way, perhaps for long; then the connections are cut.
+// leave waits for what is in hand and leaves the group. We say so ourselves: in the
+// middle of a rebalance the library may end without a word, and the partitions
+// would stand still for the session timeout. That is when each of a rolling
+// restart's pods goes, since the one before it has just come. A join that is under
+// way ends by it, too; the library waits for that, and if it takes long, the
+// connections are cut.
 func (r *run) leave(group *kafkago.ConsumerGroup, running *sync.WaitGroup) {
 	left := make(chan struct{})
 	go func() {
@@ -232,6 +239,11 @@ func (r *run) leave(group *kafkago.ConsumerGroup, running *sync.WaitGroup) {
 		_ = group.Close() // it has no errors
 	}()
 	running.Wait()
+	if r.member != "" {
+		if err := r.cluster.leave(r.member); err != nil {
+			r.log.Debug("leave the group", "group", r.config.Group, "error", err)
+		}
+	}
 	select {
 	case <-left:
 	case <-time.After(leaveTimeout):

@@ -56,7 +56,7 @@ var faults = []*fault{
 		},
 	},
 	{
-		name: "worker killed", each: true, config: rotating, short: 3, long: 100,
+		name: "worker killed", each: true, config: rotating, short: 2, long: 100,
 		strike: func(r *run, _ int) error {
 			w := r.anyWorker()
 			r.sleep(0, time.Second)
@@ -199,7 +199,7 @@ var faults = []*fault{
 		},
 	},
 	{
-		name: "rotations", workers: 4, rate: 3000, short: 60, long: 2000,
+		name: "rotations", workers: 4, rate: 3000, short: 30, long: 2000,
 		config: "retention: {generation: 4h, schedule: 1h, window: 1d}\n", // the rig rotates
 		strike: func(r *run, _ int) error { return r.rotate() },
 	},

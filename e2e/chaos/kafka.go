@@ -35,7 +35,8 @@ func newKafkaTopic(ctx context.Context, server *kafka.Broker, name string, parti
 
 func (k *kafkaTopic) Kind() string { return "kafka" }
 func (k *kafkaTopic) Source() string {
-	return fmt.Sprintf("kafka: {brokers: [%q], topics: [%s]}", k.server.Addr(), k.name)
+	// A group of its own: runs share the broker.
+	return fmt.Sprintf("kafka: {brokers: [%q], topics: [%s], group: %s}", k.server.Addr(), k.name, k.name)
 }
 func (k *kafkaTopic) Ordered() bool   { return true }
 func (k *kafkaTopic) Partitions() int { return k.partitions }
@@ -90,7 +91,7 @@ func (k *kafkaTopic) Told(ctx context.Context) (map[string]int64, error) {
 		rt.Partitions = append(rt.Partitions, p)
 	}
 	g := kmsg.NewOffsetFetchRequestGroup()
-	g.Group, g.Topics = scope, append(g.Topics, rt)
+	g.Group, g.Topics = k.name, append(g.Topics, rt)
 	req := kmsg.NewPtrOffsetFetchRequest()
 	req.Groups = append(req.Groups, g)
 	res, err := req.RequestWith(ctx, k.client)

@@ -96,6 +96,10 @@ func begin() error {
 	if bad > 0 {
 		return fmt.Errorf("%d of %d runs are not valid; what they wrote down is in %s", bad, len(outcomes), g.folder)
 	}
+	if g.keep {
+		say("everything is in %s", g.folder)
+		return nil
+	}
 	return os.RemoveAll(g.folder)
 }
 
