@@ -317,14 +317,16 @@ func TestConflicts(t *testing.T) {
 	})
 }
 
-func wantHold(t *testing.T, err error, text string) {
+func wantHold(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	var hold *message.HoldError
 	if !errors.As(err, &hold) {
 		t.Fatalf("got %v, want a lane to be held", err)
 	}
-	if !strings.Contains(err.Error(), text) {
-		t.Errorf("%q does not say %q", err, text)
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%q does not say %q", err, text)
+		}
 	}
 }
 

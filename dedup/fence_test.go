@@ -123,15 +123,50 @@ func TestStartRule(t *testing.T) {
 	}
 }
 
-func TestAStreamCreatedAnewHoldsItsLane(t *testing.T) {
+// Positions of a log that was created anew mean other messages, and so do ids that
+// are made of them.
+func TestALogCreatedAnewHoldsItsLane(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	take := message.Take{Lane: message.Lane{Source: "nats", Name: "lane-0"}, Ordered: true, Incarnation: "2026-01-01", Committed: -1}
-	if _, err := f.Store.Take(t.Context(), take); err != nil {
-		t.Fatal(err)
+	lane := message.Lane{Source: "kafka", Name: "orders/0"}
+	take := func(log string) (message.Taken, error) {
+		return f.Store.Take(t.Context(), message.Take{Lane: lane, Ordered: true, Incarnation: log, Committed: -1})
 	}
-	take.Incarnation = "2026-02-02"
-	_, err := f.Store.Take(t.Context(), take)
+	must := func(log string, next int64) string {
+		t.Helper()
+		taken, err := take(log)
+		if err != nil || taken.Next != next {
+			t.Fatalf("got %+v, %v, want position %d", taken, err, next)
+		}
+		return taken.Incarnation
+	}
+	setPosition := func(to int64) {
+		t.Helper()
+		if _, err := f.Store.SetPosition(t.Context(), "ann@host", lane.Source, lane.Name, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unknown := must("", 0) // the brokers are older than ids
+	if known := must("first", 0); known != unknown {
+		t.Errorf("that the brokers tell ids now changes the lane's incarnation from %s to %s", unknown, known)
+	}
+	if again := must("", 0); again != unknown {
+		t.Errorf("a broker that tells none changes it to %s", again)
+	}
+	setPosition(7)
+	if same := must("first", 7); same != unknown {
+		t.Errorf("a position set in the same log changes it to %s", same)
+	}
+	for range 2 {
+		_, err := take("second")
+		wantHold(t, err, "created anew", "second", "first", "dedupd lanes set-position kafka orders/0 0")
+	}
+	must("first", 7) // as one of several brokers may still tell
+	setPosition(0)
+	if second := must("second", 0); second != "second" {
+		t.Errorf("positions of the new log make ids under %s", second)
+	}
+	_, err := take("first")
 	wantHold(t, err, "created anew")
 }
 

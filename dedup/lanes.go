@@ -98,6 +98,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		brokerPosition *int64
 		takes          int
 		sameHistory    bool
+		log            string
 	)
 	if t.Start < 0 {
 		var exists bool
@@ -113,11 +114,13 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	// last: it only ever rises, and one that was lost with a failover is not
 	// given out again, so that a worker from before can't pass for a new owner.
 	err = tx.QueryRow(ctx, `
-		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, history)
-		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END)
+		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, history, log)
+		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END, CASE WHEN $4::boolean THEN nullif($5, '') END)
 		ON CONFLICT (scope, source, lane) DO UPDATE SET
 			epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, EXCLUDED.epoch) ELSE l.epoch END,
-			incarnation       = CASE WHEN l.ordered OR $5 = '' THEN l.incarnation ELSE EXCLUDED.incarnation END,
+			incarnation       = CASE WHEN $5 = '' OR l.ordered AND NOT coalesce(l.moved AND l.log <> $5, false) THEN l.incarnation ELSE EXCLUDED.incarnation END,
+			log               = CASE WHEN l.log IS NULL OR l.moved THEN coalesce(EXCLUDED.log, l.log) ELSE l.log END,
+			moved             = false,
 			broker_generation = EXCLUDED.broker_generation,
 			owner             = EXCLUDED.owner,
 			takes             = CASE WHEN l.ordered THEN l.takes + 1 ELSE 0 END,
@@ -125,17 +128,18 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			history           = coalesce(l.history, EXCLUDED.history),
 			claimed_at        = now()
 		WHERE l.broker_generation <= EXCLUDED.broker_generation OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $9)
-		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, ordered OR history = `+s.name("history")+`()`,
+		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, ordered OR history = `+s.name("history")+`(), coalesce(log, '')`,
 		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(),
-	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &sameHistory)
+	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &sameHistory, &log)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return taken, message.ErrStale
 	}
 	if err != nil {
 		return taken, err
 	}
-	if t.Ordered && t.Incarnation != "" && taken.Incarnation != t.Incarnation {
-		return taken, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("the stream was created anew (%s; the lane's was %s), so its positions mean other messages", t.Incarnation, taken.Incarnation)}
+	if t.Ordered && t.Incarnation != "" && log != t.Incarnation {
+		return taken, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew (its id is %s, the lane's was %s), so its positions mean other messages: \"dedupd lanes set-position %s %s 0\" has it read from its beginning",
+			t.Incarnation, log, t.Lane.Source, t.Lane.Name)}
 	}
 	taken.BrokerPosition = -1
 	if brokerPosition != nil {

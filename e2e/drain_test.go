@@ -61,7 +61,7 @@ func TestDrain(t *testing.T) {
 	if rows == 0 || sum.Applied != rows {
 		t.Fatalf("%d rows landed by the transaction in flight; the books say %+v", rows, sum)
 	}
-	committed, err := tp.committed(t.Context(), "e2e-drain")
+	committed, err := tp.broker.Committed(t.Context(), "e2e-drain", tp.name)
 	if err != nil || committed[0] != lanes[tp.lane(0)].NextPosition {
 		t.Errorf("the group's offset is %d, %v; the lane's next position is %d", committed[0], err, lanes[tp.lane(0)].NextPosition)
 	}

@@ -79,7 +79,7 @@ func (s *sampler) run() {
 func (s *sampler) sample() {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
 	defer cancel()
-	committed, err := s.topic.committed(ctx, s.scope)
+	committed, err := s.topic.broker.Committed(ctx, s.scope, s.topic.name)
 	var lanes map[string]page
 	if err == nil {
 		// After the broker's value: between the two the lane may only have gone on.

@@ -8,9 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/dedupd/dedupd/e2e/kafka"
 )
@@ -96,75 +94,10 @@ func record(s send) *kgo.Record {
 	}
 }
 
-// ends are the partitions' end offsets.
-func (tp *topic) ends(ctx context.Context) (map[int32]int64, error) {
-	rt := kmsg.NewListOffsetsRequestTopic()
-	rt.Topic = tp.name
-	for p := range tp.partitions {
-		rp := kmsg.NewListOffsetsRequestTopicPartition()
-		rp.Partition, rp.Timestamp = p, -1
-		rt.Partitions = append(rt.Partitions, rp)
-	}
-	req := kmsg.NewPtrListOffsetsRequest()
-	req.Topics = append(req.Topics, rt)
-	res, err := req.RequestWith(ctx, tp.client)
-	if err != nil {
-		return nil, err
-	}
-	ends := map[int32]int64{}
-	for _, t := range res.Topics {
-		for _, p := range t.Partitions {
-			if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
-				return nil, err
-			}
-			ends[p.Partition] = p.Offset
-		}
-	}
-	if len(ends) != int(tp.partitions) {
-		return nil, fmt.Errorf("the broker tells the ends of %d partitions, not of %d", len(ends), tp.partitions)
-	}
-	return ends, nil
-}
-
-// committed are the offsets that the broker holds of a group; a partition without
-// one is missing.
-func (tp *topic) committed(ctx context.Context, group string) (map[int32]int64, error) {
-	rt := kmsg.NewOffsetFetchRequestGroupTopic()
-	rt.Topic = tp.name
-	for p := range tp.partitions {
-		rt.Partitions = append(rt.Partitions, p)
-	}
-	g := kmsg.NewOffsetFetchRequestGroup()
-	g.Group, g.Topics = group, append(g.Topics, rt)
-	req := kmsg.NewPtrOffsetFetchRequest()
-	req.Groups = append(req.Groups, g)
-	res, err := req.RequestWith(ctx, tp.client)
-	if err != nil {
-		return nil, err
-	}
-	offsets := map[int32]int64{}
-	for _, g := range res.Groups {
-		if err := kerr.ErrorForCode(g.ErrorCode); err != nil {
-			return nil, err
-		}
-		for _, t := range g.Topics {
-			for _, p := range t.Partitions {
-				if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
-					return nil, err
-				}
-				if p.Offset >= 0 {
-					offsets[p.Partition] = p.Offset
-				}
-			}
-		}
-	}
-	return offsets, nil
-}
-
 // rawLog reads the whole topic again: for each lane the ids by position. It is
 // the truth that a run is judged by, not what the producer thinks it has sent.
 func (tp *topic) rawLog(ctx context.Context) (map[string][]string, error) {
-	ends, err := tp.ends(ctx)
+	ends, err := tp.broker.Ends(ctx, tp.name, tp.partitions)
 	if err != nil {
 		return nil, err
 	}

@@ -106,7 +106,8 @@ type Take struct {
 	Ordered bool
 	// Incarnation is the broker's own mark of this topic or stream, such as the
 	// creation time of a NATS stream. Empty where the broker has none: the
-	// database then makes one up for a new lane.
+	// database then makes one up for a new lane. An ordered lane that finds another
+	// mark than its own is held until somebody sets its position.
 	Incarnation string
 	// BrokerGeneration is the consumer group's generation; an owner with a
 	// higher one that is still at work keeps the lane.

@@ -87,6 +87,17 @@ func (s *Store) Rewind(l message.Lane, to int64) {
 	}
 }
 
+// SetPosition moves a lane as an operator does.
+func (s *Store) SetPosition(l message.Lane, to int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	if r := s.rows[l]; r != nil {
+		r.Epoch++
+		r.Next, r.BrokerPosition, r.moved = to, -1, true
+	}
+}
+
 // Row tells where a lane stands.
 func (s *Store) Row(l message.Lane) (Row, bool) {
 	s.mu.Lock()

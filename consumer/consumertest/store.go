@@ -49,6 +49,7 @@ type row struct {
 	Row
 	ordered   bool
 	past      bool // the store went back since
+	moved     bool // by hand, since it was taken
 	brokerGen int64
 	updated   time.Time
 }
@@ -64,6 +65,8 @@ type tenure struct {
 type Row struct {
 	Epoch, Next, BrokerPosition int64
 	Incarnation                 string
+	// Log is the broker's own mark of what the lane reads; empty: it has none.
+	Log string
 	// CaughtUp is the time as of which the lane was last told to have nothing
 	// left to read.
 	CaughtUp time.Time
@@ -117,12 +120,18 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 		return message.Taken{}, message.ErrNoStart
 	case !ok:
 		r = s.newRow(t)
-	case t.Incarnation == "" || t.Incarnation == r.Incarnation:
-	case t.Ordered:
-		return message.Taken{}, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("the stream was created anew: %s, was %s", t.Incarnation, r.Incarnation)}
-	default:
+	case t.Incarnation == "":
+	case !t.Ordered:
 		r.Incarnation = t.Incarnation
+	case r.Log == "": // the broker has learnt to tell
+		r.Log = t.Incarnation
+	case r.Log == t.Incarnation:
+	case r.moved:
+		r.Log, r.Incarnation = t.Incarnation, t.Incarnation
+	default:
+		return message.Taken{}, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew: %s, was %s", t.Incarnation, r.Log)}
 	}
+	r.moved = false
 	if t.Ordered { // the members of a queue share its row
 		r.Epoch++
 		r.Takes++
@@ -214,6 +223,9 @@ func (s *Store) newRow(t message.Take) *row {
 	r.Next, r.BrokerPosition, r.Incarnation = t.Start, -1, t.Incarnation
 	if t.Committed >= 0 {
 		r.Next, r.BrokerPosition = t.Committed, t.Committed
+	}
+	if t.Ordered {
+		r.Log = t.Incarnation
 	}
 	if r.Incarnation == "" {
 		s.incarnated++

@@ -63,6 +63,39 @@ func (c *cursor) longVarint() int64 {
 	return v
 }
 
+// uvarint is a number of one to ten bytes without a sign.
+func (c *cursor) uvarint() uint64 {
+	v, n := binary.Uvarint(c.b)
+	if n <= 0 {
+		c.b, c.bad = nil, true
+		return 0
+	}
+	c.b = c.b[n:]
+	return v
+}
+
+// compact is how many items follow in the newer versions of requests; none where
+// the array or the string is null. No item takes less than a byte.
+func (c *cursor) compact() int {
+	n := c.uvarint()
+	if n > uint64(len(c.b))+1 {
+		c.b, c.bad = nil, true
+		return 0
+	}
+	return max(int(n)-1, 0)
+}
+
+// tags are fields that a later version may have added.
+func (c *cursor) tags() {
+	for range c.uvarint() {
+		if c.bad {
+			return
+		}
+		c.uvarint()
+		c.take(int(min(c.uvarint(), 1<<31-1)))
+	}
+}
+
 // bytes are preceded by their number; -1 stands for nil, which isn't empty.
 func (c *cursor) bytes() []byte {
 	n := c.varint()

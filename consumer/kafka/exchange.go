@@ -46,6 +46,15 @@ func (e *exchange) RawExchange(conn io.ReadWriter) (protocol.Message, error) {
 	if err := protocol.WriteRequest(conn, e.version, id, e.clientID, e.Request); err != nil {
 		return nil, err
 	}
+	body, err := readAnswer(conn, id)
+	if err != nil {
+		return nil, err
+	}
+	return &answer{version: e.version, body: body}, nil
+}
+
+// readAnswer reads the answer to the request of that id, without what frames it.
+func readAnswer(conn io.Reader, id int32) ([]byte, error) {
 	var head [8]byte // the size of what follows, and the request's id
 	if _, err := io.ReadFull(conn, head[:]); err != nil {
 		return nil, unexpected(err)
@@ -61,7 +70,7 @@ func (e *exchange) RawExchange(conn io.ReadWriter) (protocol.Message, error) {
 	if _, err := io.ReadFull(conn, body); err != nil {
 		return nil, unexpected(err)
 	}
-	return &answer{version: e.version, body: body}, nil
+	return body, nil
 }
 
 func unexpected(err error) error {

@@ -18,6 +18,7 @@ type generation struct {
 	member    *kafkago.Generation
 	ready     *readiness
 	committer *committer
+	logs      *logs
 
 	// soft ends when the lanes are to be let go: it is what fetches run under.
 	soft context.Context
@@ -31,6 +32,7 @@ func newGeneration(r *run, member *kafkago.Generation) *generation {
 		member:    member,
 		ready:     newReadiness(r.in),
 		committer: newCommitter(member, r.in.CommitFailed, r.log),
+		logs:      new(logs),
 	}
 }
 
@@ -61,7 +63,7 @@ func (g *generation) serve(ctx, member context.Context) {
 	for _, l := range lanes {
 		reading.Go(l.run)
 	}
-	g.watchPartitions(soft, g.ready)
+	g.watchTopics(soft)
 	letGo()
 
 	g.ready.end()

@@ -19,7 +19,7 @@ func TestMembersShareAndLeave(t *testing.T) {
 		const partitions = 4
 		r := newRig(t, b, partitions, nil)
 		c := r.client()
-		watch := r.watchNeverAhead(partitions)
+		watch := r.watchNeverAhead()
 		first := r.start(nil)
 		for p := range int32(partitions) {
 			r.fill(c, p, 500)
@@ -55,15 +55,15 @@ func TestMembersShareAndLeave(t *testing.T) {
 }
 
 // watchNeverAhead samples the group's offsets until its result is called.
-func (r *rig) watchNeverAhead(partitions int32) (end func()) {
+func (r *rig) watchNeverAhead() (end func()) {
 	quit := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		for {
-			for p := range partitions {
-				// The order matters: the store only ever moves up.
-				offset, err := r.broker.Committed(r.ctx, r.group, r.topic, p)
-				if next := r.next(int(p)); err == nil && offset > max(next, 0) {
+			// The order matters: the store only ever moves up.
+			offsets, _ := r.broker.Committed(r.ctx, r.group, r.topic)
+			for p, offset := range offsets {
+				if next := r.next(int(p)); offset > max(next, 0) {
 					r.Errorf("the group's offset of %d is %d, durable is only %d", p, offset, next)
 				}
 			}

@@ -69,9 +69,15 @@ func (l *lane) take() (stand, error) {
 	if err != nil {
 		return stand{}, err
 	}
+	ids, err := l.cluster.identities(l.soft)
+	if err != nil {
+		return stand{}, err
+	}
+	l.logs.note(l.topic, ids[l.topic])
 	taken, err := l.in.Take(l.soft, message.Take{
 		Lane:             l.id,
 		Ordered:          true,
+		Incarnation:      ids[l.topic],
 		BrokerGeneration: int64(l.member.ID),
 		Committed:        committed,
 		Start:            start,

@@ -209,9 +209,12 @@ func (r *rig) next(partition int) int64 {
 
 func (r *rig) committed(partition int32) int64 {
 	r.Helper()
-	offset, err := r.broker.Committed(r.ctx, r.group, r.topic, partition)
+	offsets, err := r.broker.Committed(r.ctx, r.group, r.topic)
 	r.check(err)
-	return offset
+	if offset, ok := offsets[partition]; ok {
+		return offset
+	}
+	return -1
 }
 
 // deleteCommitted deletes the offset of a group without members, as

@@ -173,7 +173,7 @@ func (r *run) join(ctx context.Context, dialer *kafkago.Dialer) error {
 		JoinGroupBackoff:  time.Second,
 		Timeout:           requestTimeout,
 		// The library's own watch of partitions ends the generation again and
-		// again while a topic is missing: see watchPartitions.
+		// again while a topic is missing: see watchTopics.
 		WatchPartitionChanges: false,
 		Logger:                kafkago.LoggerFunc(r.debugf),
 		ErrorLogger:           kafkago.LoggerFunc(r.debugf),

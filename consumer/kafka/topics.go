@@ -44,18 +44,29 @@ func (r *run) countPartitions(ctx context.Context) (counts map[string]int, probl
 	return counts, ""
 }
 
-// watchPartitions returns when a topic has more partitions than the generation
-// may know of, or ctx ended. A topic that has vanished is reported by its lanes;
-// leaving the generation for it would not bring it back.
+// watchTopics returns when a topic has more partitions than the generation may
+// know of, when one was created anew, or ctx ended. A topic that has vanished is
+// reported by its lanes; leaving the generation for it would not bring it back.
 //
 // The counts to compare with are older than the assignment: a partition that
 // came between may cost a rebalance too many, but none is overlooked.
-func (r *run) watchPartitions(ctx context.Context, ready *readiness) {
+func (g *generation) watchTopics(ctx context.Context) {
+	r, ready := g.run, g.ready
 	before := r.partitions
 	for sleep(ctx, time.Second) {
-		counts, err := r.cluster.partitions(ctx)
+		ids, err := r.cluster.identities(ctx)
 		if err != nil {
 			continue // the lanes will tell
+		}
+		// A lane whose position the new log has come to already would be read on
+		// as if nothing had happened. Taken anew, it is held.
+		if topic := g.logs.anew(ids); topic != "" {
+			r.log.Warn("the topic was created anew: joining the group anew", "topic", topic, "id", ids[topic])
+			return
+		}
+		counts, err := r.cluster.partitions(ctx)
+		if err != nil {
+			continue
 		}
 		changed := false
 		for _, topic := range r.config.Topics {

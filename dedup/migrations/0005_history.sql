@@ -24,7 +24,8 @@ END $$;
 -- lane.
 ALTER TABLE {{schema}}.lanes ADD COLUMN history text;
 
--- A queue's lane doesn't move in a history that isn't the one it was taken in.
+-- A queue's lane doesn't move in a history that isn't the one it was taken in. And a
+-- lane that moves is past what may have ended a process.
 CREATE OR REPLACE FUNCTION {{schema}}.advance(
     p_lane integer, p_epoch bigint, p_from bigint, p_next bigint, p_broker_position bigint, p_stream_time timestamptz, p_lag bigint,
     p_applied bigint, p_redelivered bigint, p_resent bigint, p_cross_source bigint, p_conflicts bigint, p_dead bigint)

@@ -1,5 +1,5 @@
-// Package kafka starts a real Apache Kafka broker for tests: one KRaft node, run
-// from the Maven jars as a direct child process, so that signals and kill -9 hit
+// Package kafka starts real Apache Kafka brokers for tests: KRaft nodes, run from
+// the Maven jars as direct child processes, so that signals and kill -9 hit
 // the broker itself. It knows nothing of dedupd and is no part of the product.
 //
 // A test takes the broker that its test binary shares with Run; a test that
@@ -34,38 +34,66 @@ const (
 )
 
 // Broker is one running broker. Its methods may not be called concurrently,
-// except Addr and CreateTopic.
+// except Addr, Relayed and CreateTopic.
 type Broker struct {
 	addr string
-	dir  string // empty: not ours to start or stop
-	java string
-	libs string
-	proc *child.Process
+	// relayed is what the broker advertises to those who come by the relay.
+	relayed string
+	dir     string // empty: not ours to start or stop
+	java    string
+	libs    string
+	proc    *child.Process
+}
+
+// Options of a cluster.
+type Options struct {
+	// Nodes, 1 unless set, are brokers and controllers at once. Where there are
+	// three, a topic has three replicas, two of which must be in sync.
+	Nodes int
+	// Relay, unless nil, is told of a second address where each node listens, and
+	// returns the one that it advertises there: that of a relay in front of it.
+	Relay func(addr string) (string, error)
 }
 
 // Start formats dir, which must be empty or absent, and starts a broker on
 // 127.0.0.1 and a free port. It returns when the broker answers. The broker dies
 // with this process, however that ends.
 func Start(dir string) (*Broker, error) {
+	brokers, err := StartCluster(dir, Options{})
+	if err != nil {
+		return nil, err
+	}
+	return brokers[0], nil
+}
+
+// StartCluster is Start for the nodes of a cluster, each with a folder of its own
+// in dir.
+func StartCluster(dir string, o Options) ([]*Broker, error) {
 	java, libs, err := findKafka()
 	if err != nil {
 		return nil, err
 	}
-	b := &Broker{dir: dir, java: java, libs: libs}
+	o.Nodes = max(o.Nodes, 1)
 	// A free port may be taken by somebody else before the broker has it.
 	for attempt := 0; ; attempt++ {
-		err := b.create()
+		brokers := make([]*Broker, o.Nodes)
+		for i := range brokers {
+			brokers[i] = &Broker{dir: filepath.Join(dir, fmt.Sprint("node-", i+1)), java: java, libs: libs}
+		}
+		err := create(brokers, o)
 		if err == nil {
-			err = b.Restart()
+			err = start(brokers...)
 		}
 		if err == nil {
-			return b, nil
+			return brokers, nil
 		}
 		if attempt == 2 {
 			return nil, fmt.Errorf("start kafka in %s: %w", dir, err)
 		}
-		if err := os.RemoveAll(filepath.Join(dir, "data")); err != nil {
-			return nil, err
+		for _, b := range brokers {
+			if err := errors.Join(b.Kill(), os.RemoveAll(filepath.Join(b.dir, "data"))); err != nil {
+				return nil, err
+			}
 		}
 	}
 }
@@ -77,6 +105,9 @@ func At(addr string) *Broker { return &Broker{addr: addr} }
 // Addr is the broker's host:port.
 func (b *Broker) Addr() string { return b.addr }
 
+// Relayed is host:port of the relay in front of the broker; empty: there is none.
+func (b *Broker) Relayed() string { return b.relayed }
+
 // Stop ends the broker in an orderly way, or after 20 s in any way. Stopping a
 // stopped broker does nothing.
 func (b *Broker) Stop() error { return b.end(syscall.SIGTERM) }
@@ -85,26 +116,36 @@ func (b *Broker) Stop() error { return b.end(syscall.SIGTERM) }
 func (b *Broker) Kill() error { return b.end(syscall.SIGKILL) }
 
 // Restart starts a stopped or killed broker again, on the same port and data.
-func (b *Broker) Restart() error {
+func (b *Broker) Restart() error { return start(b) }
+
+// start starts brokers, and returns when all answer: one alone of three would
+// wait for the others.
+func start(brokers ...*Broker) error {
+	for _, b := range brokers {
+		if err := b.launch(); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	for _, b := range brokers {
+		if err := b.await(ctx); err != nil {
+			_ = b.Kill()
+			return fmt.Errorf("%w\n%s", err, tail(b.log()))
+		}
+	}
+	return nil
+}
+
+func (b *Broker) launch() (err error) {
 	if b.dir == "" {
 		return errNotOurs
 	}
 	if b.proc != nil {
 		return errors.New("kafka is running")
 	}
-	out := filepath.Join(b.dir, "broker.log")
-	proc, err := start(out, b.java, b.args("kafka.Kafka", b.config())...)
-	if err != nil {
-		return err
-	}
-	b.proc = proc
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-	defer cancel()
-	if err := b.await(ctx); err != nil {
-		_ = b.Kill()
-		return fmt.Errorf("%w\n%s", err, tail(out))
-	}
-	return nil
+	b.proc, err = launch(b.log(), b.java, b.args("kafka.Kafka", b.config())...)
+	return err
 }
 
 var errNotOurs = errors.New("the broker is not ours to start or stop: unset " + AddrEnv + " to run this test")
@@ -121,21 +162,46 @@ func (b *Broker) end(sig syscall.Signal) error {
 	return err
 }
 
-// create writes the configuration for fresh ports and formats the data folder.
-func (b *Broker) create() error {
-	if err := os.MkdirAll(b.dir, 0o755); err != nil {
-		return err
-	}
-	ports, err := freePorts(2)
+// create writes the configurations for fresh ports and formats the data folders.
+func create(brokers []*Broker, o Options) error {
+	const each = 3
+	ports, err := freePorts(each * len(brokers))
 	if err != nil {
 		return err
 	}
-	b.addr = fmt.Sprintf("127.0.0.1:%d", ports[0])
-	if err := os.WriteFile(b.config(), []byte(b.properties(ports[0], ports[1])), 0o644); err != nil {
-		return err
+	var voters []string
+	for i := range brokers {
+		voters = append(voters, fmt.Sprintf("%d@127.0.0.1:%d", i+1, ports[each*i+1]))
 	}
+	for i, b := range brokers {
+		if err := os.MkdirAll(b.dir, 0o755); err != nil {
+			return err
+		}
+		n := node{
+			id: i + 1, nodes: len(brokers), voters: strings.Join(voters, ","), data: filepath.Join(b.dir, "data"),
+			client: address(ports[each*i]), controller: address(ports[each*i+1]),
+		}
+		b.addr = n.client
+		if o.Relay != nil {
+			n.relayed = address(ports[each*i+2])
+			if n.advertised, err = o.Relay(n.relayed); err != nil {
+				return err
+			}
+			b.relayed = n.advertised
+		}
+		if err := os.WriteFile(b.config(), []byte(n.properties()), 0o644); err != nil {
+			return err
+		}
+		if err := b.format(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *Broker) format() error {
 	out := filepath.Join(b.dir, "format.log")
-	proc, err := start(out, b.java, b.args("kafka.tools.StorageTool", "format", "-t", clusterID, "-c", b.config())...)
+	proc, err := launch(out, b.java, b.args("kafka.tools.StorageTool", "format", "-t", clusterID, "-c", b.config())...)
 	if err != nil {
 		return err
 	}
@@ -149,34 +215,52 @@ func (b *Broker) create() error {
 	return nil
 }
 
+func (b *Broker) log() string { return filepath.Join(b.dir, "broker.log") }
+
 func (b *Broker) config() string { return filepath.Join(b.dir, "server.properties") }
 
 func (b *Broker) args(class string, args ...string) []string {
 	return append([]string{"-Xmx512m", "-XX:+UseSerialGC", "-cp", filepath.Join(b.libs, "*"), class}, args...)
 }
 
-// properties keep everything on one node, and every wait that exists for large
-// clusters short.
-func (b *Broker) properties(client, controller int) string {
+// node is what a broker's configuration tells of it.
+type node struct {
+	id, nodes          int
+	voters, data       string
+	client, controller string // addresses where it listens
+	relayed            string // the same for those who come by a relay; empty: there is none
+	advertised         string // the relay's
+}
+
+// properties keep every wait that exists for large clusters short.
+func (n *node) properties() string {
+	listeners, advertised, protocols := "PLAINTEXT://"+n.client, "PLAINTEXT://"+n.client, "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"
+	if n.relayed != "" {
+		listeners += ",RELAYED://" + n.relayed
+		advertised += ",RELAYED://" + n.advertised
+		protocols += ",RELAYED:PLAINTEXT"
+	}
+	inSync := n.nodes/2 + 1
 	return strings.Join([]string{
 		"process.roles=broker,controller",
-		"node.id=1",
-		fmt.Sprintf("controller.quorum.voters=1@127.0.0.1:%d", controller),
-		fmt.Sprintf("listeners=PLAINTEXT://127.0.0.1:%d,CONTROLLER://127.0.0.1:%d", client, controller),
-		fmt.Sprintf("advertised.listeners=PLAINTEXT://127.0.0.1:%d", client),
+		fmt.Sprintf("node.id=%d", n.id),
+		"controller.quorum.voters=" + n.voters,
+		"listeners=" + listeners + ",CONTROLLER://" + n.controller,
+		"advertised.listeners=" + advertised,
+		"inter.broker.listener.name=PLAINTEXT",
 		"controller.listener.names=CONTROLLER",
-		"listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-		"log.dirs=" + filepath.Join(b.dir, "data"),
+		"listener.security.protocol.map=" + protocols,
+		"log.dirs=" + n.data,
 		"auto.create.topics.enable=false",
-		"default.replication.factor=1",
-		"min.insync.replicas=1",
-		"offsets.topic.replication.factor=1",
+		fmt.Sprintf("default.replication.factor=%d", n.nodes),
+		fmt.Sprintf("min.insync.replicas=%d", inSync),
+		fmt.Sprintf("offsets.topic.replication.factor=%d", n.nodes),
 		"offsets.topic.num.partitions=4",
-		"transaction.state.log.replication.factor=1",
-		"transaction.state.log.min.isr=1",
+		fmt.Sprintf("transaction.state.log.replication.factor=%d", n.nodes),
+		fmt.Sprintf("transaction.state.log.min.isr=%d", inSync),
 		"transaction.state.log.num.partitions=4",
-		"share.coordinator.state.topic.replication.factor=1",
-		"share.coordinator.state.topic.min.isr=1",
+		fmt.Sprintf("share.coordinator.state.topic.replication.factor=%d", n.nodes),
+		fmt.Sprintf("share.coordinator.state.topic.min.isr=%d", inSync),
 		"share.coordinator.state.topic.num.partitions=1",
 		"group.initial.rebalance.delay.ms=0",
 		"group.min.session.timeout.ms=1000",
@@ -229,6 +313,8 @@ func freePorts(n int) ([]int, error) {
 	}
 	return ports, nil
 }
+
+func address(port int) string { return fmt.Sprint("127.0.0.1:", port) }
 
 func tail(file string) string {
 	b, err := os.ReadFile(file)

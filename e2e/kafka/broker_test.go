@@ -65,14 +65,14 @@ func TestSharedBroker(t *testing.T) {
 	if err := b.CreateTopic(ctx, "shared", 3, map[string]string{"cleanup.policy": "compact"}); err != nil {
 		t.Fatal(err)
 	}
-	if offset, err := b.Committed(ctx, "nobody", "shared", 0); err != nil || offset != -1 {
-		t.Fatalf("got %d, %v; want -1", offset, err)
+	if offsets, err := b.Committed(ctx, "nobody", "shared"); err != nil || len(offsets) != 0 {
+		t.Fatalf("got %v, %v; want none", offsets, err)
 	}
 	if err := b.SetCommitted(ctx, "somebody", "shared", 0, 7); err != nil {
 		t.Fatal(err)
 	}
-	if offset, err := b.Committed(ctx, "somebody", "shared", 0); err != nil || offset != 7 {
-		t.Fatalf("got %d, %v; want 7", offset, err)
+	if offsets, err := b.Committed(ctx, "somebody", "shared"); err != nil || len(offsets) != 1 || offsets[0] != 7 {
+		t.Fatalf("got %v, %v; want 7 of partition 0", offsets, err)
 	}
 	if Run(t) != b {
 		t.Fatal("the broker is not shared")

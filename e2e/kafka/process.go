@@ -10,8 +10,8 @@ import (
 	"github.com/dedupd/dedupd/internal/child"
 )
 
-// start starts a program that dies with us, with both outputs appended to a file.
-func start(out, name string, args ...string) (*child.Process, error) {
+// launch starts a program that dies with us, with both outputs appended to a file.
+func launch(out, name string, args ...string) (*child.Process, error) {
 	f, err := os.OpenFile(out, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err

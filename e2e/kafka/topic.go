@@ -12,13 +12,13 @@ import (
 	"github.com/twmb/franz-go/pkg/kversion"
 )
 
-// CreateTopic creates a topic with a replication factor of 1, and waits until
+// CreateTopic creates a topic with a replica on each node, and waits until
 // all its partitions have a leader. The configs are the broker's own names, such
 // as cleanup.policy.
 func (b *Broker) CreateTopic(ctx context.Context, topic string, partitions int32, configs map[string]string) error {
 	return b.with(ctx, func(client *kgo.Client) error {
 		t := kmsg.NewCreateTopicsRequestTopic()
-		t.Topic, t.NumPartitions, t.ReplicationFactor = topic, partitions, 1
+		t.Topic, t.NumPartitions, t.ReplicationFactor = topic, partitions, -1
 		for name, value := range configs {
 			c := kmsg.NewCreateTopicsRequestTopicConfig()
 			c.Name, c.Value = name, &value
@@ -92,35 +92,90 @@ func (b *Broker) DeleteRecords(ctx context.Context, topic string, partition int3
 	})
 }
 
-// Committed is a group's committed offset of a partition; -1: none.
-func (b *Broker) Committed(ctx context.Context, group, topic string, partition int32) (offset int64, err error) {
-	err = b.with(ctx, func(client *kgo.Client) error {
-		t := kmsg.NewOffsetFetchRequestGroupTopic()
-		t.Topic, t.Partitions = topic, []int32{partition}
-		g := kmsg.NewOffsetFetchRequestGroup()
-		g.Group, g.Topics = group, append(g.Topics, t)
-		req := kmsg.NewPtrOffsetFetchRequest()
-		req.Groups = append(req.Groups, g)
-		res, err := req.RequestWith(ctx, client)
-		if err != nil {
-			return err
-		}
-		switch err := kerr.ErrorForCode(res.Groups[0].ErrorCode); {
-		case errors.Is(err, kerr.GroupIDNotFound): // nobody has joined it yet
-			offset = -1
-			return nil
-		case err != nil:
-			return err
-		}
-		if len(res.Groups[0].Topics) == 0 {
-			return errors.New("no such topic in the answer")
-		}
-		p := res.Groups[0].Topics[0].Partitions[0]
-		offset = p.Offset
-		return kerr.ErrorForCode(p.ErrorCode)
+// Ends is the function of this name, asked over a connection of its own.
+func (b *Broker) Ends(ctx context.Context, topic string, partitions int32) (ends map[int32]int64, err error) {
+	err = b.with(ctx, func(client *kgo.Client) (err error) {
+		ends, err = Ends(ctx, client, topic, partitions)
+		return err
 	})
-	return offset, err
+	return ends, err
 }
+
+// Committed is the function of this name, asked over a connection of its own.
+func (b *Broker) Committed(ctx context.Context, group, topic string) (offsets map[int32]int64, err error) {
+	err = b.with(ctx, func(client *kgo.Client) (err error) {
+		offsets, err = Committed(ctx, client, group, topic)
+		return err
+	})
+	return offsets, err
+}
+
+// Ends are the end offsets of a topic's partitions, whether what stands below
+// them is committed or not.
+func Ends(ctx context.Context, client *kgo.Client, topic string, partitions int32) (map[int32]int64, error) {
+	t := kmsg.NewListOffsetsRequestTopic()
+	t.Topic = topic
+	for number := range partitions {
+		p := kmsg.NewListOffsetsRequestTopicPartition()
+		p.Partition, p.Timestamp = number, -1
+		t.Partitions = append(t.Partitions, p)
+	}
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.Topics = append(req.Topics, t)
+	res, err := req.RequestWith(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	ends := map[int32]int64{}
+	for _, t := range res.Topics {
+		for _, p := range t.Partitions {
+			if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
+				return nil, err
+			}
+			ends[p.Partition] = p.Offset
+		}
+	}
+	if len(ends) != int(partitions) {
+		return nil, fmt.Errorf("the broker tells the ends of %d partitions, not of %d", len(ends), partitions)
+	}
+	return ends, nil
+}
+
+// Committed are the offsets that a group has committed of a topic's partitions; a
+// partition without one is missing. The client must speak no version above
+// Versions.
+func Committed(ctx context.Context, client *kgo.Client, group, topic string) (map[int32]int64, error) {
+	g := kmsg.NewOffsetFetchRequestGroup()
+	g.Group = group // no topics: all of them
+	req := kmsg.NewPtrOffsetFetchRequest()
+	req.Groups = append(req.Groups, g)
+	res, err := req.RequestWith(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	offsets := map[int32]int64{}
+	switch err := kerr.ErrorForCode(res.Groups[0].ErrorCode); {
+	case errors.Is(err, kerr.GroupIDNotFound): // nobody has joined it yet
+		return offsets, nil
+	case err != nil:
+		return nil, err
+	}
+	for _, t := range res.Groups[0].Topics {
+		for _, p := range t.Partitions {
+			if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
+				return nil, err
+			}
+			if t.Topic == topic && p.Offset >= 0 {
+				offsets[p.Partition] = p.Offset
+			}
+		}
+	}
+	return offsets, nil
+}
+
+// Versions are the latest whose requests name topics, and don't go by their ids,
+// which we would have to look up first.
+var Versions = kversion.V3_8_0()
 
 // SetCommitted moves the offset of a group without members, as the stock reset
 // command does.
@@ -143,8 +198,7 @@ func (b *Broker) SetCommitted(ctx context.Context, group, topic string, partitio
 // with tries again while the broker says that it will soon be able to: a young
 // one has no group coordinator before it was asked for it.
 func (b *Broker) with(ctx context.Context, do func(*kgo.Client) error) error {
-	// Later versions name topics by an id that we would have to look up first.
-	client, err := kgo.NewClient(kgo.SeedBrokers(b.addr), kgo.MaxVersions(kversion.V3_8_0()))
+	client, err := kgo.NewClient(kgo.SeedBrokers(b.addr), kgo.MaxVersions(Versions))
 	if err != nil {
 		return err
 	}

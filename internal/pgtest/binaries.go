@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -229,8 +230,8 @@ func (b *binaries) initialise(version string) error {
 }
 
 // newState makes a server's folder with a fresh data folder in it.
-func (b *binaries) newState(a account) (string, *os.File, error) {
-	folder, held, err := b.newFolder(a)
+func (b *binaries) newState(parent string, a account) (string, *os.File, error) {
+	folder, held, err := b.newFolder(parent, a)
 	if err != nil {
 		return "", nil, err
 	}
@@ -240,9 +241,10 @@ func (b *binaries) newState(a account) (string, *os.File, error) {
 	return folder, held, nil
 }
 
-// newFolder makes a server's folder, and removes those whose process is gone.
-// The returned lock is what tells that the folder is in use.
-func (b *binaries) newFolder(a account) (string, *os.File, error) {
+// newFolder makes a server's folder in the parent, or where all are, and removes
+// those there whose process is gone. The returned lock is what tells that the
+// folder is in use.
+func (b *binaries) newFolder(parent string, a account) (string, *os.File, error) {
 	lock, err := lockFile(filepath.Join(b.folder, "lock"), true)
 	if err != nil {
 		return "", nil, err
@@ -259,7 +261,7 @@ func (b *binaries) newFolder(a account) (string, *os.File, error) {
 			_ = l.Close()
 		}
 	}
-	folder, err := os.MkdirTemp(b.folder, "server-")
+	folder, err := os.MkdirTemp(cmp.Or(parent, b.folder), "server-")
 	if err != nil {
 		return "", nil, err
 	}

@@ -30,6 +30,10 @@ type Options struct {
 	// Fsync makes commits survive a crash of the machine, as in production. Off
 	// by default: a test's data needs to survive only a crash of the server.
 	Fsync bool
+	// Folder is where the server's data and log are to be, which its account must
+	// be able to reach; such as a disk that can be filled. Default: the temporary
+	// folder.
+	Folder string
 	// Settings are further parameters of postgresql.conf; they win.
 	Settings map[string]string
 	// Progress is told of the download of the binaries, if there is one: bytes
@@ -73,7 +77,7 @@ func StartServer(o Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{binaries: bin, account: ownAccount()}
-	if s.folder, s.lock, err = bin.newState(s.account); err != nil {
+	if s.folder, s.lock, err = bin.newState(o.Folder, s.account); err != nil {
 		return nil, fmt.Errorf("make a data folder: %w", err)
 	}
 	// Another process may take the port before Postgres does: then try the next.

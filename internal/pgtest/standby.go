@@ -38,7 +38,7 @@ func (s *Server) Standby(ctx context.Context, address string, settings map[strin
 		return nil, fmt.Errorf("begin a backup: %w", err)
 	}
 	b := &Server{binaries: s.binaries, account: s.account}
-	if b.folder, b.lock, err = s.binaries.newFolder(s.account); err != nil {
+	if b.folder, b.lock, err = s.binaries.newFolder("", s.account); err != nil {
 		return nil, err
 	}
 	err = copyRunning(s.dataFolder(), b.dataFolder(), s.account)
