@@ -20,7 +20,7 @@ func TestBinaryHasNoTestCode(t *testing.T) {
 	if len(packages) < 100 || !slices.Contains(packages, module+"consumer/kafka") {
 		t.Fatalf("go list tells only %d packages, or not ours", len(packages))
 	}
-	forbidden := regexp.MustCompile(`^(testing|github\.com/nats-io/nats-server|github\.com/fergusstrange/|github\.com/twmb/|github\.com/google/go-cmp|` +
+	forbidden := regexp.MustCompile(`^(testing|github\.com/nats-io/nats-server|github\.com/fergusstrange/|github\.com/twmb/|github\.com/Shopify/|github\.com/google/go-cmp|` +
 		`github\.com/rogpeppe/|go\.uber\.org/goleak|github\.com/stretchr/|pgregory\.net/|` + module + `(e2e|internal/pgtest|internal/natstest|internal/child|consumer/consumertest|sinks/sinktest|internal/tools))(/|$)`)
 	for _, p := range packages {
 		if forbidden.MatchString(p) {

@@ -251,3 +251,34 @@ func TestLaneTakenAnewIsNoReset(t *testing.T) {
 		}
 	})
 }
+
+// A member that ends while another joins says that it leaves, whatever the group is
+// at: the partitions must not wait for its session to time out. So it goes with
+// each of a rolling restart's pods, since the one before it has just come.
+func TestAMemberLeavesInTheMiddleOfARebalance(t *testing.T) {
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		const session = 20 * time.Second
+		for i := range 16 {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, b, 2, nil)
+				long := func(c *Config) { c.SessionTimeout = session }
+				first := r.start(long)
+				first.untilReady()
+				second := r.start(long)
+				time.Sleep(time.Duration(i) * 40 * time.Millisecond) // that its join and our end meet
+				first.stop()
+				begun := time.Now()
+				c := r.client()
+				r.fill(c, 0, 1)
+				r.fill(c, 1, 1)
+				r.untilNext(0, 1)
+				r.untilNext(1, 1)
+				second.untilReady()
+				if d := time.Since(begun); d > session/2 {
+					t.Errorf("the partitions stood still for %s", d)
+				}
+			})
+		}
+	})
+}

@@ -161,9 +161,7 @@ func (b *oldBroker) Write(request []byte) (int, error) {
 	switch key {
 	case int16(kmsg.ApiVersions):
 		r := kmsg.NewApiVersionsResponse()
-		for _, k := range []kmsg.ApiVersionsResponseApiKey{{ApiKey: 1, MaxVersion: 11}, {ApiKey: 3, MaxVersion: b.latest}} {
-			r.ApiKeys = append(r.ApiKeys, k)
-		}
+		r.ApiKeys = []kmsg.ApiVersionsResponseApiKey{{ApiKey: 1, MaxVersion: 11}, {ApiKey: 3, MaxVersion: b.latest}}
 		r.Version = version
 		body = r.AppendTo(nil)
 	case int16(kmsg.Metadata):

@@ -1,12 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"path/filepath"
 	"time"
+
+	"github.com/dedupd/dedupd/e2e/kafka"
 )
 
 // broker is where messages come from: a Kafka topic, or a JetStream stream. Its
-// methods may be called by several goroutines, but for Kill and Restart.
+// methods may be called by several goroutines.
 type broker interface {
 	// Kind is kafka or nats.
 	Kind() string
@@ -26,13 +31,20 @@ type broker interface {
 	Told(ctx context.Context) (map[string]int64, error)
 	// Done tells whether the broker has nothing left of what stood below ends.
 	Done(ctx context.Context, ends map[string]int64) (bool, error)
-	// Kill ends the server as a crash does, Restart starts it on what it left.
-	Kill() error
-	Restart() error
+	// Servers are its processes.
+	Servers() []server
 	// Judge are the arguments that lead the checker to the raw log.
 	Judge() []string
-	// Close gives up the connections, not the server.
+	// Close gives up the connections, not the servers.
 	Close()
+}
+
+// server is one process of a broker. Its methods are called by one goroutine.
+type server interface {
+	// Kill ends it as a crash does, Restart starts it on what it left.
+	Kill() error
+	Restart() error
+	Stop() error
 }
 
 // sent is one message to be produced. An empty id means to send none.
@@ -47,3 +59,51 @@ const idHeader = "message-id"
 
 // requestTimeout bounds one question to a server.
 const requestTimeout = 5 * time.Second
+
+// newBroker is a topic or a stream for the run, at the servers that all share or,
+// where the fault asks for them, at its own.
+func (r *run) newBroker(kind, name string) (_ broker, err error) {
+	partitions := cmp.Or(r.fault.partitions, 8)
+	if r.fault.nodes == 0 && !r.fault.relayed && r.fault.disk != "broker" {
+		return r.rig.newBroker(r.ctx, kind, name, partitions)
+	}
+	folder := filepath.Join(r.folder, kind)
+	if r.fault.disk == "broker" {
+		if r.disk, err = newDisk(256 << 20); err != nil {
+			return nil, err
+		}
+		folder = r.disk.folder
+	}
+	var relay func(string) (string, error)
+	if r.fault.relayed {
+		relay = func(addr string) (string, error) {
+			l, err := newLine(addr)
+			if err != nil {
+				return "", err
+			}
+			r.lines = append(r.lines, l)
+			return l.addr(), nil
+		}
+	}
+	switch nodes := max(r.fault.nodes, 1); kind {
+	case "kafka":
+		servers, err := kafka.StartCluster(folder, kafka.Options{Nodes: nodes, Relay: relay})
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range servers {
+			r.owned = append(r.owned, s)
+		}
+		return newKafkaTopic(r.ctx, servers, name, partitions)
+	case "nats":
+		servers, err := startNATS(r.rig.natsBinary, folder, nodes, relay)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range servers {
+			r.owned = append(r.owned, s)
+		}
+		return newNATSStream(r.ctx, servers, name, partitions)
+	}
+	return nil, fmt.Errorf("there is no broker %s", kind)
+}

@@ -7,8 +7,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/dedupd/dedupd/e2e/tap"
 )
 
@@ -35,6 +33,15 @@ type fault struct {
 	after func(*run) error
 	// replicated gives the run a Postgres of its own with an asynchronous replica.
 	replicated bool
+	// postgres gives it one of this version.
+	postgres string
+	// nodes gives it a broker of its own, of so many servers.
+	nodes int
+	// relayed gives it a broker of its own, which workers reach through lines that
+	// can be disturbed.
+	relayed bool
+	// disk puts its own postgres or broker on a disk that can be filled.
+	disk string
 	// alone tells that it hurts servers which other runs use.
 	alone bool
 	// allow are the classes of dead letters that there is cause for.
@@ -186,17 +193,57 @@ var faults = []*fault{
 	{
 		name: "broker crashes", alone: true, each: true, short: 1, long: 20,
 		strike: func(r *run, _ int) error {
-			r.note("broker killed")
-			if err := r.broker.Kill(); err != nil {
-				return err
-			}
-			r.sleep(500*time.Millisecond, 4*time.Second)
-			if err := r.broker.Restart(); err != nil {
-				return err
-			}
-			r.note("broker is back")
-			return nil
+			return r.crash(r.broker.Servers()[0], 500*time.Millisecond, 4*time.Second)
 		},
+	},
+	{
+		name: "one of three servers of the broker crashes", nodes: 3, alone: true, each: true, long: 20,
+		strike: func(r *run, number int) error {
+			return r.crash(r.broker.Servers()[number%3], 2*time.Second, 8*time.Second)
+		},
+	},
+	{
+		name: "slow and broken lines to the broker", relayed: true, config: rotating, short: 6, long: 60,
+		strike: func(r *run, number int) error { return r.disturb(disturbances[number%len(disturbances)]) },
+	},
+	{
+		name: "the disk of Postgres is full", disk: "postgres", each: true, config: rotating, long: 10,
+		strike: (*run).fillPostgres,
+	},
+	{
+		name: "the broker's disk is full", brokers: []string{"kafka"}, disk: "broker", each: true, long: 5,
+		strike: func(r *run, _ int) error {
+			r.note("the broker's disk is full")
+			if err := r.disk.fill(); err != nil {
+				return err
+			}
+			r.sleep(3*time.Second, 6*time.Second)
+			if err := r.disk.free(); err != nil {
+				return err
+			}
+			// It gives up a disk for good once it was full, and ends if that was its last.
+			r.note("room again, and the broker is started anew")
+			s := r.broker.Servers()[0]
+			return errors.Join(s.Kill(), s.Restart())
+		},
+	},
+	{
+		name: "partitions are added", brokers: []string{"kafka"}, partitions: 2, each: true, config: rotating, short: 2, long: 7,
+		strike: func(r *run, _ int) error {
+			r.sleep(500*time.Millisecond, time.Second)
+			r.note("two partitions more")
+			return r.broker.(*kafkaTopic).grow(r.ctx, 2)
+		},
+	},
+	{
+		name: "killed at a point, on Postgres 16", postgres: "16.10", each: true, config: rotating, long: len(deathbeds),
+		strike: func(r *run, number int) error { return r.dieAt(deathbeds[number%len(deathbeds)]) },
+		after:  everyPoint,
+	},
+	{
+		name: "killed at a point, on Postgres 14", postgres: "14.19", each: true, config: rotating, long: len(deathbeds),
+		strike: func(r *run, number int) error { return r.dieAt(deathbeds[number%len(deathbeds)]) },
+		after:  everyPoint,
 	},
 	{
 		name: "rotations", workers: 4, rate: 3000, short: 30, long: 2000,
@@ -322,198 +369,4 @@ func (r *run) atLeast(sql string, want int64) error {
 		return fmt.Errorf("%s: %d, want %d at least: the fault hasn't met its cause", sql, n, want)
 	}
 	return nil
-}
-
-// A deathbed is a point at which a worker is killed.
-type deathbed struct {
-	name  string
-	point tap.Point
-	// bring is what makes workers come to the point, where their ordinary work
-	// doesn't.
-	bring func(*run) error
-	// later is how long after the point it dies, with what was held let go.
-	later time.Duration
-}
-
-var deathbeds = []deathbed{
-	{name: "tx.before", point: tap.TxBefore},
-	{name: "claim.before", point: tap.ClaimBefore},
-	{name: "claim.after", point: tap.ClaimAfter},
-	{name: "sink.before", point: tap.SinkBefore},
-	{name: "sink.after", point: tap.SinkAfter},
-	{name: "commit.before", point: tap.CommitBefore},
-	{name: "commit.after", point: tap.CommitAfter},
-	// What is durable is told to the broker after half a second, or, of a queue,
-	// at once.
-	{name: "ack.before", point: tap.CommitAfter, later: 300 * time.Microsecond},
-	{name: "ack.after", point: tap.CommitAfter, later: 700 * time.Millisecond},
-	{name: "flip.before", point: tap.FlipBefore},
-	{name: "flip.after", point: tap.FlipAfter},
-	{name: "drop.before", point: tap.DropBefore, bring: (*run).expireOne},
-	{name: "lane.taken", point: tap.TakeAfter, bring: (*run).restartOne},
-	{name: "lane.released", point: tap.TakeBefore, bring: (*run).restartOne},
-}
-
-// dieAt kills the first worker that comes to the point, and starts it again.
-func (r *run) dieAt(bed deathbed) error {
-	dead := make(chan *worker, len(r.workers))
-	nth := 1 // what has to be brought about comes once
-	if bed.bring == nil {
-		nth += r.rng.IntN(3)
-	}
-	for _, w := range r.workers {
-		w.tap.Set(bed.point, nth, func(*tap.Held) tap.Verdict {
-			for _, other := range r.workers {
-				other.tap.Clear()
-			}
-			if bed.later > 0 {
-				time.AfterFunc(bed.later, func() {
-					w.kill()
-					dead <- w
-				})
-				return tap.GoOn
-			}
-			w.kill()
-			dead <- w
-			return tap.Cut
-		})
-	}
-	if bed.bring != nil {
-		if err := bed.bring(r); err != nil {
-			return err
-		}
-	}
-	select {
-	case w := <-dead:
-		r.note("SIGKILL %s at %s", w.name, bed.name)
-		r.count(bed.name)
-		return w.start()
-	case <-time.After(45 * time.Second):
-		return fmt.Errorf("no worker came to %s within 45 s", bed.name)
-	}
-}
-
-// everyPoint demands that each point was met as often as the run was long.
-func everyPoint(r *run) error {
-	for i, bed := range deathbeds {
-		if want := (r.strikes + len(deathbeds) - 1 - i) / len(deathbeds); r.notes[bed.name] < want {
-			return fmt.Errorf("%s was met %d times, want %d", bed.name, r.notes[bed.name], want)
-		}
-	}
-	return nil
-}
-
-// expireOne leaves an expired generation to be dropped.
-func (r *run) expireOne() error {
-	return r.exec(`
-		DO $$ DECLARE n integer := 900000 + (SELECT count(*) FROM dedupd.generations) + floor(random() * 90000); BEGIN
-			EXECUTE format('CREATE TABLE dedupd.claims_chaos_%s (PRIMARY KEY (key)) INHERITS (dedupd.claims_root)', n);
-			INSERT INTO dedupd.generations (scope, generation, table_name, state, sealed_at) VALUES ('chaos', n, 'claims_chaos_' || n, 'dropping', now());
-		END $$`)
-}
-
-// restartOne makes lanes change hands.
-func (r *run) restartOne() error {
-	w := r.anyWorker()
-	r.note("SIGTERM %s", w.name)
-	if err := w.terminate(); err != nil {
-		return err
-	}
-	return w.start()
-}
-
-// sessionTimeout is how long the group waits for a dead member.
-const sessionTimeout = 10 * time.Second
-
-// zombie stops a worker at the point until its lanes have moved, and lets it go
-// on with what it held.
-func (r *run) zombie(at tap.Point) error {
-	victim := r.anyWorker()
-	from := len(victim.text())
-	stopped, release := make(chan struct{}), make(chan struct{})
-	victim.tap.Set(at, 1, func(*tap.Held) tap.Verdict {
-		victim.signal(syscall.SIGSTOP)
-		close(stopped)
-		<-release
-		return tap.GoOn
-	})
-	select {
-	case <-stopped:
-	case <-time.After(30 * time.Second):
-		victim.tap.Clear()
-		return fmt.Errorf("%s came not to %s within 30 s", victim.name, at)
-	}
-	r.note("SIGSTOP %s at %s", victim.name, at)
-	r.sleep(sessionTimeout+3*time.Second, sessionTimeout+6*time.Second)
-	close(release)
-	victim.signal(syscall.SIGCONT)
-	r.note("SIGCONT %s", victim.name)
-	if !r.broker.Ordered() {
-		return nil // nobody else can have its lane
-	}
-	if err := victim.says("lane lost|lanes assigned", from, 30*time.Second); err != nil {
-		return err
-	}
-	r.count("fenced or refused")
-	return nil
-}
-
-// loseCommit cuts a connection before its COMMIT, behind it, or while it is under
-// way.
-func (r *run) loseCommit() error {
-	kinds := []struct {
-		what    string
-		point   tap.Point
-		verdict tap.Verdict
-	}{
-		{"COMMIT not sent", tap.CommitBefore, tap.Cut},
-		{"COMMIT done, not heard of", tap.CommitAfter, tap.Cut},
-		{"COMMIT under way", tap.CommitBefore, tap.Mute},
-	}
-	k := kinds[r.rng.IntN(len(kinds))]
-	w := r.anyWorker()
-	cut := make(chan struct{})
-	w.tap.Set(k.point, 1+r.rng.IntN(4), func(*tap.Held) tap.Verdict {
-		close(cut)
-		return k.verdict
-	})
-	select {
-	case <-cut:
-		r.count(k.what)
-		return nil
-	case <-time.After(30 * time.Second):
-		w.tap.Clear()
-		return fmt.Errorf("%s came not to %s within 30 s", w.name, k.point)
-	}
-}
-
-// rotate seals the open generation, as the workers' leader would.
-func (r *run) rotate() error {
-	r.sleep(200*time.Millisecond, 300*time.Millisecond)
-	for {
-		err := pgx.BeginFunc(r.ctx, r.pool.Load(), func(tx pgx.Tx) error {
-			if _, err := tx.Exec(r.ctx, `SELECT dedupd.prepare_generation('chaos')`); err != nil {
-				return err
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-		var done bool
-		err = pgx.BeginFunc(r.ctx, r.pool.Load(), func(tx pgx.Tx) error {
-			return tx.QueryRow(r.ctx, `SELECT dedupd.rotate('chaos', (SELECT identity FROM dedupd.generations WHERE scope = 'chaos' AND state = 'open'), '100ms')`).Scan(&done)
-		})
-		switch {
-		case isState(err, "55P03"):
-			r.count("rotation tried again")
-			continue
-		case err != nil:
-			return err
-		case !done:
-			continue
-		}
-		r.count("rotations")
-		return nil
-	}
 }

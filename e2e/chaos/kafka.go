@@ -3,49 +3,84 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
+	"sync/atomic"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/dedupd/dedupd/e2e/kafka"
 )
 
 // kafkaTopic is a topic at a broker that several runs share.
 type kafkaTopic struct {
-	server     *kafka.Broker
+	servers    []*kafka.Broker
 	name       string
-	partitions int
+	partitions atomic.Int32
 	client     *kgo.Client
 }
 
-func newKafkaTopic(ctx context.Context, server *kafka.Broker, name string, partitions int) (*kafkaTopic, error) {
-	if err := server.CreateTopic(ctx, name, int32(partitions), nil); err != nil {
+func newKafkaTopic(ctx context.Context, servers []*kafka.Broker, name string, partitions int) (*kafkaTopic, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := servers[0].CreateTopic(ctx, name, int32(partitions), nil); err != nil {
 		return nil, err
 	}
-	client, err := kgo.NewClient(kgo.SeedBrokers(server.Addr()), kgo.DefaultProduceTopic(name),
+	k := &kafkaTopic{servers: servers, name: name}
+	k.partitions.Store(int32(partitions))
+	var err error
+	k.client, err = kgo.NewClient(kgo.SeedBrokers(k.addrs((*kafka.Broker).Addr)...), kgo.DefaultProduceTopic(name), kgo.MaxVersions(kafka.Versions),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerLinger(5*time.Millisecond), kgo.MaxBufferedRecords(100_000),
 		kgo.RecordDeliveryTimeout(60*time.Second), kgo.MetadataMinAge(100*time.Millisecond), kgo.RetryBackoffFn(func(int) time.Duration { return 100 * time.Millisecond }))
-	if err != nil {
-		return nil, err
+	return k, err
+}
+
+// addrs are the servers' addresses of a kind.
+func (k *kafkaTopic) addrs(of func(*kafka.Broker) string) (all []string) {
+	for _, s := range k.servers {
+		all = append(all, of(s))
 	}
-	return &kafkaTopic{server, name, partitions, client}, nil
+	return all
+}
+
+// grow adds partitions, and sends to them as well.
+func (k *kafkaTopic) grow(ctx context.Context, by int32) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	partitions := k.partitions.Load() + by
+	if err := k.servers[0].AddPartitions(ctx, k.name, partitions); err != nil {
+		return err
+	}
+	if _, err := k.servers[0].Ends(ctx, k.name, partitions); err != nil { // until each has a leader
+		return err
+	}
+	k.client.ForceMetadataRefresh()
+	k.partitions.Store(partitions)
+	return nil
 }
 
 func (k *kafkaTopic) Kind() string { return "kafka" }
 func (k *kafkaTopic) Source() string {
+	addrs := k.addrs((*kafka.Broker).Addr)
+	if k.servers[0].Relayed() != "" {
+		addrs = k.addrs((*kafka.Broker).Relayed)
+	}
 	// A group of its own: runs share the broker.
-	return fmt.Sprintf("kafka: {brokers: [%q], topics: [%s], group: %s}", k.server.Addr(), k.name, k.name)
+	return fmt.Sprintf("kafka: {brokers: [%s], topics: [%s], group: %s}", quoted(addrs), k.name, k.name)
 }
 func (k *kafkaTopic) Ordered() bool   { return true }
-func (k *kafkaTopic) Partitions() int { return k.partitions }
-func (k *kafkaTopic) Kill() error     { return k.server.Kill() }
-func (k *kafkaTopic) Restart() error  { return k.server.Restart() }
+func (k *kafkaTopic) Partitions() int { return int(k.partitions.Load()) }
 func (k *kafkaTopic) Close()          { k.client.Close() }
-func (k *kafkaTopic) Judge() []string { return []string{"-kafka", k.server.Addr(), "-topic", k.name} }
+func (k *kafkaTopic) Judge() []string {
+	return []string{"-kafka", strings.Join(k.addrs((*kafka.Broker).Addr), ","), "-topic", k.name}
+}
 
-func (k *kafkaTopic) lane(partition int32) string { return fmt.Sprintf("%s/%d", k.name, partition) }
+func (k *kafkaTopic) Servers() (all []server) {
+	for _, s := range k.servers {
+		all = append(all, s)
+	}
+	return all
+}
 
 func (k *kafkaTopic) Send(ctx context.Context, m sent, done func(error)) {
 	r := &kgo.Record{Partition: int32(m.partition), Value: m.value}
@@ -56,65 +91,21 @@ func (k *kafkaTopic) Send(ctx context.Context, m sent, done func(error)) {
 }
 
 func (k *kafkaTopic) Ends(ctx context.Context) (map[string]int64, error) {
-	rt := kmsg.NewListOffsetsRequestTopic()
-	rt.Topic = k.name
-	for p := range int32(k.partitions) {
-		rp := kmsg.NewListOffsetsRequestTopicPartition()
-		rp.Partition, rp.Timestamp = p, -1
-		rt.Partitions = append(rt.Partitions, rp)
-	}
-	req := kmsg.NewPtrListOffsetsRequest()
-	req.Topics = append(req.Topics, rt)
-	res, err := req.RequestWith(ctx, k.client)
-	if err != nil {
-		return nil, err
-	}
-	ends := map[string]int64{}
-	for _, t := range res.Topics {
-		for _, p := range t.Partitions {
-			if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
-				return nil, err
-			}
-			ends[k.lane(p.Partition)] = p.Offset
-		}
-	}
-	if len(ends) != k.partitions {
-		return nil, fmt.Errorf("the broker tells the ends of %d partitions, not of %d", len(ends), k.partitions)
-	}
-	return ends, nil
+	ends, err := kafka.Ends(ctx, k.client, k.name, k.partitions.Load())
+	return k.lanes(ends), err
 }
 
 func (k *kafkaTopic) Told(ctx context.Context) (map[string]int64, error) {
-	rt := kmsg.NewOffsetFetchRequestGroupTopic()
-	rt.Topic = k.name
-	for p := range int32(k.partitions) {
-		rt.Partitions = append(rt.Partitions, p)
+	told, err := kafka.Committed(ctx, k.client, k.name, k.name)
+	return k.lanes(told), err
+}
+
+func (k *kafkaTopic) lanes(offsets map[int32]int64) map[string]int64 {
+	lanes := map[string]int64{}
+	for partition, offset := range offsets {
+		lanes[fmt.Sprintf("%s/%d", k.name, partition)] = offset
 	}
-	g := kmsg.NewOffsetFetchRequestGroup()
-	g.Group, g.Topics = k.name, append(g.Topics, rt)
-	req := kmsg.NewPtrOffsetFetchRequest()
-	req.Groups = append(req.Groups, g)
-	res, err := req.RequestWith(ctx, k.client)
-	if err != nil {
-		return nil, err
-	}
-	told := map[string]int64{}
-	for _, g := range res.Groups {
-		if err := kerr.ErrorForCode(g.ErrorCode); err != nil {
-			return nil, err
-		}
-		for _, t := range g.Topics {
-			for _, p := range t.Partitions {
-				if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
-					return nil, err
-				}
-				if p.Offset >= 0 {
-					told[k.lane(p.Partition)] = p.Offset
-				}
-			}
-		}
-	}
-	return told, nil
+	return lanes
 }
 
 func (k *kafkaTopic) Done(ctx context.Context, ends map[string]int64) (bool, error) {
@@ -128,4 +119,16 @@ func (k *kafkaTopic) Done(ctx context.Context, ends map[string]int64) (bool, err
 		}
 	}
 	return true, nil
+}
+
+// quoted is a list as it stands between the brackets of YAML.
+func quoted(all []string) string {
+	var b strings.Builder
+	for i, s := range all {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%q", s)
+	}
+	return b.String()
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -22,23 +23,57 @@ import (
 type natsServer struct {
 	binary, folder string
 	addr           string
+	relayed        string   // the address of a relay in front of it; empty: there is none
+	cluster        []string // arguments
 	process        *child.Process
 }
 
-func startNATS(binary, folder string) (*natsServer, error) {
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return nil, err
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// startNATS starts a server, or a cluster, each with a folder of its own.
+func startNATS(binary, folder string, nodes int, relay func(string) (string, error)) ([]*natsServer, error) {
+	addrs, err := freeAddrs(2 * nodes)
 	if err != nil {
 		return nil, err
 	}
-	s := &natsServer{binary: binary, folder: folder, addr: l.Addr().String()}
-	_ = l.Close()
-	return s, s.Restart()
+	all := make([]*natsServer, nodes)
+	for i := range all {
+		name := fmt.Sprint("node-", i+1)
+		s := &natsServer{binary: binary, folder: filepath.Join(folder, name), addr: addrs[i]}
+		if nodes > 1 {
+			s.cluster = []string{
+				"--name", name, "--cluster_name", "chaos", "--cluster", "nats://" + addrs[nodes+i],
+				"--routes", "nats://" + strings.Join(addrs[nodes:], ",nats://"),
+			}
+		}
+		if relay != nil {
+			if s.relayed, err = relay(s.addr); err != nil {
+				return nil, err
+			}
+		}
+		if err := os.MkdirAll(s.folder, 0o700); err != nil {
+			return nil, err
+		}
+		if err := s.Restart(); err != nil {
+			return nil, err
+		}
+		all[i] = s
+	}
+	return all, nil
 }
 
-func (s *natsServer) url() string { return "nats://" + s.addr }
+func freeAddrs(n int) ([]string, error) {
+	addrs := make([]string, n)
+	for i := range addrs {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = l.Close() }() // all at the end, so that they differ
+		addrs[i] = l.Addr().String()
+	}
+	return addrs, nil
+}
+
+func (s *natsServer) Stop() error { return s.Kill() }
 
 func (s *natsServer) Kill() error {
 	s.process.Kill()
@@ -52,19 +87,20 @@ func (s *natsServer) Restart() error {
 	if err != nil {
 		return err
 	}
+	args := append([]string{"-a", host, "-p", port, "-js", "-sd", filepath.Join(s.folder, "data")}, s.cluster...)
 	log, err := os.OpenFile(filepath.Join(s.folder, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(s.binary, "-a", host, "-p", port, "-js", "-sd", filepath.Join(s.folder, "data"))
+	cmd := exec.Command(s.binary, args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if s.process, err = child.Start(cmd, syscall.SIGKILL); err != nil {
 		return err
 	}
 	for end := time.Now().Add(30 * time.Second); ; {
-		conn, err := natsgo.Connect(s.url(), natsgo.Timeout(time.Second))
+		conn, err := natsgo.Connect("nats://"+s.addr, natsgo.Timeout(time.Second))
 		if err == nil {
 			conn.Close()
 			return nil
@@ -77,11 +113,9 @@ func (s *natsServer) Restart() error {
 	}
 }
 
-func (s *natsServer) stop() { s.process.Kill() }
-
 // natsStream is a stream at a server that several runs share.
 type natsStream struct {
-	server     *natsServer
+	servers    []*natsServer
 	name       string
 	partitions int // subjects
 	conn       *natsgo.Conn
@@ -91,16 +125,19 @@ type natsStream struct {
 // natsLane is the name of a queue's one lane.
 const natsLane = "queue"
 
-func newNATSStream(ctx context.Context, server *natsServer, name string, partitions int) (*natsStream, error) {
-	conn, err := natsgo.Connect(server.url(), natsgo.MaxReconnects(-1), natsgo.ReconnectWait(100*time.Millisecond), natsgo.ReconnectJitter(0, 0))
+func newNATSStream(ctx context.Context, servers []*natsServer, name string, partitions int) (*natsStream, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	n := &natsStream{servers: servers, name: name, partitions: partitions}
+	conn, err := natsgo.Connect(strings.Join(n.urls(false), ","), natsgo.MaxReconnects(-1), natsgo.ReconnectWait(100*time.Millisecond), natsgo.ReconnectJitter(0, 0))
 	if err != nil {
 		return nil, err
 	}
-	n := &natsStream{server: server, name: name, partitions: partitions, conn: conn}
+	n.conn = conn
 	// A message that the server doesn't confirm is not sent again: it may be there.
 	n.js, err = jetstream.New(conn, jetstream.WithPublishAsyncMaxPending(10_000), jetstream.WithPublishAsyncTimeout(10*time.Second))
 	if err == nil {
-		_, err = n.js.CreateStream(ctx, jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}, Storage: jetstream.FileStorage})
+		err = n.createStream(ctx)
 	}
 	if err != nil {
 		conn.Close()
@@ -109,17 +146,49 @@ func newNATSStream(ctx context.Context, server *natsServer, name string, partiti
 	return n, nil
 }
 
+// createStream tries again while a young cluster has no leader, or knows of too
+// few servers.
+func (n *natsStream) createStream(ctx context.Context) error {
+	for {
+		attempt, cancel := context.WithTimeout(ctx, requestTimeout)
+		_, err := n.js.CreateStream(attempt, jetstream.StreamConfig{
+			Name: n.name, Subjects: []string{n.name + ".>"}, Storage: jetstream.FileStorage, Replicas: len(n.servers),
+		})
+		cancel()
+		if err == nil || len(n.servers) == 1 || !sleep(ctx, 200*time.Millisecond) {
+			return err
+		}
+	}
+}
+
 func (n *natsStream) Kind() string { return "nats" }
 func (n *natsStream) Source() string {
-	return fmt.Sprintf("nats: {servers: [%q], stream: %s}", n.server.url(), n.name)
+	return fmt.Sprintf("nats: {servers: [%s], stream: %s}", quoted(n.urls(n.servers[0].relayed != "")), n.name)
 }
 func (n *natsStream) Ordered() bool   { return false }
 func (n *natsStream) Partitions() int { return n.partitions }
-func (n *natsStream) Kill() error     { return n.server.Kill() }
-func (n *natsStream) Restart() error  { return n.server.Restart() }
 func (n *natsStream) Close()          { n.conn.Close() }
 func (n *natsStream) Judge() []string {
-	return []string{"-nats", n.server.url(), "-stream", n.name, "-source", sourceName}
+	return []string{"-nats", strings.Join(n.urls(false), ","), "-stream", n.name, "-source", sourceName}
+}
+
+func (n *natsStream) Servers() (all []server) {
+	for _, s := range n.servers {
+		all = append(all, s)
+	}
+	return all
+}
+
+// urls are the servers', or their relays'.
+func (n *natsStream) urls(relayed bool) (all []string) {
+	for _, s := range n.servers {
+		addr := s.addr
+		if relayed {
+			addr = s.relayed
+		}
+		all = append(all, "nats://"+addr)
+	}
+	return all
 }
 
 func (n *natsStream) Send(ctx context.Context, m sent, done func(error)) {

@@ -32,7 +32,7 @@ type rig struct {
 
 	mu    sync.Mutex // for the brokers, which are started when they are first asked for
 	kafka *kafka.Broker
-	nats  *natsServer
+	nats  []*natsServer
 }
 
 // build makes a program of this module from source.
@@ -80,8 +80,8 @@ func (g *rig) stop() error {
 	if g.kafka != nil {
 		all = append(all, g.kafka.Stop())
 	}
-	if g.nats != nil {
-		g.nats.stop()
+	for _, s := range g.nats {
+		all = append(all, s.Stop())
 	}
 	if g.postgres != nil {
 		all = append(all, g.postgres.Stop())
@@ -94,10 +94,8 @@ func (g *rig) newBroker(ctx context.Context, kind, name string, partitions int) 
 	if err := g.startBroker(kind); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
 	if kind == "kafka" {
-		return newKafkaTopic(ctx, g.kafka, name, partitions)
+		return newKafkaTopic(ctx, []*kafka.Broker{g.kafka}, name, partitions)
 	}
 	return newNATSStream(ctx, g.nats, name, partitions)
 }
@@ -109,7 +107,7 @@ func (g *rig) startBroker(kind string) (err error) {
 	case kind == "kafka" && g.kafka == nil:
 		g.kafka, err = kafka.Start(filepath.Join(g.folder, "kafka"))
 	case kind == "nats" && g.nats == nil:
-		g.nats, err = startNATS(g.natsBinary, filepath.Join(g.folder, "nats"))
+		g.nats, err = startNATS(g.natsBinary, filepath.Join(g.folder, "nats"), 1, nil)
 	}
 	return err
 }

@@ -39,6 +39,9 @@ type run struct {
 	server  *pgtest.Server
 	replica *pgtest.Server
 	link    *tap.Tap
+	disk    *disk                        // nil: none that can be filled
+	lines   []*line                      // to the broker's servers
+	owned   []server                     // brokers of the run's own
 	pool    atomic.Pointer[pgxpool.Pool] // straight to the server
 	load    *load
 	workers []*worker
@@ -90,7 +93,7 @@ func (g *rig) do(ctx context.Context, j job) (outcome, error) {
 	}
 	if err := r.prepare(j.kind); err != nil {
 		r.takeDown()
-		return out, fmt.Errorf("%s, %s: %w", f.name, j.kind, err)
+		return out, errors.Join(fmt.Errorf("%s, %s: %w", f.name, j.kind, err), r.cleanUp())
 	}
 	err := r.suffer(j.times, j.until)
 	if settled := r.settle(); err == nil {
@@ -115,10 +118,11 @@ func (g *rig) do(ctx context.Context, j job) (outcome, error) {
 	out.Messages, out.Strikes, out.Notes, out.Violations = r.load.total.Load(), r.strikes, r.notes, violations
 	out.Caught, out.Slowest = median(r.caught).Seconds(), longest(r.caught).Seconds()
 	out.Seconds = time.Since(began).Seconds()
+	err = r.cleanUp()
 	if out.Verdict == "valid" && !g.keep {
 		_ = os.RemoveAll(r.folder)
 	}
-	return out, r.cleanUp()
+	return out, err
 }
 
 // prepare makes everything up to workers that have lanes and a load that lands.
@@ -126,18 +130,13 @@ func (r *run) prepare(kind string) (err error) {
 	if err := os.MkdirAll(r.folder, 0o700); err != nil {
 		return err
 	}
-	partitions := 8
-	if r.fault.partitions > 0 {
-		partitions = r.fault.partitions
-	}
-	if r.broker, err = r.rig.newBroker(r.ctx, kind, strings.ReplaceAll(r.database, "_", "-"), partitions); err != nil {
+	b, err := r.newBroker(kind, strings.ReplaceAll(r.database, "_", "-"))
+	if err != nil {
 		return err
 	}
-	r.server = r.rig.postgres
-	if r.fault.replicated {
-		if r.server, err = pgtest.StartServer(r.rig.settings()); err != nil {
-			return err
-		}
+	r.broker = b
+	if r.server, err = r.newServer(); err != nil {
+		return err
 	}
 	if err := execute(r.ctx, r.server.URL("postgres"), "CREATE DATABASE "+r.database); err != nil {
 		return err
@@ -313,14 +312,57 @@ func (r *run) takeDown() {
 	}
 }
 
+// cleanUp gives back what was made for the run, however far that came.
 func (r *run) cleanUp() error {
-	r.pool.Load().Close()
-	r.broker.Close()
-	if r.server == r.rig.postgres {
-		return execute(context.WithoutCancel(r.ctx), r.server.URL("postgres"), "DROP DATABASE "+r.database+" WITH (FORCE)")
+	if pool := r.pool.Load(); pool != nil {
+		pool.Close()
 	}
-	r.link.Close()
-	return errors.Join(r.server.Stop(), r.replica.Stop())
+	if r.broker != nil {
+		r.broker.Close()
+	}
+	var all []error
+	for _, s := range r.owned {
+		all = append(all, s.Stop())
+	}
+	for _, l := range r.lines {
+		l.down()
+	}
+	switch r.server {
+	case nil:
+	case r.rig.postgres:
+		all = append(all, execute(context.WithoutCancel(r.ctx), r.server.URL("postgres"), "DROP DATABASE "+r.database+" WITH (FORCE)"))
+	default:
+		all = append(all, r.server.Stop())
+	}
+	if r.link != nil {
+		r.link.Close()
+	}
+	if r.replica != nil {
+		all = append(all, r.replica.Stop())
+	}
+	if r.disk != nil {
+		all = append(all, r.disk.close())
+	}
+	return errors.Join(all...)
+}
+
+// newServer is the Postgres that all runs share or, where the fault asks for it,
+// one of the run's own.
+func (r *run) newServer() (_ *pgtest.Server, err error) {
+	o := r.rig.settings()
+	switch {
+	case r.fault.disk == "postgres":
+		if r.disk, err = newDisk(512 << 20); err != nil {
+			return nil, err
+		}
+		o.Folder = r.disk.folder
+		o.Settings["max_wal_size"] = "64MB"
+	case r.fault.postgres != "":
+		o.Version = r.fault.postgres
+	case !r.fault.replicated:
+		return r.rig.postgres, nil
+	}
+	return pgtest.StartServer(o)
 }
 
 func (r *run) url() string { return r.server.URL(r.database) }
@@ -453,9 +495,16 @@ func (r *run) sleep(least, most time.Duration) {
 	if most > least {
 		d += time.Duration(r.rng.Int64N(int64(most - least)))
 	}
+	sleep(r.ctx, d)
+}
+
+// sleep tells whether ctx still lives.
+func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
-	case <-r.ctx.Done():
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -1,0 +1,279 @@
+package main
+
+import (
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/e2e/tap"
+)
+
+// A deathbed is a point at which a worker is killed.
+type deathbed struct {
+	name  string
+	point tap.Point
+	// bring is what makes workers come to the point, where their ordinary work
+	// doesn't.
+	bring func(*run) error
+	// later is how long after the point it dies, with what was held let go.
+	later time.Duration
+}
+
+var deathbeds = []deathbed{
+	{name: "tx.before", point: tap.TxBefore},
+	{name: "claim.before", point: tap.ClaimBefore},
+	{name: "claim.after", point: tap.ClaimAfter},
+	{name: "sink.before", point: tap.SinkBefore},
+	{name: "sink.after", point: tap.SinkAfter},
+	{name: "commit.before", point: tap.CommitBefore},
+	{name: "commit.after", point: tap.CommitAfter},
+	// What is durable is told to the broker after half a second, or, of a queue,
+	// at once.
+	{name: "ack.before", point: tap.CommitAfter, later: 300 * time.Microsecond},
+	{name: "ack.after", point: tap.CommitAfter, later: 700 * time.Millisecond},
+	{name: "flip.before", point: tap.FlipBefore},
+	{name: "flip.after", point: tap.FlipAfter},
+	{name: "drop.before", point: tap.DropBefore, bring: (*run).expireOne},
+	{name: "lane.taken", point: tap.TakeAfter, bring: (*run).restartOne},
+	{name: "lane.released", point: tap.TakeBefore, bring: (*run).restartOne},
+}
+
+// dieAt kills the first worker that comes to the point, and starts it again.
+func (r *run) dieAt(bed deathbed) error {
+	dead := make(chan *worker, len(r.workers))
+	nth := 1 // what has to be brought about comes once
+	if bed.bring == nil {
+		nth += r.rng.IntN(3)
+	}
+	for _, w := range r.workers {
+		w.tap.Set(bed.point, nth, func(*tap.Held) tap.Verdict {
+			for _, other := range r.workers {
+				other.tap.Clear()
+			}
+			if bed.later > 0 {
+				time.AfterFunc(bed.later, func() {
+					w.kill()
+					dead <- w
+				})
+				return tap.GoOn
+			}
+			w.kill()
+			dead <- w
+			return tap.Cut
+		})
+	}
+	if bed.bring != nil {
+		if err := bed.bring(r); err != nil {
+			return err
+		}
+	}
+	select {
+	case w := <-dead:
+		r.note("SIGKILL %s at %s", w.name, bed.name)
+		r.count(bed.name)
+		return w.start()
+	case <-time.After(45 * time.Second):
+		return fmt.Errorf("no worker came to %s within 45 s", bed.name)
+	}
+}
+
+// everyPoint demands that each point was met as often as the run was long.
+func everyPoint(r *run) error {
+	for i, bed := range deathbeds {
+		if want := (r.strikes + len(deathbeds) - 1 - i) / len(deathbeds); r.notes[bed.name] < want {
+			return fmt.Errorf("%s was met %d times, want %d", bed.name, r.notes[bed.name], want)
+		}
+	}
+	return nil
+}
+
+// expireOne leaves an expired generation to be dropped.
+func (r *run) expireOne() error {
+	return r.exec(`
+		DO $$ DECLARE n integer := 900000 + (SELECT count(*) FROM dedupd.generations) + floor(random() * 90000); BEGIN
+			EXECUTE format('CREATE TABLE dedupd.claims_chaos_%s (PRIMARY KEY (key)) INHERITS (dedupd.claims_root)', n);
+			INSERT INTO dedupd.generations (scope, generation, table_name, state, sealed_at) VALUES ('chaos', n, 'claims_chaos_' || n, 'dropping', now());
+		END $$`)
+}
+
+// restartOne makes lanes change hands.
+func (r *run) restartOne() error {
+	w := r.anyWorker()
+	r.note("SIGTERM %s", w.name)
+	if err := w.terminate(); err != nil {
+		return err
+	}
+	return w.start()
+}
+
+// sessionTimeout is how long the group waits for a dead member.
+const sessionTimeout = 10 * time.Second
+
+// zombie stops a worker at the point until its lanes have moved, and lets it go
+// on with what it held.
+func (r *run) zombie(at tap.Point) error {
+	victim := r.anyWorker()
+	from := len(victim.text())
+	stopped, release := make(chan struct{}), make(chan struct{})
+	victim.tap.Set(at, 1, func(*tap.Held) tap.Verdict {
+		victim.signal(syscall.SIGSTOP)
+		close(stopped)
+		<-release
+		return tap.GoOn
+	})
+	select {
+	case <-stopped:
+	case <-time.After(30 * time.Second):
+		victim.tap.Clear()
+		return fmt.Errorf("%s came not to %s within 30 s", victim.name, at)
+	}
+	r.note("SIGSTOP %s at %s", victim.name, at)
+	r.sleep(sessionTimeout+3*time.Second, sessionTimeout+6*time.Second)
+	close(release)
+	victim.signal(syscall.SIGCONT)
+	r.note("SIGCONT %s", victim.name)
+	if !r.broker.Ordered() {
+		return nil // nobody else can have its lane
+	}
+	if err := victim.says("lane lost|lanes assigned", from, 30*time.Second); err != nil {
+		return err
+	}
+	r.count("fenced or refused")
+	return nil
+}
+
+// loseCommit cuts a connection before its COMMIT, behind it, or while it is under
+// way.
+func (r *run) loseCommit() error {
+	kinds := []struct {
+		what    string
+		point   tap.Point
+		verdict tap.Verdict
+	}{
+		{"COMMIT not sent", tap.CommitBefore, tap.Cut},
+		{"COMMIT done, not heard of", tap.CommitAfter, tap.Cut},
+		{"COMMIT under way", tap.CommitBefore, tap.Mute},
+	}
+	k := kinds[r.rng.IntN(len(kinds))]
+	w := r.anyWorker()
+	cut := make(chan struct{})
+	w.tap.Set(k.point, 1+r.rng.IntN(4), func(*tap.Held) tap.Verdict {
+		close(cut)
+		return k.verdict
+	})
+	select {
+	case <-cut:
+		r.count(k.what)
+		return nil
+	case <-time.After(30 * time.Second):
+		w.tap.Clear()
+		return fmt.Errorf("%s came not to %s within 30 s", w.name, k.point)
+	}
+}
+
+// rotate seals the open generation, as the workers' leader would.
+func (r *run) rotate() error {
+	r.sleep(200*time.Millisecond, 300*time.Millisecond)
+	for {
+		err := pgx.BeginFunc(r.ctx, r.pool.Load(), func(tx pgx.Tx) error {
+			if _, err := tx.Exec(r.ctx, `SELECT dedupd.prepare_generation('chaos')`); err != nil {
+				return err
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		var done bool
+		err = pgx.BeginFunc(r.ctx, r.pool.Load(), func(tx pgx.Tx) error {
+			return tx.QueryRow(r.ctx, `SELECT dedupd.rotate('chaos', (SELECT identity FROM dedupd.generations WHERE scope = 'chaos' AND state = 'open'), '100ms')`).Scan(&done)
+		})
+		switch {
+		case isState(err, "55P03"):
+			r.count("rotation tried again")
+			continue
+		case err != nil:
+			return err
+		case !done:
+			continue
+		}
+		r.count("rotations")
+		return nil
+	}
+}
+
+// crash kills a server of the broker, and starts it again after a while.
+func (r *run) crash(s server, least, most time.Duration) error {
+	r.note("a server of the broker is killed")
+	if err := s.Kill(); err != nil {
+		return err
+	}
+	r.sleep(least, most)
+	if err := s.Restart(); err != nil {
+		return err
+	}
+	r.note("it is back")
+	return nil
+}
+
+// A disturbance is what may become of the lines to the broker.
+type disturbance struct {
+	what string
+	// The name of Toxiproxy's kind, with its attributes; empty: the lines are cut,
+	// and new ones refused.
+	kind, attributes string
+}
+
+var disturbances = []disturbance{
+	{what: "down"},
+	{"slow", "latency", `{"latency": 200, "jitter": 100}`},
+	{"narrow", "bandwidth", `{"rate": 40}`},
+	{"nothing comes through", "timeout", `{"timeout": 0}`},
+	{"in pieces", "slicer", `{"average_size": 100, "size_variation": 50, "delay": 1000}`},
+	{"reset", "reset_peer", `{"timeout": 50}`},
+}
+
+func (r *run) disturb(d disturbance) error {
+	r.note("the lines to the broker: %s", d.what)
+	r.count(d.what)
+	for _, l := range r.lines {
+		if d.kind == "" {
+			l.down()
+		} else if err := l.disturb(d.kind, d.attributes); err != nil {
+			return err
+		}
+	}
+	r.sleep(2*time.Second, 15*time.Second)
+	for _, l := range r.lines {
+		if d.kind != "" {
+			l.mend(r.ctx)
+		} else if err := l.up(); err != nil {
+			return err
+		}
+	}
+	r.note("the lines are well again")
+	r.sleep(0, 3*time.Second)
+	return nil
+}
+
+// fillPostgres leaves Postgres no room for a while. It ends by itself when its log
+// finds none.
+func (r *run) fillPostgres(int) error {
+	r.note("the disk of Postgres is full")
+	if err := r.disk.fill(); err != nil {
+		return err
+	}
+	r.sleep(3*time.Second, 8*time.Second)
+	if err := r.disk.free(); err != nil {
+		return err
+	}
+	if r.server.Pid() != 0 {
+		r.count("it went on")
+		return nil
+	}
+	r.count("it had ended")
+	r.note("room again, and Postgres is started anew")
+	return r.server.Restart()
+}
