@@ -240,7 +240,7 @@ func (s *Store) attempts(ctx context.Context, b message.Batch) (map[int64]attemp
 		return nil, err
 	}
 	rows, err := s.pool.Query(ctx, `SELECT position, tries, first_at, last_at FROM `+s.name("attempts")+`
-		WHERE lane = $1 AND position = ANY ($2) AND worker <> $3`, lane, positions(b), [16]byte(s.process))
+		WHERE lane = $1 AND position = ANY ($2) AND worker <> $3::uuid`, lane, positions(b), s.process)
 	if err != nil {
 		return nil, fmt.Errorf("read the attempts of lane %s: %w", b.Lane, err)
 	}
@@ -266,12 +266,12 @@ func (s *Store) note(ctx context.Context, run message.Batch) error {
 	}
 	_, err = s.pool.Exec(ctx, `
 		INSERT INTO `+s.name("attempts")+` AS a (lane, position, worker)
-		SELECT l.id, u.position, $3 FROM `+s.name("lanes")+` l, unnest($2::bigint[]) AS u (position) WHERE l.id = $1 AND l.epoch = $4
+		SELECT l.id, u.position, $3::uuid FROM `+s.name("lanes")+` l, unnest($2::bigint[]) AS u (position) WHERE l.id = $1 AND l.epoch = $4
 		ON CONFLICT (lane, position) DO UPDATE SET
 			tries    = CASE WHEN a.worker = EXCLUDED.worker THEN 1 ELSE a.tries + 1 END,
 			first_at = CASE WHEN a.worker = EXCLUDED.worker THEN EXCLUDED.first_at ELSE a.first_at END,
 			last_at  = EXCLUDED.last_at,
-			worker   = EXCLUDED.worker`, lane, positions(run), [16]byte(s.process), run.Epoch)
+			worker   = EXCLUDED.worker`, lane, positions(run), s.process, run.Epoch)
 	if err != nil {
 		return fmt.Errorf("note an attempt in lane %s: %w", run.Lane, err)
 	}
@@ -285,7 +285,7 @@ func (s *Store) unnote(ctx context.Context, run message.Batch) {
 	if err == nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
-		_, err = s.pool.Exec(ctx, `DELETE FROM `+s.name("attempts")+` WHERE lane = $1 AND position = ANY ($2) AND worker = $3`, lane, positions(run), [16]byte(s.process))
+		_, err = s.pool.Exec(ctx, `DELETE FROM `+s.name("attempts")+` WHERE lane = $1 AND position = ANY ($2) AND worker = $3::uuid`, lane, positions(run), s.process)
 	}
 	if err != nil {
 		s.log.Warn("an attempt that had an answer stays noted", "source", run.Lane.Source, "lane", run.Lane.Name, "position", run.From, "error", err)

@@ -345,10 +345,7 @@ func TestAnsweredAttempts(t *testing.T) {
 			}
 			for i := range 8 {
 				w := f.life()
-				b := w.takeQueue("nats").batch("qa", "qb")
-				for j := range b.Messages {
-					b.Messages[j].Deliveries = i + 1
-				}
+				b := delivered(w.takeQueue("nats").batch("qa", "qb"), i+1)
 				if err, ok := w.survives(b); err == nil || !ok || strings.Contains(err.Error(), "never taken") {
 					t.Fatalf("%v, %t", err, ok)
 				}

@@ -14,6 +14,14 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
+// delivered marks messages of a queue as delivered so many times.
+func delivered(b message.Batch, times int) message.Batch {
+	for i := range b.Messages {
+		b.Messages[i].Deliveries = times
+	}
+	return b
+}
+
 // TestBehindATransactionPooler lives a scope's whole life where each transaction
 // meets another connection and nothing may be prepared.
 func TestBehindATransactionPooler(t *testing.T) {
@@ -123,5 +131,13 @@ func TestBehindATransactionPooler(t *testing.T) {
 		if refused := err != nil && strings.Contains(err.Error(), "DD002"); refused != (try == 0) || err != nil && !refused {
 			t.Errorf("try %d of the library's claims: %v", try, err)
 		}
+	}
+	// What may have ended a process; its lane holds up expiry until it is caught up.
+	queue := f.takeQueue("nats")
+	if err := f.Handle(t.Context(), []message.Batch{delivered(queue.batch("often"), 9)}); err != nil {
+		t.Error("a message that was delivered often: ", err)
+	}
+	if err := f.Store.LetGo(t.Context(), lanes[0].Lane, lanes[0].Epoch); err != nil {
+		t.Error(err)
 	}
 }

@@ -40,7 +40,7 @@ type Store struct {
 	log        *slog.Logger
 
 	// process is this store among all there ever were, in any process.
-	process    Key
+	process    string
 	suspicions suspicions
 
 	filterMemory int64
@@ -97,7 +97,7 @@ func NewStore(c StoreConfig) (*Store, error) {
 	var process Key
 	_, _ = rand.Read(process[:]) // it never fails
 	return &Store{
-		process: process,
+		process: process.String(),
 		pool:    c.Pool, schema: c.Schema, scope: c.Scope, owner: c.Owner,
 		prepare: !c.TransactionPooler, log: c.Logger, filterMemory: c.FilterMemory, chunkClaims: chunkClaims,
 		laneIDs: make(map[message.Lane]int32), lanes: make(map[int32]message.Lane),

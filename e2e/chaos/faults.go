@@ -228,6 +228,23 @@ var faults = []*fault{
 		},
 	},
 	{
+		name: "Postgres takes no writes", each: true, config: rotating, long: 10,
+		strike: (*run).refuseWrites,
+	},
+	{
+		name: "the database's password changes", each: true, config: rotating, long: 10,
+		strike: (*run).changePassword,
+	},
+	{
+		name: "a long reader of expired claims", each: true, long: 5,
+		config: "retention: {generation: 2s, schedule: 1s, window: 6s}\n",
+		prepare: func(r *run) error {
+			r.load.far.Store(2000) // well within the window
+			return nil
+		},
+		strike: (*run).readLong,
+	},
+	{
 		name: "partitions are added", brokers: []string{"kafka"}, partitions: 2, each: true, config: rotating, short: 2, long: 7,
 		strike: func(r *run, _ int) error {
 			r.sleep(500*time.Millisecond, time.Second)

@@ -151,7 +151,7 @@ func (r *run) prepare(kind string) (err error) {
 	r.events = json.NewEncoder(file)
 
 	for i := range max(r.fault.workers, 3) {
-		w, err := newWorker(r.binary, r.folder, fmt.Sprint("worker-", i+1), r.broker.Source(), r.url(), "", r.fault.config)
+		w, err := newWorker(r.binary, r.folder, fmt.Sprint("worker-", i+1), r.broker.Source(), r.url(), r.fault.config)
 		if err != nil {
 			return err
 		}

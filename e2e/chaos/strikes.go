@@ -1,7 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"net/url"
+	"strings"
 	"syscall"
 	"time"
 
@@ -276,4 +279,94 @@ func (r *run) fillPostgres(int) error {
 	r.count("it had ended")
 	r.note("room again, and Postgres is started anew")
 	return r.server.Restart()
+}
+
+// refuseWrites has Postgres take no writes for a while, as a former primary does,
+// and ends all connections, which would go on as they began.
+func (r *run) refuseWrites(int) error {
+	set := func(value string) error {
+		if err := execute(r.ctx, r.server.URL("postgres"), fmt.Sprintf("ALTER DATABASE %s SET default_transaction_read_only = %s", r.database, value)); err != nil {
+			return err
+		}
+		return r.endSessions()
+	}
+	r.note("Postgres takes no writes")
+	if err := set("on"); err != nil {
+		return err
+	}
+	r.sleep(2*time.Second, 5*time.Second)
+	r.note("it does again")
+	return set("off")
+}
+
+func (r *run) endSessions() error {
+	return r.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'worker-%'`)
+}
+
+// changePassword gives the workers' role another password. They are told only
+// after a while.
+func (r *run) changePassword(number int) error {
+	role, password := r.database+"_worker", fmt.Sprint("secret-", number)
+	err := r.exec(fmt.Sprintf(`DO $$ BEGIN CREATE ROLE %[1]s LOGIN SUPERUSER; EXCEPTION WHEN duplicate_object THEN END $$`, role))
+	if err == nil {
+		err = r.exec(fmt.Sprintf(`ALTER ROLE %s PASSWORD '%s'`, role, password))
+	}
+	if err == nil {
+		err = r.endSessions()
+	}
+	if err != nil {
+		return err
+	}
+	r.note("the password is changed")
+	r.sleep(time.Second, 4*time.Second)
+	for _, w := range r.workers {
+		if err := w.login(url.UserPassword(role, password)); err != nil {
+			return err
+		}
+		if strings.Contains(w.text(), "secret-") {
+			return fmt.Errorf("%s has logged one of its passwords", w.name)
+		}
+	}
+	r.note("the workers are told")
+	return nil
+}
+
+// readLong reads a sealed generation for longer than it is kept, as a dump does.
+// Nobody may be held up by that, and it must go as soon as it can.
+func (r *run) readLong(int) error {
+	var table string
+	if err := r.await("a generation is sealed", 30*time.Second, func() error {
+		return r.pool.Load().QueryRow(r.ctx, `SELECT table_name FROM dedupd.generations WHERE scope = $1 AND state = 'sealed' ORDER BY generation DESC LIMIT 1`, scope).Scan(&table)
+	}); err != nil {
+		return err
+	}
+	err := pgx.BeginFunc(r.ctx, r.pool.Load(), func(tx pgx.Tx) error {
+		if _, err := tx.Exec(r.ctx, `LOCK TABLE dedupd.`+pgx.Identifier{table}.Sanitize()+` IN ACCESS SHARE MODE`); err != nil {
+			return err
+		}
+		r.note("somebody reads %s", table)
+		for end := time.Now().Add(20 * time.Second); time.Now().Before(end); r.sleep(50*time.Millisecond, 50*time.Millisecond) {
+			var waits float64
+			if err := r.pool.Load().QueryRow(r.ctx, `SELECT coalesce(max(extract(epoch FROM clock_timestamp() - query_start)), 0)::float8 FROM pg_stat_activity
+				WHERE datname = current_database() AND application_name LIKE 'worker-%' AND wait_event_type = 'Lock' AND wait_event = 'relation'`).Scan(&waits); err != nil {
+				return err
+			}
+			if waits > 0.5 {
+				return fmt.Errorf("a statement waits for a table for %.1f s while somebody reads %s", waits, table)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	r.note("nobody reads it any more")
+	return r.await(table+" goes", 10*time.Second, func() error {
+		var there bool
+		err := r.pool.Load().QueryRow(r.ctx, `SELECT to_regclass('dedupd.' || quote_ident($1)) IS NOT NULL`, table).Scan(&there)
+		if err == nil && there {
+			err = errors.New("it is still there")
+		}
+		return err
+	})
 }

@@ -25,7 +25,7 @@ const configuration = `scope: ` + scope + `
 sources:
   - name: ` + sourceName + `
     %s
-database: {url: %q%s}
+database: {url_file: %q}
 id: {from: header:message-id}
 sink:
   table:
@@ -37,22 +37,25 @@ http: {listen: "127.0.0.1:0"}
 
 // worker is one place in the fleet: the process that runs there now, or did last.
 type worker struct {
-	name   string
-	binary string
-	config string // file
-	log    string // file, of all its processes
-	tap    *tap.Tap
+	name    string
+	binary  string
+	config  string // file
+	log     string // file, of all its processes
+	address string // file with the database's URL
+	url     *url.URL
+	tap     *tap.Tap
 
 	process *child.Process // nil: none, by our own hand
 }
 
 // newWorker doesn't start it yet. Its way to the database leads through a tap.
-func newWorker(binary, folder, name, source, database, pooler, more string) (*worker, error) {
+func newWorker(binary, folder, name, source, database, more string) (*worker, error) {
 	u, err := url.Parse(database)
 	if err != nil {
 		return nil, err
 	}
-	w := &worker{name: name, binary: binary, config: filepath.Join(folder, name+".yaml"), log: filepath.Join(folder, name+".log")}
+	file := func(suffix string) string { return filepath.Join(folder, name+suffix) }
+	w := &worker{name: name, binary: binary, config: file(".yaml"), log: file(".log"), address: file(".url"), url: u}
 	if w.tap, err = tap.Listen(u.Host); err != nil {
 		return nil, err
 	}
@@ -60,10 +63,21 @@ func newWorker(binary, folder, name, source, database, pooler, more string) (*wo
 	q := u.Query()
 	q.Set("application_name", name)
 	u.RawQuery = q.Encode()
-	if pooler != "" {
-		pooler = ", pooler: " + pooler
+	if err := os.WriteFile(w.config, fmt.Appendf(nil, configuration, source, w.address, more), 0o600); err != nil {
+		return nil, err
 	}
-	return w, os.WriteFile(w.config, fmt.Appendf(nil, configuration, source, u.String(), pooler, more), 0o600)
+	return w, w.login(u.User)
+}
+
+// login has the worker log in to the database as somebody, from its next
+// connection on.
+func (w *worker) login(who *url.Userinfo) error {
+	w.url.User = who
+	// In one step: a worker may read it at any moment.
+	if err := os.WriteFile(w.address+".new", []byte(w.url.String()), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(w.address+".new", w.address)
 }
 
 func (w *worker) start() error {
