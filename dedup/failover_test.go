@@ -83,12 +83,14 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 	refused := func() {
 		t.Helper()
 		var fenced *message.FencedError
-		for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-			err := f.Handle(t.Context(), []message.Batch{third})
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		for ; ; time.Sleep(50 * time.Millisecond) {
+			err := f.Handle(ctx, []message.Batch{third})
 			if errors.As(err, &fenced) {
 				return
 			}
-			if err == nil || time.Now().After(end) { // till then connections end
+			if err == nil || ctx.Err() != nil { // till then connections end
 				t.Fatalf("the queue goes on in another history: %v", err)
 			}
 		}

@@ -459,10 +459,10 @@ func (r *run) applied() (n int64, err error) {
 }
 
 // exec runs SQL in the run's database, past the taps.
-func (r *run) exec(sql string, args ...any) error {
+func (r *run) exec(sql string) error {
 	ctx, cancel := context.WithTimeout(r.ctx, 30*time.Second)
 	defer cancel()
-	_, err := r.pool.Load().Exec(ctx, sql, args...)
+	_, err := r.pool.Load().Exec(ctx, sql)
 	return err
 }
 
