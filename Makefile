@@ -44,8 +44,8 @@ soak: kafka ## The same for FOR (default 8h), faults drawn at random
 	$(GO) run ./e2e/chaos -soak $(or $(FOR),8h) $(if $(SEED),-seed $(SEED)) $(ARGS)
 
 .PHONY: mutants
-mutants: kafka ## Puts one bug at a time into the product: the rig must notice each (half an hour)
-	$(GO) run ./e2e/chaos -mutants $(if $(SEED),-seed $(SEED)) $(ARGS)
+mutants: kafka ## Puts one bug at a time into the product: the rig must notice each, into docs/benchmarks/mutants.md (half an hour)
+	$(GO) run ./e2e/chaos -mutants -out docs/benchmarks/mutants.md $(if $(SEED),-seed $(SEED)) $(ARGS)
 
 .PHONY: kafka
 kafka: $(KAFKA)/.complete ## Fetches the Kafka broker that tests start (needs Java 17 and Maven)

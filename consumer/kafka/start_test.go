@@ -165,7 +165,10 @@ func TestTakeSaysWhereToStart(t *testing.T) {
 		if lanes.all[i].BrokerGeneration <= 0 {
 			t.Error("no group generation")
 		}
-		lanes.all[i].BrokerGeneration = 0
+		if len(lanes.all[i].Incarnation) != 22 {
+			t.Errorf("the topic's id is %q", lanes.all[i].Incarnation)
+		}
+		lanes.all[i].BrokerGeneration, lanes.all[i].Incarnation = 0, ""
 	}
 	if diff := cmp.Diff(want, lanes.all); diff != "" {
 		t.Error(diff)

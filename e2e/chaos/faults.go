@@ -31,10 +31,10 @@ type fault struct {
 	limit time.Duration
 	// after is one more judgement, of what the fault is to have caused.
 	after func(*run) error
-	// replicated gives the run a Postgres of its own with an asynchronous replica.
-	replicated bool
-	// postgres gives it one of this version.
+	// postgres gives the run one of its own, of this version; own: as the others'.
 	postgres string
+	// replicated gives it one of its own with an asynchronous replica.
+	replicated bool
 	// nodes gives it a broker of its own, of so many servers.
 	nodes int
 	// relayed gives it a broker of its own, which workers reach through lines that
@@ -42,14 +42,15 @@ type fault struct {
 	relayed bool
 	// disk puts its own postgres or broker on a disk that can be filled.
 	disk string
-	// alone tells that it hurts servers which other runs use.
-	alone bool
 	// allow are the classes of dead letters that there is cause for.
 	allow string
 	// short is how often it strikes in the slice that every change must pass (0:
 	// it isn't part of it), long how often in a night.
 	short, long int
 }
+
+// own is a server of the run's own, since the fault hurts it.
+const own = "own"
 
 // rotating has the generations change every other second.
 const rotating = "retention: {generation: 2s, schedule: 1s, window: 30m}\n"
@@ -63,7 +64,7 @@ var faults = []*fault{
 		},
 	},
 	{
-		name: "worker killed", each: true, config: rotating, short: 2, long: 100,
+		name: "worker killed", each: true, config: rotating, short: 2, long: 50,
 		strike: func(r *run, _ int) error {
 			w := r.anyWorker()
 			r.sleep(0, time.Second)
@@ -176,14 +177,14 @@ var faults = []*fault{
 		},
 	},
 	{
-		name: "Postgres crashes", alone: true, each: true, short: 2, long: 20,
+		name: "Postgres crashes", postgres: own, each: true, short: 2, long: 20,
 		strike: func(r *run, _ int) error {
 			r.note("Postgres killed")
-			if err := r.rig.postgres.Kill(); err != nil {
+			if err := r.server.Kill(); err != nil {
 				return err
 			}
 			r.sleep(time.Second, 5*time.Second)
-			if err := r.rig.postgres.Restart(); err != nil {
+			if err := r.server.Restart(); err != nil {
 				return err
 			}
 			r.note("Postgres is back")
@@ -191,19 +192,19 @@ var faults = []*fault{
 		},
 	},
 	{
-		name: "broker crashes", alone: true, each: true, short: 1, long: 20,
+		name: "broker crashes", nodes: 1, each: true, short: 1, long: 20,
 		strike: func(r *run, _ int) error {
 			return r.crash(r.broker.Servers()[0], 500*time.Millisecond, 4*time.Second)
 		},
 	},
 	{
-		name: "one of three servers of the broker crashes", nodes: 3, alone: true, each: true, long: 20,
+		name: "one of three servers of the broker crashes", nodes: 3, each: true, long: 10,
 		strike: func(r *run, number int) error {
 			return r.crash(r.broker.Servers()[number%3], 2*time.Second, 8*time.Second)
 		},
 	},
 	{
-		name: "slow and broken lines to the broker", relayed: true, config: rotating, short: 6, long: 60,
+		name: "slow and broken lines to the broker", relayed: true, config: rotating, short: 3, long: 30,
 		strike: func(r *run, number int) error { return r.disturb(disturbances[number%len(disturbances)]) },
 	},
 	{
@@ -263,7 +264,7 @@ var faults = []*fault{
 		after:  everyPoint,
 	},
 	{
-		name: "rotations", workers: 4, rate: 3000, short: 30, long: 2000,
+		name: "rotations", workers: 4, rate: 3000, short: 30, long: 1000,
 		config: "retention: {generation: 4h, schedule: 1h, window: 1d}\n", // the rig rotates
 		strike: func(r *run, _ int) error { return r.rotate() },
 	},
@@ -354,7 +355,7 @@ var mixed = []string{
 
 func init() { // it looks at the list that it stands in
 	faults = append(faults, &fault{
-		name: mixture, alone: true, workers: 4, config: rotating, long: 60, limit: 3 * time.Minute,
+		name: mixture, postgres: own, nodes: 1, workers: 4, config: rotating, long: 60, limit: 3 * time.Minute,
 		strike: func(r *run, number int) error {
 			f := faultNamed(mixed[r.rng.IntN(len(mixed))])
 			r.count(f.name)

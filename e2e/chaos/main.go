@@ -36,7 +36,7 @@ func begin() error {
 	brokers := flag.String("brokers", "kafka,nats", "the brokers to run them with")
 	short := flag.Bool("short", false, "the slice that every change must pass: minutes")
 	times := flag.Int("times", 0, "let each fault strike so many times")
-	atOnce := flag.Int("at-once", 3, "runs at a time, of those that don't hurt the servers")
+	atOnce := flag.Int("at-once", 3, "runs at a time")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())>>20, "where the dice begin; the same seed and faults throw the same dice")
 	hunting := flag.Bool("mutants", false, "instead, put one bug at a time into the product: each must be noticed")
 	soak := flag.Duration("soak", 0, "instead, draw faults at random for so long")
@@ -68,8 +68,17 @@ func begin() error {
 		return err
 	}
 	if *hunting {
-		if err := g.hunt(ctx, pattern.MatchString, *seed, *atOnce); err != nil {
+		all, err := g.hunt(ctx, pattern.MatchString, *seed, *atOnce)
+		if err == nil && *out != "" {
+			err = reportMutants(*out, *seed, all)
+		}
+		if err != nil {
 			return err
+		}
+		for _, c := range all {
+			if c.by == "" {
+				return fmt.Errorf("not caught: %s", c.mutant.name)
+			}
 		}
 		return os.RemoveAll(g.folder)
 	}
@@ -89,7 +98,7 @@ func begin() error {
 		return err
 	}
 	if *out != "" {
-		if err := report(*out, g, outcomes); err != nil {
+		if err := report(*out, g, *seed, outcomes); err != nil {
 			return err
 		}
 	}

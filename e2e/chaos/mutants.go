@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -177,10 +179,10 @@ func (m *mutant) build(ctx context.Context, folder, binary string) error {
 	return nil
 }
 
-// hunt lets each mutant meet its fault. One that comes through alive is an error.
-func (g *rig) hunt(ctx context.Context, wanted func(name string) bool, seed uint64, atOnce int) error {
+// hunt lets each mutant meet its fault.
+func (g *rig) hunt(ctx context.Context, wanted func(name string) bool, seed uint64, atOnce int) ([]caught, error) {
 	var mu sync.Mutex
-	var alive []string
+	var all []caught
 	queue := make(chan *mutant)
 	var hunters sync.WaitGroup
 	failed := make(chan error, len(mutants))
@@ -193,12 +195,10 @@ func (g *rig) hunt(ctx context.Context, wanted func(name string) bool, seed uint
 					failed <- err
 					continue
 				}
+				c := caught{m, by, time.Since(began).Seconds()}
 				mu.Lock()
-				if by == "" {
-					alive = append(alive, m.name)
-					by = "NOT CAUGHT"
-				}
-				say("%-46s %-38s %-5s %s (%.0f s)", m.name, m.fault, m.broker, by, time.Since(began).Seconds())
+				all = append(all, c)
+				say("%-46s %-38s %-5s %s (%.0f s)", m.name, m.fault, m.broker, cmp.Or(by, "NOT CAUGHT"), c.seconds)
 				mu.Unlock()
 			}
 		})
@@ -212,13 +212,11 @@ func (g *rig) hunt(ctx context.Context, wanted func(name string) bool, seed uint
 	hunters.Wait()
 	select {
 	case err := <-failed:
-		return err
+		return nil, err
 	default:
 	}
-	if len(alive) > 0 {
-		return fmt.Errorf("not caught: %s", strings.Join(alive, "; "))
-	}
-	return ctx.Err()
+	slices.SortFunc(all, func(a, b caught) int { return cmp.Compare(a.mutant.name, b.mutant.name) })
+	return all, ctx.Err()
 }
 
 // meet returns by what a mutant was caught; empty: it wasn't.

@@ -47,9 +47,8 @@ func slice(f *fault, kind string) int {
 	return f.short
 }
 
-// doAll does the jobs, so many at a time: mostly they wait. Those that hurt
-// servers which all use come afterwards, one by one. Each outcome is told when it
-// is there, never two at a time. The first error of the rig ends it.
+// doAll does the jobs, so many at a time: mostly they wait. Each outcome is told
+// when it is there, never two at a time. The first error of the rig ends it.
 func (g *rig) doAll(ctx context.Context, jobs []job, atOnce int, tell func(outcome)) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -77,17 +76,10 @@ func (g *rig) doAll(ctx context.Context, jobs []job, atOnce int, tell func(outco
 		})
 	}
 	for _, j := range jobs {
-		if !j.fault.alone {
-			queue <- j
-		}
+		queue <- j
 	}
 	close(queue)
 	workers.Wait()
-	for _, j := range jobs {
-		if j.fault.alone {
-			do(j)
-		}
-	}
 	return context.Cause(ctx)
 }
 

@@ -357,9 +357,10 @@ func (r *run) newServer() (_ *pgtest.Server, err error) {
 		}
 		o.Folder = r.disk.folder
 		o.Settings["max_wal_size"] = "64MB"
+	case r.fault.postgres == own, r.fault.replicated:
 	case r.fault.postgres != "":
 		o.Version = r.fault.postgres
-	case !r.fault.replicated:
+	default:
 		return r.rig.postgres, nil
 	}
 	return pgtest.StartServer(o)

@@ -248,7 +248,7 @@ func (r *run) disturb(d disturbance) error {
 			return err
 		}
 	}
-	r.sleep(2*time.Second, 15*time.Second)
+	r.sleep(2*time.Second, 12*time.Second)
 	for _, l := range r.lines {
 		if d.kind != "" {
 			l.mend(r.ctx)
