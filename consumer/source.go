@@ -83,6 +83,34 @@ type Kept struct {
 	For time.Duration
 }
 
+// Surveyor is a Source that can tell what stands at its broker, without reading
+// any of it.
+type Surveyor interface {
+	// Survey asks the broker, over a connection of its own. With an error, which
+	// tells of all that stands in the way of reading, it tells of what it could
+	// find out all the same.
+	Survey(ctx context.Context) (Survey, error)
+}
+
+// Survey is what stands at a broker.
+type Survey struct {
+	Lanes []BrokerLane
+	// Consumed tells that the broker deletes what is acknowledged, and can't
+	// deliver it again.
+	Consumed bool
+}
+
+// BrokerLane is a lane as its broker knows it.
+type BrokerLane struct {
+	Name string
+	// First is the first position that is there, End the one after the last.
+	First, End int64
+	// Committed is the broker's copy of the lane's position; -1: none.
+	Committed int64
+	// Log is the broker's own mark of the log; empty: it has none.
+	Log string
+}
+
 // ErrClosed is what Offer answers once a lane is closed or lost.
 var ErrClosed = errors.New("the lane is closed")
 

@@ -28,6 +28,9 @@ type LaneState struct {
 	StreamTime *time.Time `json:"stream_time"`
 	StreamAge  *float64   `json:"stream_age_seconds"`
 	UpdatedAt  time.Time  `json:"updated_at"`
+	// Log is the broker's own mark of the log that an ordered lane reads, such as a
+	// Kafka topic's id; nil: it has none.
+	Log *string `json:"log"`
 	// HoldsUpExpiry marks the lane that is furthest behind: claims expire by its
 	// clock.
 	HoldsUpExpiry bool `json:"holds_up_expiry"`
@@ -37,7 +40,7 @@ type LaneState struct {
 func (s *Store) LaneStates(ctx context.Context) ([]LaneState, error) {
 	rows, err := s.pool.Query(ctx, `
 		SELECT source, lane, ordered, epoch, owner, next_position, broker_position, lag, stream_time,
-		       CASE WHEN stream_time IS NOT NULL THEN greatest(0, extract(epoch FROM `+s.name("clock")+`() - stream_time))::float8 END, updated_at,
+		       CASE WHEN stream_time IS NOT NULL THEN greatest(0, extract(epoch FROM `+s.name("clock")+`() - stream_time))::float8 END, updated_at, log,
 		       row_number() OVER (ORDER BY stream_time NULLS FIRST, source, lane) = 1
 		FROM `+s.name("lanes")+` WHERE scope = $1 ORDER BY source, lane`, s.scope)
 	if err != nil {

@@ -258,29 +258,3 @@ func (s *Store) MigrationSQL(workerRole string) string {
 	b.WriteString("COMMIT;\n")
 	return b.String()
 }
-
-// GrantSQL is all that a worker's role needs on dedupd's own tables. Generations
-// are made, sealed and dropped by functions that have their owner's rights.
-func (s *Store) GrantSQL(role string) string {
-	schema, worker := pgx.Identifier{s.schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
-	lines := []string{
-		"-- what the worker needs; the owner migrates. The sink's table needs its own: INSERT, and SELECT where keys conflict.",
-		"GRANT USAGE ON SCHEMA " + schema + " TO " + worker + ";",
-		"GRANT SELECT ON ALL TABLES IN SCHEMA " + schema + " TO " + worker + ";",
-		"GRANT INSERT ON " + s.name("claims_root") + " TO " + worker + ";",
-		"GRANT INSERT, UPDATE ON " + s.name("lanes") + " TO " + worker + ";",
-		"GRANT INSERT, DELETE ON " + s.name("dead_letters") + ", " + s.name("filters") + " TO " + worker + ";",
-		"GRANT UPDATE (attempts, last_at, reason, sqlstate) ON " + s.name("dead_letters") + " TO " + worker + ";",
-		"GRANT INSERT, UPDATE, DELETE ON " + s.name("duplicate_ages") + ", " + s.name("attempts") + " TO " + worker + ";",
-		"GRANT EXECUTE ON FUNCTION " + s.name("prepare_generation") + "(text), " + s.name("rotate") + "(text, uuid, text), " +
-			s.name("expire") + "(text, interval, interval, text), " + s.name("drop_generation") + "(text, integer, text), " + s.name("sweep") + "(text, text), " +
-			s.name("hold_claim") + "(uuid, uuid), " + s.name("note_dead_letter") + "(text, text, text, bigint, text) TO " + worker + ";",
-		"-- the generations there are; those made later get the rights on " + s.name("claims_root"),
-		"DO $$ DECLARE t text; BEGIN",
-		"    FOR t IN SELECT table_name FROM " + s.name("generations") + " WHERE state IN ('next', 'open') LOOP",
-		"        EXECUTE format(" + quoteLiteral("GRANT INSERT ON "+schema+".%I TO "+strings.ReplaceAll(worker, "%", "%%")) + ", t);",
-		"    END LOOP;",
-		"END $$;",
-	}
-	return strings.Join(lines, "\n") + "\n"
-}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -138,6 +139,22 @@ func TestLeastPrivilege(t *testing.T) {
 	if _, led, err := store.ExpireDeadLetters(t.Context(), 0); err != nil || !led {
 		t.Errorf("expire: %v, %v", led, err)
 	}
+	lacks := func(want ...string) {
+		t.Helper()
+		if got, err := store.MissingRights(t.Context()); err != nil || !slices.Equal(got, want) {
+			t.Errorf("the role is said to lack %q, %v; want %q", got, err, want)
+		}
+	}
+	lacks()
+	for _, right := range []string{
+		`SELECT ON "De""dup".scopes`, `INSERT ON "De""dup"."claims_root"`, `UPDATE ON "De""dup"."lanes"`, `DELETE ON "De""dup"."dead_letters"`,
+		`UPDATE (reason) ON "De""dup"."dead_letters"`, `EXECUTE ON FUNCTION "De""dup"."sweep"(text, text)`, `USAGE ON SCHEMA "De""dup"`,
+	} {
+		exec("REVOKE " + right + " FROM " + role)
+		lacks(right)
+		exec("GRANT " + right + " TO " + role)
+	}
+	lacks()
 	// A queue's lane knows the server's history.
 	q := f.takeQueue("nats")
 	f.handle(q.batch("q"))

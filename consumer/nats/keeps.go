@@ -15,31 +15,15 @@ var _ consumer.Keeper = (*Source)(nil)
 
 // Keeps tells how long the stream keeps messages. Of one that keeps them only
 // until they are acknowledged (WorkQueue, Interest) it tells nothing: what we
-// have acknowledged doesn't come again. Unlike Run it doesn't wait for a server
-// or a stream that is missing.
-func (s *Source) Keeps(ctx context.Context) ([]consumer.Kept, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // cuts the connection off as well
-	conn, err := s.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	js, err := jetstream.New(conn)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel = context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	stream, err := js.Stream(ctx, s.config.Stream)
-	if err != nil {
-		return nil, fmt.Errorf("stream %s: %w", s.config.Stream, err)
-	}
-	c := &stream.CachedInfo().Config
-	if c.Retention != jetstream.LimitsPolicy {
-		return nil, nil
-	}
-	return []consumer.Kept{{Name: s.config.Stream, For: c.MaxAge}}, nil
+// have acknowledged doesn't come again.
+func (s *Source) Keeps(ctx context.Context) (all []consumer.Kept, err error) {
+	err = s.visit(ctx, func(_ context.Context, stream jetstream.Stream) error {
+		if c := &stream.CachedInfo().Config; c.Retention == jetstream.LimitsPolicy {
+			all = []consumer.Kept{{Name: s.config.Stream, For: c.MaxAge}}
+		}
+		return nil
+	})
+	return all, err
 }
 
 // dial connects once, to the first server that answers. The connection is cut

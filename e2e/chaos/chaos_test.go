@@ -38,12 +38,13 @@ func TestSlice(t *testing.T) {
 	}
 	jobs := plan(seed, []string{"kafka", "nats"}, func(*fault) bool { return true }, slice)
 	done := 0
-	err := g.doAll(t.Context(), jobs, 4, func(o outcome) {
+	err := g.doAll(t.Context(), jobs, 4, func(o outcome) error {
 		done++
 		t.Log(o.line())
 		if o.Verdict != "valid" {
 			t.Fail()
 		}
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -87,20 +87,19 @@ func begin() error {
 	}
 	var outcomes []outcome
 	bad := 0
-	err = g.doAll(ctx, jobs, *atOnce, func(o outcome) {
+	err = g.doAll(ctx, jobs, *atOnce, func(o outcome) error {
 		outcomes = append(outcomes, o)
 		say("%s", o.line())
 		if o.Verdict != "valid" {
 			bad++
 		}
+		if *out == "" {
+			return nil
+		}
+		return report(*out, g, *seed, outcomes) // what is cut short has its report, too
 	})
 	if err != nil {
 		return err
-	}
-	if *out != "" {
-		if err := report(*out, g, *seed, outcomes); err != nil {
-			return err
-		}
 	}
 	if bad > 0 {
 		return fmt.Errorf("%d of %d runs are not valid; what they wrote down is in %s", bad, len(outcomes), g.folder)

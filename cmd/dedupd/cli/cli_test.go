@@ -64,6 +64,12 @@ func TestDatabaseScripts(t *testing.T) {
 		query.Set("options", "-crole=pg_signal_backend") // a blank would be encoded as a plus, which Postgres keeps
 		nobody.RawQuery = query.Encode()
 		env.Setenv("NOBODY_URL", nobody.String())
+		stranger, err := url.Parse(db.URL)
+		if err != nil {
+			return err
+		}
+		stranger.User = url.UserPassword("stranger", "secret")
+		env.Setenv("STRANGER_URL", stranger.String())
 		return nil
 	}
 	p.Cmds["psql"] = psql

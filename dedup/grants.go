@@ -1,0 +1,135 @@
+package dedup
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// grant is what a worker's role needs on some of dedupd's own things.
+type grant struct {
+	rights  []string
+	columns []string // none: on the whole table
+	on      string   // "TABLE" or "FUNCTION"
+	objects []string // names in the schema; of a function with its arguments
+}
+
+// grants are all of them, but for the right to use the schema, to read all its
+// tables, and to insert into the generations that take claims. Generations are
+// made, sealed and dropped by functions that have their owner's rights.
+var grants = []grant{
+	{rights: []string{"INSERT"}, on: "TABLE", objects: []string{"claims_root"}},
+	{rights: []string{"INSERT", "UPDATE"}, on: "TABLE", objects: []string{"lanes"}},
+	{rights: []string{"INSERT", "DELETE"}, on: "TABLE", objects: []string{"dead_letters", "filters"}},
+	{rights: []string{"UPDATE"}, columns: []string{"attempts", "last_at", "reason", "sqlstate"}, on: "TABLE", objects: []string{"dead_letters"}},
+	{rights: []string{"INSERT", "UPDATE", "DELETE"}, on: "TABLE", objects: []string{"duplicate_ages", "attempts"}},
+	{rights: []string{"EXECUTE"}, on: "FUNCTION", objects: []string{
+		"prepare_generation(text)", "rotate(text, uuid, text)", "expire(text, interval, interval, text)", "drop_generation(text, integer, text)",
+		"sweep(text, text)", "hold_claim(uuid, uuid)", "note_dead_letter(text, text, text, bigint, text)",
+	}},
+}
+
+// object is a name in the schema, quoted; a function's arguments stay as they are.
+func (s *Store) object(name string) string {
+	name, arguments, isFunction := strings.Cut(name, "(")
+	if isFunction {
+		return s.name(name) + "(" + arguments
+	}
+	return s.name(name)
+}
+
+// GrantSQL is all that a worker's role needs on dedupd's own tables.
+func (s *Store) GrantSQL(role string) string {
+	schema, worker := pgx.Identifier{s.schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
+	lines := []string{
+		"-- what the worker needs; the owner migrates. The sink's table needs its own: INSERT, and SELECT where keys conflict.",
+		"GRANT USAGE ON SCHEMA " + schema + " TO " + worker + ";",
+		"GRANT SELECT ON ALL TABLES IN SCHEMA " + schema + " TO " + worker + ";",
+	}
+	for _, g := range grants {
+		what := strings.Join(g.rights, ", ")
+		if len(g.columns) > 0 {
+			what += " (" + strings.Join(g.columns, ", ") + ")"
+		}
+		on := ""
+		if g.on != "TABLE" {
+			on = g.on + " "
+		}
+		var objects []string
+		for _, o := range g.objects {
+			objects = append(objects, s.object(o))
+		}
+		lines = append(lines, "GRANT "+what+" ON "+on+strings.Join(objects, ", ")+" TO "+worker+";")
+	}
+	lines = append(lines,
+		"-- the generations there are; those made later get the rights on "+s.name("claims_root"),
+		"DO $$ DECLARE t text; BEGIN",
+		"    FOR t IN SELECT table_name FROM "+s.name("generations")+" WHERE state IN ('next', 'open') LOOP",
+		"        EXECUTE format("+quoteLiteral("GRANT INSERT ON "+schema+".%I TO "+strings.ReplaceAll(worker, "%", "%%"))+", t);",
+		"    END LOOP;",
+		"END $$;",
+	)
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// MissingRights are those of GrantSQL that the connected role lacks, each such as
+// INSERT ON "dedupd"."lanes". The schema must be there.
+func (s *Store) MissingRights(ctx context.Context) (missing []string, err error) {
+	ask := func(what, sql string, args ...any) {
+		if err != nil {
+			return
+		}
+		var granted bool
+		if err = s.pool.QueryRow(ctx, "SELECT "+sql, args...).Scan(&granted); err != nil {
+			err = fmt.Errorf("ask for the right to %s: %w", what, err)
+		} else if !granted {
+			missing = append(missing, what)
+		}
+	}
+	if ask("USAGE ON SCHEMA "+pgx.Identifier{s.schema}.Sanitize(), "has_schema_privilege($1, 'USAGE')", s.schema); err != nil || len(missing) > 0 {
+		return missing, err // without it nothing else can be asked
+	}
+	tables, err := s.texts(ctx, `SELECT c.oid::regclass::text FROM pg_catalog.pg_class c WHERE c.relnamespace = $1::text::regnamespace AND c.relkind IN ('r', 'v', 'p')
+		AND NOT has_table_privilege(c.oid, 'SELECT') ORDER BY 1`, pgx.Identifier{s.schema}.Sanitize())
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tables {
+		missing = append(missing, "SELECT ON "+t)
+	}
+	for _, g := range grants {
+		for _, o := range g.objects {
+			for _, right := range g.rights {
+				switch {
+				case g.on == "FUNCTION":
+					ask(right+" ON FUNCTION "+s.object(o), "has_function_privilege($1::text, $2::text)", s.object(o), right)
+				case len(g.columns) > 0:
+					for _, c := range g.columns {
+						ask(right+" ("+c+") ON "+s.object(o), "has_column_privilege($1::text, $2::text, $3::text)", s.object(o), c, right)
+					}
+				default:
+					ask(right+" ON "+s.object(o), "has_table_privilege($1::text, $2::text)", s.object(o), right)
+				}
+			}
+		}
+	}
+	if err != nil || len(tables) > 0 { // the catalog may be what can't be read
+		return missing, err
+	}
+	generations, err := s.texts(ctx, `SELECT table_name FROM `+s.name("generations")+` WHERE scope = $1 AND state IN ('next', 'open') ORDER BY 1`, s.scope)
+	for _, t := range generations {
+		ask("INSERT ON "+s.name(t), "has_table_privilege($1::text, 'INSERT')", s.name(t))
+	}
+	return missing, err
+}
+
+// texts are the values of a query's one column.
+func (s *Store) texts(ctx context.Context, sql string, args ...any) ([]string, error) {
+	rows, err := s.pool.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}

@@ -1,0 +1,97 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// finding is what doctor tells of one check.
+type finding struct{ Check, Level, Text, Cure string }
+
+// What doctor finds at the brokers, and in lanes whose positions don't fit what the
+// brokers have. It must find nothing where all is well.
+func TestDoctor(t *testing.T) {
+	db := newDatabase(t)
+	db.exec(ordersTable)
+	const scope = "e2e-doctor"
+	tp := newTopic(t, scope, 2)
+	st := newStream(t, "DOCTOR")
+	for i := range 10 {
+		s := send{n: int32(i), partition: int32(i % 2)}
+		if err := tp.produce(record(s)); err != nil {
+			t.Fatal(err)
+		}
+		st.publish(send{n: int32(i + 10)}.id(), s.body())
+	}
+	config := configFile(t, fmt.Sprintf("scope: %s\nsources:\n  - kafka: {brokers: [%q], topics: [%s]}\n  - nats: {servers: [%q], stream: DOCTOR}\ndatabase:\n  url: %q\n%s",
+		scope, tp.broker.Addr(), tp.name, st.url, db.url, ordersSink))
+	examine := func(code int) []finding {
+		t.Helper()
+		r := command(t, nil, "doctor", "-c", config, "-o", "json")
+		var all []finding
+		if err := json.Unmarshal([]byte(r.stdout), &all); err != nil || r.code != code || r.stderr != "" {
+			t.Fatalf("exit code %d, want %d; %v\n%s%s", r.code, code, err, r.stdout, r.stderr)
+		}
+		return all
+	}
+	// finds wants one finding of a level, with all these words in its text or cure.
+	finds := func(all []finding, level, check string, words ...string) {
+		t.Helper()
+		if !slices.ContainsFunc(all, func(f finding) bool {
+			return f.Level == level && f.Check == check && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(f.Text+" -> "+f.Cure, w) })
+		}) {
+			t.Errorf("no %s of %s with %q among\n%+v", level, check, words, all)
+		}
+	}
+
+	if r := command(t, nil, "run", "-c", config, "--until-idle", "1s"); r.code != 0 {
+		t.Fatal(r.stderr)
+	}
+	all := examine(0)
+	finds(all, "ok", "database", "Postgres 1")
+	finds(all, "ok", "schema", scope)
+	finds(all, "ok", "grants")
+	finds(all, "ok", "sink")
+	finds(all, "ok", "source", "kafka: 2 lanes, 10 positions")
+	finds(all, "ok", "source", "nats: 1 lanes, 10 positions")
+	finds(all, "ok", "lane", "kafka")
+	finds(all, "ok", "lane", "nats")
+	finds(all, "warning", "window", "DOCTOR", "without a limit")
+	for _, f := range all {
+		if f.Level != "ok" && f.Check != "window" {
+			t.Errorf("all is well, but: %+v", f)
+		}
+		if (f.Level == "ok") != (f.Cure == "") {
+			t.Errorf("a finding's cure: %+v", f)
+		}
+	}
+
+	set := func(sql string) {
+		t.Helper()
+		db.exec(`UPDATE dedupd.lanes SET ` + sql + ` WHERE scope = 'e2e-doctor' AND lane = 'e2e-doctor/1'`)
+	}
+	lane, cure := "kafka "+tp.lane(1), "dedupd lanes set-position kafka "+tp.lane(1)+" "
+	set("next_position = 9")
+	finds(examine(3), "error", "lane", lane, "hasn't come to", cure+"5 -c "+config)
+	set("next_position = 5, log = 'another'")
+	finds(examine(3), "error", "lane", lane, "created anew", "another", cure+"0")
+	set("log = NULL, next_position = 2, broker_position = 2")
+	finds(examine(0), "warning", "lane", lane, "the group stands at 5", "lost commits")
+	set("next_position = 5, broker_position = 6")
+	finds(examine(0), "warning", "lane", lane, "moved back to 5, from 6", "on_group_reset")
+	set("next_position = 1, broker_position = 5")
+	if err := tp.broker.DeleteRecords(t.Context(), tp.name, 1, 3); err != nil {
+		t.Fatal(err)
+	}
+	finds(examine(3), "error", "lane", lane, "data is lost", "only 3 and above", "on_gap")
+	set("next_position = 5, lane = 'e2e-doctor/7'")
+	finds(examine(0), "warning", "lane", tp.lane(7), "no such lane", "dedupd lanes forget kafka "+tp.lane(7))
+
+	if err := tp.broker.DeleteTopic(t.Context(), tp.name); err != nil {
+		t.Fatal(err)
+	}
+	finds(examine(3), "error", "source", "no topic "+tp.name)
+}

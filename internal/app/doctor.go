@@ -1,0 +1,340 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/sinks"
+)
+
+// The levels of a finding.
+const (
+	FindingOK      = "ok"
+	FindingWarning = "warning" // a worker runs, and somebody should look at it
+	FindingError   = "error"   // a worker doesn't start, or a lane stands still
+)
+
+// Finding is what one check has found out.
+type Finding struct {
+	// Check is what was looked at: database, schema, grants, sink, source, lane,
+	// window, expiry, filters or dead letters.
+	Check string `json:"check"`
+	Level string `json:"level"`
+	Text  string `json:"text"`
+	// Cure is what to do about it; empty where all is well.
+	Cure string `json:"cure,omitempty"`
+}
+
+// doctor gathers findings.
+type doctor struct {
+	cfg      *config.Config
+	findings []Finding
+}
+
+func (d *doctor) ok(check, format string, args ...any) {
+	d.findings = append(d.findings, Finding{check, FindingOK, fmt.Sprintf(format, args...), ""})
+}
+
+func (d *doctor) warn(check, cure, format string, args ...any) {
+	d.findings = append(d.findings, Finding{check, FindingWarning, fmt.Sprintf(format, args...), cure})
+}
+
+func (d *doctor) fail(check, cure, format string, args ...any) {
+	d.findings = append(d.findings, Finding{check, FindingError, fmt.Sprintf(format, args...), cure})
+}
+
+// doctorTimeout bounds what is asked of one server.
+const doctorTimeout = 20 * time.Second
+
+// Examine connects to everything that a configuration names, changes nothing, and
+// tells what it finds, each with its cure. A worker may be at work meanwhile. Its
+// error is of the configuration only: what is wrong with servers is a finding.
+func Examine(ctx context.Context, cfg *config.Config, registry *sinks.Registry) ([]Finding, error) {
+	d := &doctor{cfg: cfg}
+	// Whatever would be logged stands among the findings.
+	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
+	sources, err := newSources(cfg)
+	if err != nil {
+		return nil, &ConfigError{err}
+	}
+	pool, store, err := OpenDatabase(ctx, cfg, 2, quiet)
+	if err != nil {
+		return nil, err
+	}
+	defer pool.Close()
+	lanes, known := d.database(ctx, store, registry)
+	var reached []consumer.Source
+	for _, s := range sources {
+		if d.source(ctx, s, lanes, known) {
+			reached = append(reached, s)
+		}
+	}
+	d.window(ctx, reached)
+	return d.findings, nil
+}
+
+// database looks at everything in Postgres. known tells that the lanes are.
+func (d *doctor) database(ctx context.Context, store *dedup.Store, registry *sinks.Registry) (lanes []dedup.LaneState, known bool) {
+	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
+	defer cancel()
+	server, err := store.Server(ctx)
+	if err != nil {
+		d.fail("database", connectCure(err), "%v", err)
+		return nil, false
+	}
+	d.server(server)
+	if !d.schema(ctx, store, server.Role) || !d.grants(ctx, store, server.Role) {
+		return nil, false
+	}
+	if _, err := OpenProcessor(ctx, d.cfg, registry, store); err != nil {
+		d.fail("sink", "create or grant what it names", "%s: %v", d.cfg.Sink.Kind, err)
+	} else {
+		d.ok("sink", "%s can be written to", d.cfg.Sink.Kind)
+	}
+	lanes, err = store.LaneStates(ctx)
+	if err != nil {
+		d.fail("lane", "", "%v", err)
+		return nil, false
+	}
+	d.expiry(ctx, store, lanes)
+	d.deadLetters(ctx, store)
+	return lanes, true
+}
+
+func (d *doctor) server(v dedup.Server) {
+	if v.Number < dedup.OldestServer {
+		d.fail("database", "upgrade it to 14 or newer", "Postgres %s is too old", v.Version)
+		return
+	}
+	d.ok("database", "Postgres %s, as role %s", v.Version, v.Role)
+	if !v.Fsync {
+		d.warn("database", "set fsync = on, which is the default", "fsync is off: a crash of its machine loses what the brokers were told is durable, or the whole database")
+	}
+	if !v.FullPageWrites {
+		d.warn("database", "set full_page_writes = on, which is the default, unless its file system writes pages whole", "full_page_writes is off: a crash of its machine may leave half-written pages")
+	}
+	need := d.cfg.Database.MaxConnections
+	switch {
+	case v.RoleLimit >= 0 && v.RoleLimit < need:
+		d.fail("database", "raise the role's limit, or lower database.max_connections", "role %s may have %d connections, and one worker wants up to %d", v.Role, v.RoleLimit, need)
+	case v.FreeConnections < need && d.cfg.Database.Pooler == "none":
+		d.warn("database", "raise max_connections of the server, lower database.max_connections, or put a PgBouncer between",
+			"the server has room for %d more connections, and one more worker wants up to %d", max(v.FreeConnections, 0), need)
+	}
+}
+
+func (d *doctor) schema(ctx context.Context, store *dedup.Store, role string) bool {
+	err := store.Load(ctx)
+	var wrong *dedup.SchemaError
+	var pg *pgconn.PgError
+	switch {
+	case errors.As(err, &pg) && pg.Code == "42501":
+		return d.grants(ctx, store, role)
+	case err == nil:
+		d.ok("schema", "%s has the version of this dedupd, and scope %s", d.cfg.Database.Schema, d.cfg.Scope)
+		return true
+	case !errors.As(err, &wrong):
+		d.fail("schema", connectCure(err), "%v", err)
+	case wrong.Have > wrong.Want:
+		d.fail("schema", "run the newer dedupd that upgraded it", "%v", err)
+	case d.cfg.Database.Migrate:
+		d.warn("schema", "none: a worker makes it at its start, if its role is the owner's; or run dedupd migrate up -c FILE", "%v", err)
+	default:
+		d.fail("schema", "dedupd migrate up -c FILE, as the owner", "%v", err)
+	}
+	return false
+}
+
+func (d *doctor) grants(ctx context.Context, store *dedup.Store, role string) bool {
+	missing, err := store.MissingRights(ctx)
+	switch {
+	case err != nil:
+		d.fail("grants", connectCure(err), "%v", err)
+	case len(missing) > 0:
+		d.fail("grants", fmt.Sprintf("as the schema's owner: dedupd migrate sql --grants %s -c FILE prints what to run at its end", role),
+			"role %s lacks %s", role, strings.Join(missing, "; "))
+	default:
+		d.ok("grants", "role %s has what a worker needs on schema %s", role, d.cfg.Database.Schema)
+		return true
+	}
+	return false
+}
+
+func (d *doctor) expiry(ctx context.Context, store *dedup.Store, lanes []dedup.LaneState) {
+	status, err := store.Status(ctx)
+	if err != nil {
+		d.fail("expiry", "", "%v", err)
+		return
+	}
+	filters := int64(0)
+	for _, g := range status.Generations {
+		filters += g.FilterBytes
+		if g.Missing {
+			d.fail("expiry", "restore it from a backup; or accept that its ids are forgotten: dedupd retention status tells what to run", "the table of generation %d is gone, and its claims with it", g.Generation)
+		}
+	}
+	if limit := int64(d.cfg.Retention.FilterMemory); filters > limit {
+		d.warn("filters", "raise retention.filter_memory, or shorten retention.window", "filters of sealed claims take %d MiB, and a worker may load %d: the rest is looked up in tables", filters>>20, limit>>20)
+	}
+	held := false
+	for _, l := range lanes {
+		if !l.HoldsUpExpiry || l.StreamAge == nil {
+			continue
+		}
+		behind := time.Duration(*l.StreamAge * float64(time.Second)).Round(time.Second)
+		if held = behind > time.Duration(d.cfg.Retention.Window)/2; held {
+			d.warn("expiry", "if its topic is gone: dedupd lanes forget "+l.Source+" "+l.Lane+" -c FILE; else see why it isn't read",
+				"lane %s of source %s is %s behind, and claims are kept until it has come forward, for %s at most", l.Lane, l.Source, behind, d.cfg.Retention.MaxHold)
+		}
+	}
+	if !held {
+		d.ok("expiry", "no lane holds it up; %d generations of claims", len(status.Generations))
+	}
+}
+
+func (d *doctor) deadLetters(ctx context.Context, store *dedup.Store) {
+	n, err := store.CountDeadLetters(ctx)
+	switch {
+	case err != nil:
+		d.fail("dead letters", "", "%v", err)
+	case n > 0:
+		d.warn("dead letters", "dedupd dlq list -c FILE; then replay or discard them", "%d are kept", n)
+	default:
+		d.ok("dead letters", "none")
+	}
+}
+
+// source compares what stands at a broker with the lanes in the database, and
+// tells whether the broker has answered as it should.
+func (d *doctor) source(ctx context.Context, source consumer.Source, lanes []dedup.LaneState, known bool) bool {
+	surveyor, ok := source.(consumer.Surveyor)
+	if !ok {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
+	defer cancel()
+	survey, err := surveyor.Survey(ctx)
+	if err != nil {
+		d.fail("source", "check its address, its credentials and TLS, what it may read, and that the topic or stream is there", "%s: %v", source.Name(), err)
+	} else {
+		d.ok("source", "%s: %s", source.Name(), lanesText(survey.Lanes))
+	}
+	if survey.Consumed {
+		d.warn("source", "a stream with limits retention, or Postgres with a synchronous standby; or run --accept-loss-on-failover",
+			"%s: the stream deletes what is acknowledged, so that what a failover of the database loses can't be read again", source.Name())
+	}
+	if !known {
+		return err == nil
+	}
+	before := len(d.findings)
+	for _, l := range lanes {
+		if l.Source == source.Name() {
+			d.lane(l, survey, err == nil)
+		}
+	}
+	if len(d.findings) == before && err == nil {
+		d.ok("lane", "%s: the database's positions are where the broker has messages", source.Name())
+	}
+	return err == nil
+}
+
+func lanesText(lanes []consumer.BrokerLane) string {
+	messages := int64(0)
+	for _, l := range lanes {
+		messages += l.End - l.First
+	}
+	return fmt.Sprintf("%d lanes, %d positions at the broker", len(lanes), messages)
+}
+
+// lane compares one. complete tells that the broker has told of all lanes.
+func (d *doctor) lane(l dedup.LaneState, survey consumer.Survey, complete bool) {
+	name := fmt.Sprintf("%s %s", l.Source, l.Lane)
+	move := func(position int64) string {
+		return fmt.Sprintf("dedupd lanes set-position %s %d -c FILE; docs/operations.md tells what becomes of which messages", name, position)
+	}
+	i := slices.IndexFunc(survey.Lanes, func(b consumer.BrokerLane) bool { return b.Name == l.Lane })
+	if i < 0 {
+		if complete {
+			d.warn("lane", fmt.Sprintf("if it is gone for good: dedupd lanes forget %s -c FILE", name), "%s: the broker has no such lane, and it holds up expiry", name)
+		}
+		return
+	}
+	b := survey.Lanes[i]
+	switch {
+	case !l.Ordered:
+	case l.Log != nil && b.Log != "" && *l.Log != b.Log:
+		d.fail("lane", move(0), "%s: it was created anew (its id is %s, the lane's was %s), so its positions mean other messages", name, b.Log, *l.Log)
+	case l.NextPosition > b.End:
+		d.fail("lane", move(b.End), "%s: the lane goes on at %d, where the partition hasn't come to: it ends at %d", name, l.NextPosition, b.End)
+	case l.NextPosition < b.First:
+		d.gap(l, b, name)
+	case b.Committed > l.NextPosition:
+		d.warn("lane", "none: reading goes back to the database's position", "%s: the group stands at %d and the database at %d, so the database must have lost commits", name, b.Committed, l.NextPosition)
+	case l.BrokerPosition != nil && b.Committed >= 0 && b.Committed < *l.BrokerPosition:
+		d.warn("lane", "none, if that is meant; on_group_reset says whether it is followed", "%s: the group was moved back to %d, from %d", name, b.Committed, *l.BrokerPosition)
+	}
+}
+
+func (d *doctor) gap(l dedup.LaneState, b consumer.BrokerLane, name string) {
+	text := fmt.Sprintf("%s: data is lost: the lane goes on at %d, the broker has only %d and above", name, l.NextPosition, b.First)
+	for i := range d.cfg.Sources {
+		if s := &d.cfg.Sources[i]; s.Name == l.Source && s.Kafka != nil && s.Kafka.OnGap == "skip" {
+			d.warn("lane", "none: on_gap is skip", "%s", text)
+			return
+		}
+	}
+	d.fail("lane", "accept it: on_gap: skip, or dedupd lanes set-position", "%s", text)
+}
+
+// window compares how long brokers keep messages with how long claims are kept.
+func (d *doctor) window(ctx context.Context, sources []consumer.Source) {
+	window := time.Duration(d.cfg.Retention.Window)
+	failed := func(source string, err error) {
+		d.warn("window", "allow it to describe the topic's configuration, or compare by hand", "%s: how long the broker keeps messages could not be found out: %v", source, err)
+	}
+	for _, b := range brokerRetention(ctx, sources, failed) {
+		const cure = "dedupd retention advise -c FILE tells what a longer window costs"
+		switch {
+		case b.Keeps == 0:
+			d.warn("window", cure, "%s is kept without a limit of time: if the group is moved back, messages older than retention.window, %s, are applied again", b.Name, d.cfg.Retention.Window)
+		case b.Keeps > window:
+			d.warn("window", cure, "%s is kept for %s, at least: if the group is moved back, messages older than retention.window, %s, are applied again", b.Name, b.Keeps, d.cfg.Retention.Window)
+		default:
+			d.ok("window", "claims are kept for %s, %s for %s", d.cfg.Retention.Window, b.Name, b.Keeps)
+		}
+	}
+}
+
+// connectCure is what may be done about a database that can't be reached.
+func connectCure(err error) string {
+	var pg *pgconn.PgError
+	var dns *net.DNSError
+	var network *net.OpError
+	switch {
+	case errors.As(err, &pg) && strings.HasPrefix(pg.Code, "28"):
+		return "check the role, its password and pg_hba.conf"
+	case errors.As(err, &pg) && pg.Code == "3D000":
+		return "create the database, or correct database.url"
+	case errors.As(err, &pg) && pg.Code == "42501":
+		return "dedupd migrate sql --grants ROLE -c FILE prints the grants that are needed"
+	case errors.As(err, &pg) && strings.HasPrefix(pg.Code, "53"):
+		return "raise max_connections of the server, or put a PgBouncer between"
+	case errors.As(err, &dns):
+		return "correct the host in database.url, or see why its name isn't known here"
+	case errors.As(err, &network):
+		return "see whether the server runs and listens there, and whether a firewall or a NetworkPolicy stands between"
+	}
+	return "check database.url, TLS (sslmode, sslrootcert) and the network"
+}
