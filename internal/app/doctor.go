@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"slices"
@@ -64,7 +63,7 @@ const doctorTimeout = 20 * time.Second
 func Examine(ctx context.Context, cfg *config.Config, registry *sinks.Registry) ([]Finding, error) {
 	d := &doctor{cfg: cfg}
 	// Whatever would be logged stands among the findings.
-	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
+	quiet := slog.New(slog.DiscardHandler)
 	sources, err := newSources(cfg)
 	if err != nil {
 		return nil, &ConfigError{err}
