@@ -110,8 +110,11 @@ func (g *rig) do(ctx context.Context, j job) (outcome, error) {
 	if violations > 0 {
 		complain(errors.New(said))
 	}
-	if f.after != nil {
-		if err := f.after(r); err != nil {
+	for _, demand := range []func(*run) error{noDeadlocks, f.after} {
+		if demand == nil {
+			continue
+		}
+		if err := demand(r); err != nil {
 			complain(err)
 		}
 	}
@@ -465,6 +468,19 @@ func (r *run) exec(sql string) error {
 	defer cancel()
 	_, err := r.pool.Load().Exec(ctx, sql)
 	return err
+}
+
+// noDeadlocks demands that everybody took locks in one order: workers would get
+// over a deadlock, each after a second of standing still.
+func noDeadlocks(r *run) error {
+	var n int64
+	if err := r.pool.Load().QueryRow(context.WithoutCancel(r.ctx), `SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()`).Scan(&n); err != nil {
+		return err
+	}
+	if n > 0 {
+		return fmt.Errorf("Postgres has found %d deadlocks (40P01)", n)
+	}
+	return nil
 }
 
 // await asks until there is no complaint any more. A worker that has ended by
