@@ -49,27 +49,30 @@ func (s *sampler) loop() {
 	lines := json.NewEncoder(s.file)
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
-	for {
+	for last := false; !last; {
 		select {
 		case <-s.quit:
-			return
+			last = true // a lane that was put back has caught up since the one before
 		case <-ticker.C:
 		}
-		// A server that is down can't be asked, which is no fault here.
-		ctx, cancel := context.WithTimeout(s.run.ctx, requestTimeout)
-		told, err := s.run.broker.Told(ctx)
-		var next map[string]int64
-		if err == nil {
-			next, err = s.run.positions(ctx)
-		}
-		cancel()
-		if err != nil {
-			continue
-		}
-		for lane, at := range told {
-			if err := lines.Encode(sample{time.Now(), lane, at, next[lane]}); err != nil {
-				s.failed = err
-			}
+		s.look(lines)
+	}
+}
+
+func (s *sampler) look(lines *json.Encoder) {
+	ctx, cancel := context.WithTimeout(s.run.ctx, requestTimeout)
+	defer cancel()
+	told, err := s.run.broker.Told(ctx)
+	var next map[string]int64
+	if err == nil {
+		next, err = s.run.positions(ctx)
+	}
+	if err != nil {
+		return // a server that is down can't be asked, which is no fault here
+	}
+	for lane, at := range told {
+		if err := lines.Encode(sample{time.Now(), lane, at, next[lane]}); err != nil {
+			s.failed = err
 		}
 	}
 }
