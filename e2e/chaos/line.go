@@ -13,6 +13,7 @@ import (
 type line struct{ proxy *toxiproxy.Proxy }
 
 func newLine(upstream string) (*line, error) {
+	zerolog.SetGlobalLevel(zerolog.Disabled) // its toxics log to a logger of their own
 	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
 	l := &line{toxiproxy.NewProxy(server, upstream, "127.0.0.1:0", upstream)}
 	return l, l.proxy.Start()
