@@ -181,11 +181,12 @@ func (r *run) rotate() error {
 	r.sleep(200*time.Millisecond, 300*time.Millisecond)
 	for {
 		err := pgx.BeginFunc(r.ctx, r.pool.Load(), func(tx pgx.Tx) error {
-			if _, err := tx.Exec(r.ctx, `SELECT dedupd.prepare_generation('chaos')`); err != nil {
-				return err
-			}
-			return nil
+			_, err := tx.Exec(r.ctx, `SELECT dedupd.prepare_generation('chaos')`)
+			return err
 		})
+		if isState(err, "42P07") {
+			continue // the workers' leader was at it, which has just begun
+		}
 		if err != nil {
 			return err
 		}
