@@ -126,7 +126,7 @@ var faults = []*fault{
 		strike: func(r *run, _ int) error {
 			w := r.workers[1+r.rng.IntN(len(r.workers)-1)] // one stays
 			switch {
-			case w.process == nil:
+			case w.running() == nil:
 				r.note("start %s", w.name)
 				if err := w.start(); err != nil {
 					return err

@@ -292,12 +292,12 @@ func (r *run) settle() error {
 	for _, w := range r.workers {
 		if err := w.alive(); err != nil {
 			failed = append(failed, err)
-		} else if w.process != nil {
+		} else if w.running() != nil {
 			w.signal(sigterm)
 		}
 	}
 	for _, w := range r.workers {
-		if len(failed) == 0 && w.process != nil {
+		if len(failed) == 0 && w.running() != nil {
 			failed = append(failed, w.mustEnd())
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
@@ -67,9 +68,12 @@ func (r *run) dieAt(bed deathbed) error {
 			return tap.Cut
 		})
 	}
+	within := 45 * time.Second
+	var failed error
 	if bed.bring != nil {
-		if err := bed.bring(r); err != nil {
-			return err
+		// Who was to end in good order may have come to the point, and be dead.
+		if failed = bed.bring(r); failed != nil {
+			within = time.Second
 		}
 	}
 	select {
@@ -77,8 +81,8 @@ func (r *run) dieAt(bed deathbed) error {
 		r.note("SIGKILL %s at %s", w.name, bed.name)
 		r.count(bed.name)
 		return w.start()
-	case <-time.After(45 * time.Second):
-		return fmt.Errorf("no worker came to %s within 45 s", bed.name)
+	case <-time.After(within):
+		return cmp.Or(failed, fmt.Errorf("no worker came to %s within %s", bed.name, within))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -45,7 +46,24 @@ type worker struct {
 	url     *url.URL
 	tap     *tap.Tap
 
+	mu      sync.Mutex
 	process *child.Process // nil: none, by our own hand
+}
+
+// running is the worker's process; nil: there is none.
+func (w *worker) running() *child.Process {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.process
+}
+
+// gone tells that a process has ended by our hand.
+func (w *worker) gone(p *child.Process) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.process == p {
+		w.process = nil
+	}
 }
 
 // newWorker doesn't start it yet. Its way to the database leads through a tap.
@@ -90,19 +108,29 @@ func (w *worker) start() error {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	w.process, err = child.Start(cmd, syscall.SIGKILL)
-	return err
+	p, err := child.Start(cmd, syscall.SIGKILL)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.process = p
+	return nil
 }
 
 // kill is kill -9.
 func (w *worker) kill() {
-	if p := w.process; p != nil {
-		w.process = nil
+	if p := w.running(); p != nil {
 		p.Kill()
+		w.gone(p)
 	}
 }
 
-func (w *worker) signal(s syscall.Signal) { w.process.Signal(s) }
+func (w *worker) signal(s syscall.Signal) {
+	if p := w.running(); p != nil {
+		p.Signal(s)
+	}
+}
 
 // drainLimit is the configuration's default for transactions in hand, with what
 // leaving the group and a busy machine may take.
@@ -115,8 +143,11 @@ func (w *worker) terminate() error {
 }
 
 func (w *worker) mustEnd() error {
-	p := w.process
-	w.process = nil
+	p := w.running()
+	if p == nil {
+		return fmt.Errorf("%s is dead already", w.name)
+	}
+	defer w.gone(p)
 	if !p.Wait(drainLimit) {
 		p.Kill()
 		return fmt.Errorf("%s is still there %s after SIGTERM", w.name, drainLimit)
@@ -129,8 +160,8 @@ func (w *worker) mustEnd() error {
 
 // alive is an error when the worker has ended by itself.
 func (w *worker) alive() error {
-	if w.process != nil && w.process.Ended() {
-		return fmt.Errorf("%s has ended by itself, with code %d; it said:\n%s", w.name, w.process.Code(), w.lastWords())
+	if p := w.running(); p != nil && p.Ended() {
+		return fmt.Errorf("%s has ended by itself, with code %d; it said:\n%s", w.name, p.Code(), w.lastWords())
 	}
 	return nil
 }
