@@ -224,7 +224,7 @@ func (s *Store) refuseLoss(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	var replicated bool
-	err := tx.QueryRow(ctx, `SELECT current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'`).Scan(&replicated)
+	err := tx.QueryRow(ctx, `SELECT `+waitsForStandby).Scan(&replicated)
 	if err != nil || replicated {
 		return err
 	}

@@ -24,12 +24,15 @@ type Server struct {
 // OldestServer is the first version of Postgres that dedupd works with.
 const OldestServer = 140000
 
+// waitsForStandby is SQL that tells whether commits wait for a standby.
+const waitsForStandby = `current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'`
+
 // Server asks for it.
 func (s *Store) Server(ctx context.Context) (v Server, err error) {
 	err = s.pool.QueryRow(ctx, `
 		SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('server_version_num')::integer, current_user::text,
 			current_setting('fsync')::boolean, current_setting('full_page_writes')::boolean,
-			current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local',
+			`+waitsForStandby+`,
 			current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
 				- coalesce(current_setting('reserved_connections', true)::integer, 0) - (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend')::integer,
 			(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = current_user)`).

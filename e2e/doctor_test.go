@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // finding is what doctor tells of one check.
@@ -55,8 +57,8 @@ func TestDoctor(t *testing.T) {
 	finds(all, "ok", "schema", scope)
 	finds(all, "ok", "grants")
 	finds(all, "ok", "sink")
-	finds(all, "ok", "source", "kafka: 2 lanes, 10 positions")
-	finds(all, "ok", "source", "nats: 1 lanes, 10 positions")
+	finds(all, "ok", "source", "kafka: lanes: 2, positions at the broker: 10")
+	finds(all, "ok", "source", "nats: lanes: 1, positions at the broker: 10")
 	finds(all, "ok", "lane", "kafka")
 	finds(all, "ok", "lane", "nats")
 	finds(all, "warning", "window", "DOCTOR", "without a limit")
@@ -68,6 +70,18 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("a finding's cure: %+v", f)
 		}
 	}
+
+	// A stream that deletes what is acknowledged, and a database without a standby.
+	s, err := st.js.Stream(t.Context(), "DOCTOR")
+	if err != nil {
+		t.Fatal(err)
+	}
+	interest := s.CachedInfo().Config
+	interest.Retention = jetstream.InterestPolicy
+	if _, err := st.js.UpdateStream(t.Context(), interest); err != nil {
+		t.Fatal(err)
+	}
+	finds(examine(0), "warning", "source", "nats: the stream deletes what is acknowledged", "--accept-loss-on-failover")
 
 	set := func(sql string) {
 		t.Helper()

@@ -54,10 +54,7 @@ func (g *generation) watchTopics(ctx context.Context) {
 	r, ready := g.run, g.ready
 	before := r.partitions
 	for sleep(ctx, time.Second) {
-		ids, err := r.cluster.identities(ctx)
-		if err != nil {
-			continue // the lanes will tell
-		}
+		ids, _ := r.cluster.identities(ctx) // of an error the lanes will tell
 		// A lane whose position the new log has come to already would be read on
 		// as if nothing had happened. Taken anew, it is held.
 		if topic := g.logs.anew(ids); topic != "" {
@@ -66,7 +63,7 @@ func (g *generation) watchTopics(ctx context.Context) {
 		}
 		counts, err := r.cluster.partitions(ctx)
 		if err != nil {
-			continue
+			continue // the same
 		}
 		changed := false
 		for _, topic := range r.config.Topics {

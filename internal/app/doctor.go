@@ -40,6 +40,8 @@ type Finding struct {
 type doctor struct {
 	cfg      *config.Config
 	findings []Finding
+	// mayLose tells that a failover of the database may lose what it has committed.
+	mayLose bool
 }
 
 func (d *doctor) ok(check, format string, args ...any) {
@@ -94,6 +96,7 @@ func (d *doctor) database(ctx context.Context, store *dedup.Store, registry *sin
 		return nil, false
 	}
 	d.server(server)
+	d.mayLose = !server.SynchronousStandby
 	if !d.schema(ctx, store, server.Role) || !d.grants(ctx, store, server.Role) {
 		return nil, false
 	}
@@ -230,9 +233,9 @@ func (d *doctor) source(ctx context.Context, source consumer.Source, lanes []ded
 	} else {
 		d.ok("source", "%s: %s", source.Name(), lanesText(survey.Lanes))
 	}
-	if survey.Consumed {
-		d.warn("source", "a stream with limits retention, or Postgres with a synchronous standby; or run --accept-loss-on-failover",
-			"%s: the stream deletes what is acknowledged, so that what a failover of the database loses can't be read again", source.Name())
+	if survey.Consumed && d.mayLose {
+		d.warn("source", "a stream with limits retention, or Postgres with a synchronous standby; or dedupd run --accept-loss-on-failover",
+			"%s: the stream deletes what is acknowledged, so that what a failover of the database loses can't be read again; dedupd run refuses that unless it is told to accept it", source.Name())
 	}
 	if !known {
 		return err == nil
@@ -254,7 +257,7 @@ func lanesText(lanes []consumer.BrokerLane) string {
 	for _, l := range lanes {
 		messages += l.End - l.First
 	}
-	return fmt.Sprintf("%d lanes, %d positions at the broker", len(lanes), messages)
+	return fmt.Sprintf("lanes: %d, positions at the broker: %d", len(lanes), messages)
 }
 
 // lane compares one. complete tells that the broker has told of all lanes.
