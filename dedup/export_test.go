@@ -24,6 +24,14 @@ func (s *Store) SetFilterMemory(n int64) { s.filterMemory = n }
 // Note notes an attempt, as a worker does whose lane is taken in that moment.
 func (s *Store) Note(ctx context.Context, run message.Batch) error { return s.note(ctx, run) }
 
+// IsSuspect is 1 for a lane that is handled with care.
+func (s *Store) IsSuspect(lane message.Lane) int {
+	if s.suspicions.has(lane) {
+		return 1
+	}
+	return 0
+}
+
 // Probes is the counter of look-ups that ended so.
 func (m *Metrics) Probes(result string) prometheus.Counter { return m.probes.WithLabelValues(result) }
 
