@@ -17,6 +17,16 @@ help: ## Shows this list
 build: ## Builds the binary, .bin/dedupd
 	CGO_ENABLED=0 $(GO) build $(RELEASE) -o $(BIN)/dedupd ./cmd/dedupd
 
+IMAGE     ?= dedupd
+PLATFORMS ?= linux/$(shell $(GO) env GOARCH)
+IMAGE_BINARIES = $(foreach p,$(PLATFORMS),$(BIN)/$(subst /,-,$(p))/dedupd)
+
+.PHONY: image
+image: ## Builds the container image, without a daemon, into .bin/image (IMAGE=registry/name, VERSION, PLATFORMS="linux/amd64 linux/arm64", PUSH=1)
+	set -e; for p in $(PLATFORMS); do \
+		CGO_ENABLED=0 GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) build $(RELEASE) -o $(BIN)/$${p%/*}-$${p#*/}/dedupd ./cmd/dedupd; done
+	cd deploy/image && $(GO) run . -o ../../$(BIN)/image -name $(IMAGE) -version $(or $(VERSION),dev) -licence ../../LICENSE $(if $(PUSH),-push) $(addprefix ../../,$(IMAGE_BINARIES))
+
 .PHONY: demo
 demo: build ## Shows the whole thing on embedded servers: a noisy producer, crashes, the books (ARGS="-keep ...")
 	$(GO) build -o $(BIN)/demo ./e2e/demo
@@ -60,6 +70,7 @@ lint: $(BIN)/golangci-lint ## Checks style, imports between packages, and the ti
 	$(BIN)/golangci-lint run
 	$(GO) mod tidy -diff
 	cd e2e/bench/peers && $(GO) mod tidy -diff && $(GO) vet ./... # a module of its own
+	cd deploy/image && $(GO) mod tidy -diff && $(GO) vet ./... # another
 
 # The tools' versions are pinned in internal/tools.
 $(BIN)/golangci-lint: internal/tools/go.mod
