@@ -22,6 +22,7 @@ PLATFORMS ?= linux/$(shell $(GO) env GOARCH)
 IMAGE_BINARIES = $(foreach p,$(PLATFORMS),$(BIN)/$(subst /,-,$(p))/dedupd)
 
 .PHONY: image
+image: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 image: ## Builds the container image, without a daemon, into .bin/image (IMAGE=registry/name, VERSION, PLATFORMS="linux/amd64 linux/arm64", PUSH=1)
 	set -e; for p in $(PLATFORMS); do \
 		CGO_ENABLED=0 GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) build $(RELEASE) -o $(BIN)/$${p%/*}-$${p#*/}/dedupd ./cmd/dedupd; done

@@ -100,9 +100,11 @@ func (b *binary) image(ctx context.Context) (platformImage, error) {
 			"org.opencontainers.image.description": "Lands Kafka and NATS JetStream topics in Postgres, each message id once.",
 			"org.opencontainers.image.source":      "https://" + b.info.Main.Path,
 			"org.opencontainers.image.version":     b.version,
-			"org.opencontainers.image.revision":    setting(b.info, "vcs.revision"),
 			"org.opencontainers.image.created":     b.created.Format(time.RFC3339),
 		},
+	}
+	if revision := setting(b.info, "vcs.revision"); revision != "" {
+		config.Config.Labels["org.opencontainers.image.revision"] = revision
 	}
 	if image, err = mutate.ConfigFile(image, config); err != nil {
 		return platformImage{}, err
