@@ -40,7 +40,7 @@ func begin() error {
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())>>20, "where the dice begin; the same seed and faults throw the same dice")
 	hunting := flag.Bool("mutants", false, "instead, put one bug at a time into the product: each must be noticed")
 	soak := flag.Duration("soak", 0, "instead, draw faults at random for so long")
-	out := flag.String("out", "", "a file for the report, in Markdown")
+	out := flag.String("out", "", "a file for the report, in Markdown; with -run, only the lines of those faults change")
 	flag.Parse()
 	pattern, err := regexp.Compile(*only)
 	if err != nil {
@@ -86,9 +86,20 @@ func begin() error {
 		jobs = draw(*seed, *soak)
 	}
 	var outcomes []outcome
-	bad := 0
+	if *only != "" && *out != "" { // the others' lines stay
+		if outcomes, err = readOutcomes(*out); err != nil {
+			return err
+		}
+	}
+	done, bad := 0, 0
 	err = g.doAll(ctx, jobs, *atOnce, func(o outcome) error {
-		outcomes = append(outcomes, o)
+		o.Date = time.Now().Format(time.DateOnly)
+		if *soak > 0 { // a fault comes many times
+			outcomes = append(outcomes, o)
+		} else {
+			outcomes = replace(outcomes, o)
+		}
+		done++
 		say("%s", o.line())
 		if o.Verdict != "valid" {
 			bad++
@@ -96,13 +107,13 @@ func begin() error {
 		if *out == "" {
 			return nil
 		}
-		return report(*out, g, *seed, outcomes) // what is cut short has its report, too
+		return report(*out, g, outcomes) // what is cut short has its report, too
 	})
 	if err != nil {
 		return err
 	}
 	if bad > 0 {
-		return fmt.Errorf("%d of %d runs are not valid; what they wrote down is in %s", bad, len(outcomes), g.folder)
+		return fmt.Errorf("%d of %d runs are not valid; what they wrote down is in %s", bad, done, g.folder)
 	}
 	if g.keep {
 		say("everything is in %s", g.folder)

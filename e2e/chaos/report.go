@@ -2,9 +2,13 @@ package main
 
 import (
 	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -29,21 +33,67 @@ func (o *outcome) line() string {
 	return text
 }
 
-// report writes the table of what was suffered.
-func report(file string, g *rig, seed uint64, outcomes []outcome) error {
-	messages, violations := int64(0), 0
+// outcomesFile is where the outcomes of a report stand, for programs, and for the
+// next time.
+func outcomesFile(report string) string { return strings.TrimSuffix(report, ".md") + ".json" }
+
+// readOutcomes reads those of an earlier time, if there are any.
+func readOutcomes(report string) (all []outcome, err error) {
+	text, err := os.ReadFile(outcomesFile(report))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	err = json.Unmarshal(text, &all)
+	return all, err
+}
+
+// replace puts an outcome in the place of an earlier one of the same fault and
+// broker, or at the end.
+func replace(all []outcome, o outcome) []outcome {
+	at := slices.IndexFunc(all, func(other outcome) bool { return other.Fault == o.Fault && other.Broker == o.Broker })
+	if at < 0 {
+		return append(all, o)
+	}
+	all[at] = o
+	return all
+}
+
+// report writes the table of what was suffered, and its outcomes beside it.
+func report(file string, g *rig, outcomes []outcome) error {
+	text, err := json.MarshalIndent(outcomes, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(outcomesFile(file), append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	messages, violations, bad, last := int64(0), 0, 0, ""
 	for _, o := range outcomes {
 		messages += o.Messages
 		violations += o.Violations
+		last = max(last, o.Date)
+		if o.Verdict != "valid" {
+			bad++
+		}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Reliability, measured\n\n`make chaos SEED=%d` wrote this on %s, with Postgres %s and %d processors. %s\n\n",
-		seed, time.Now().Format(time.DateOnly), g.postgres.Version(), runtime.NumCPU(), how)
-	fmt.Fprintf(&b, "%d runs, %d messages, %d violations.\n\n", len(outcomes), messages, violations)
+	fmt.Fprintf(&b, "# Reliability, measured\n\n`make chaos` wrote this, last on %s, with Postgres %s and %d processors; seeds and dates of the runs are in [%s](%[4]s). %[5]s\n\n",
+		last, g.postgres.Version(), runtime.NumCPU(), filepath.Base(outcomesFile(file)), how)
+	fmt.Fprintf(&b, "%d runs, %d messages, %d violations", len(outcomes), messages, violations)
+	if bad > 0 {
+		fmt.Fprintf(&b, "; **%d runs are not valid**", bad)
+	}
+	b.WriteString(".\n\n")
 	b.WriteString("| fault | broker | struck | messages | caught up, median | at most | violations | beside that |\n| --- | --- | --: | --: | --: | --: | --: | --- |\n")
 	for _, o := range outcomes {
+		beside := strings.TrimPrefix(notes(o.Notes), "; ")
+		if o.Verdict != "valid" {
+			beside = "**" + o.Verdict + "**: " + strings.ReplaceAll(strings.ReplaceAll(o.Complaint, "\n", " "), "|", "\\|") + " " + beside
+		}
 		fmt.Fprintf(&b, "| %s | %s | %d | %d | %.1f s | %.1f s | %d | %s |\n",
-			o.Fault, o.Broker, o.Strikes, o.Messages, o.Caught, o.Slowest, o.Violations, strings.TrimPrefix(notes(o.Notes), "; "))
+			o.Fault, o.Broker, o.Strikes, o.Messages, o.Caught, o.Slowest, o.Violations, beside)
 	}
 	return os.WriteFile(file, []byte(b.String()), 0o644)
 }

@@ -67,6 +67,7 @@ type outcome struct {
 	Verdict    string         `json:"verdict"`
 	Violations int            `json:"violations"`
 	Complaint  string         `json:"complaint,omitempty"`
+	Date       string         `json:"date"`
 }
 
 // event is one line of the fault timeline.

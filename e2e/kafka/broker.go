@@ -27,7 +27,7 @@ import (
 const AddrEnv = "DEDUPD_TEST_KAFKA"
 
 const (
-	startTimeout = 60 * time.Second // 3 s on an idle machine; CI machines are not idle
+	startTimeout = 2 * time.Minute // 3 s on an idle machine; CI machines are not idle
 	stopTimeout  = 20 * time.Second
 	// A fixed cluster id: a random one would need one more run of a Java tool.
 	clusterID = "ZGVkdXBkLXRlc3Qta2Fma2"
