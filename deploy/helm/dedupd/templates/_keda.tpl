@@ -48,7 +48,8 @@
 {{- with ($kafka.sasl).mechanism -}}
 {{- $_ := set $metadata "sasl" (get (dict "plain" "plaintext" "scram-sha-256" "scram_sha256" "scram-sha-512" "scram_sha512") . | required (printf "%s.sasl.mechanism: KEDA doesn't know it" $at)) -}}
 {{- range $use := list "username" "password" -}}
-{{- with get $uses $use }}{{ $refs = append $refs (dict "parameter" $use "name" .name "key" (.key | default $use)) }}
+{{- $ref := get $uses $use -}}
+{{- if $ref }}{{ $refs = append $refs (dict "parameter" $use "name" $ref.name "key" ($ref.key | default $use)) }}
 {{- else if not $keda.triggerAuthentication -}}
 {{- fail (printf "secrets.sources.%s.%s is missing: KEDA takes user and password from a Secret; name it there, or a TriggerAuthentication of yours as autoscaling.keda.triggerAuthentication" $name $use) -}}
 {{- end -}}
