@@ -154,7 +154,20 @@ const bytesPerClaim = 76
 
 // Generations lists the scope's generations, oldest first.
 func (s *Store) Generations(ctx context.Context) ([]Generation, error) {
-	rows, err := s.pool.Query(ctx, `
+	sql, args := s.generationsQuery()
+	rows, err := s.pool.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, fmt.Errorf("list generations: %w", err)
+	}
+	all, err := pgx.CollectRows(rows, scanGeneration)
+	if err != nil {
+		return nil, fmt.Errorf("list generations: %w", err)
+	}
+	return all, nil
+}
+
+func (s *Store) generationsQuery() (sql string, args []any) {
+	return `
 		SELECT g.generation, g.state, CASE WHEN g.state <> 'next' THEN g.opened_at END, g.sealed_at,
 		       coalesce(f.claims, pg_catalog.pg_relation_size(t.oid) / $3, 0), coalesce(f.complete, g.sealed_at IS NOT NULL AND g.first_key IS NULL),
 		       coalesce(pg_catalog.pg_total_relation_size(t.oid), 0), coalesce(f.bytes, 0), coalesce(f.complete, false), t.oid IS NULL,
@@ -166,21 +179,15 @@ func (s *Store) Generations(ctx context.Context) ([]Generation, error) {
 			SELECT sum(claims) FILTER (WHERE complete) AS claims, sum(bytes)::bigint AS bytes, complete
 			FROM (SELECT claims, pg_catalog.octet_length(data) AS bytes, bool_or(last) OVER () AS complete FROM `+s.name("filters")+` WHERE identity = g.identity) c
 			GROUP BY complete) f ON true
-		WHERE g.scope = $1 ORDER BY g.generation`, s.scope, s.schema, bytesPerClaim)
-	if err != nil {
-		return nil, fmt.Errorf("list generations: %w", err)
-	}
-	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (g Generation, err error) {
-		var first, last *[16]byte
-		err = row.Scan(&g.Generation, &g.State, &g.OpenedAt, &g.SealedAt, &g.Claims, &g.Exact, &g.Bytes, &g.FilterBytes, &g.FilterComplete, &g.Missing,
-			(*[16]byte)(&g.Identity), &first, &last)
-		g.FirstKey, g.LastKey = (*Key)(first), (*Key)(last)
-		return g, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list generations: %w", err)
-	}
-	return all, nil
+		WHERE g.scope = $1 ORDER BY g.generation`, []any{s.scope, s.schema, bytesPerClaim}
+}
+
+func scanGeneration(row pgx.CollectableRow) (g Generation, err error) {
+	var first, last *[16]byte
+	err = row.Scan(&g.Generation, &g.State, &g.OpenedAt, &g.SealedAt, &g.Claims, &g.Exact, &g.Bytes, &g.FilterBytes, &g.FilterComplete, &g.Missing,
+		(*[16]byte)(&g.Identity), &first, &last)
+	g.FirstKey, g.LastKey = (*Key)(first), (*Key)(last)
+	return g, err
 }
 
 // MarshalText writes a key as Postgres writes a uuid.

@@ -1,0 +1,94 @@
+package dedup
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Sample is what the database tells of a scope at one moment, for somebody who
+// looks again and again.
+type Sample struct {
+	// Now is the database's clock, Stream the stream clock; nil while of some lane
+	// nothing is known. Database is its name.
+	Now      time.Time
+	Stream   *time.Time
+	Database string
+	// Connections are the sessions that call themselves as the one that asks, which
+	// is left out, as far as the role may see them: those of the scope's workers.
+	// Behind a pooler there may be none.
+	Connections int
+	Lanes       []SampledLane
+	Generations []Generation
+	// DeadLetters are those kept, counted up to one more than MostDeadLetters.
+	DeadLetters int64
+	// LatestDuplicate bounds the age, in seconds, of the oldest duplicate of today
+	// and yesterday; nil: there was none; math.MaxInt64: no bound is known.
+	LatestDuplicate *int64
+}
+
+// SampledLane is a lane with its books.
+type SampledLane struct {
+	Books
+	Ordered bool
+	// Takes is how often an ordered lane was taken without having moved since.
+	Takes int
+	// Suspects are messages of the lane that are being tried with care, as a worker
+	// may have ended at them.
+	Suspects int
+}
+
+// Suspect tells that the lane is handled with care: see docs/operations.md.
+func (l *SampledLane) Suspect() bool { return l.Takes > suspectTakes || l.Suspects > 0 }
+
+// MostDeadLetters is how far Sample counts dead letters.
+const MostDeadLetters = 10_000
+
+// sampleTimeout bounds each statement of a sample at the server.
+const sampleTimeout = 2 * time.Second
+
+// Sample reads what there is to watch of the scope, in one round trip, with the
+// rights that any worker has. No statement takes longer than two seconds.
+func (s *Store) Sample(ctx context.Context) (v Sample, err error) {
+	var batch pgx.Batch
+	// The statements of a batch are one transaction, and the time-outs end with it.
+	batch.Queue(`SELECT pg_catalog.set_config('statement_timeout', $1, true), pg_catalog.set_config('lock_timeout', '200ms', true)`, fmt.Sprint(sampleTimeout.Milliseconds())).
+		Exec(nil)
+	batch.Queue(`
+		SELECT c.now, CASE WHEN pg_catalog.isfinite(c.stream) THEN c.stream END, pg_catalog.current_database(),
+		       (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() AND application_name = pg_catalog.current_setting('application_name') AND pid <> pg_catalog.pg_backend_pid()),
+		       (SELECT count(*) FROM (SELECT FROM `+s.name("dead_letters")+` WHERE scope = $1 LIMIT $2) d),
+		       (SELECT max(up_to_seconds) FROM `+s.name("duplicate_ages")+` WHERE scope = $1 AND duplicates > 0 AND day >= (c.now AT TIME ZONE 'UTC')::date - 1)
+		FROM (SELECT `+s.name("clock")+`() AS now, `+s.name("stream_clock")+`($1) AS stream) c`, s.scope, MostDeadLetters+1).
+		QueryRow(func(row pgx.Row) error {
+			return row.Scan(&v.Now, &v.Stream, &v.Database, &v.Connections, &v.DeadLetters, &v.LatestDuplicate)
+		})
+	batch.Queue(`
+		SELECT l.source, l.lane, l.ordered, l.fetched, l.applied, l.redelivered + l.resent + l.cross_source, l.redelivered, l.resent, l.cross_source,
+		       l.conflicts, l.dead, l.next_position, l.lag, l.stream_time, l.owner, l.updated_at, l.takes,
+		       (SELECT count(*) FROM `+s.name("attempts")+` a WHERE a.lane = l.id)
+		FROM `+s.name("lanes")+` l WHERE l.scope = $1 ORDER BY l.source, l.lane`, s.scope).
+		Query(func(rows pgx.Rows) error {
+			l := SampledLane{Books: Books{Scope: s.scope}}
+			_, err := pgx.ForEachRow(rows, []any{
+				&l.Source, &l.Lane, &l.Ordered, &l.Fetched, &l.Applied, &l.Duplicates, &l.Redelivered, &l.Resent, &l.CrossSource,
+				&l.Conflicts, &l.Dead, &l.NextPosition, &l.Lag, &l.StreamTime, &l.Owner, &l.UpdatedAt, &l.Takes, &l.Suspects,
+			}, func() error {
+				v.Lanes = append(v.Lanes, l)
+				l.Lag, l.StreamTime = nil, nil
+				return nil
+			})
+			return err
+		})
+	sql, args := s.generationsQuery()
+	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+		v.Generations, err = pgx.CollectRows(rows, scanGeneration)
+		return err
+	})
+	if err := s.pool.SendBatch(ctx, &batch).Close(); err != nil {
+		return Sample{}, fmt.Errorf("read the scope: %w", err)
+	}
+	return v, nil
+}

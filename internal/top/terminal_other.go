@@ -1,0 +1,9 @@
+//go:build !unix
+
+package top
+
+import "os"
+
+func notifyTerminal(_, _ chan<- os.Signal) {}
+
+func suspend() {}

@@ -1,0 +1,184 @@
+package top
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+	"unicode"
+
+	"golang.org/x/text/width"
+)
+
+// columnsOf is how many columns of a terminal a character takes.
+func columnsOf(r rune) int {
+	if unicode.In(r, unicode.Mn, unicode.Me) {
+		return 0 // it stands on the one before
+	}
+	switch width.LookupRune(r).Kind() {
+	case width.EastAsianWide, width.EastAsianFullwidth:
+		return 2
+	}
+	return 1
+}
+
+func widthOf(s string) (n int) {
+	for _, r := range s {
+		n += columnsOf(r)
+	}
+	return n
+}
+
+// clean makes text of anything that can't command the terminal.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
+// cut shortens a text to n columns, and shows that it did.
+func cut(s string, n int, end string) string {
+	if widthOf(s) <= n {
+		return s
+	}
+	n -= widthOf(end)
+	if n < 0 {
+		return ""
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if n -= columnsOf(r); n < 0 {
+			break
+		}
+		b.WriteRune(r)
+	}
+	return b.String() + end
+}
+
+// cutFront shortens from the front: what tells names apart stands at their end.
+func cutFront(s string, n int, begin string) string {
+	if widthOf(s) <= n {
+		return s
+	}
+	n -= widthOf(begin)
+	if n < 0 {
+		return ""
+	}
+	all := []rune(s)
+	i := len(all)
+	for i > 0 && n >= columnsOf(all[i-1]) {
+		i--
+		n -= columnsOf(all[i])
+	}
+	for i < len(all) && columnsOf(all[i]) == 0 {
+		i++ // a mark without what it stood on
+	}
+	return begin + string(all[i:])
+}
+
+func pad(s string, n int, right bool) string {
+	space := strings.Repeat(" ", max(0, n-widthOf(s)))
+	if right {
+		return space + s
+	}
+	return s + space
+}
+
+// number is one for people, in powers of 1000 and three digits.
+func number(f float64) string {
+	for _, unit := range []string{"", "k", "M", "G", "T"} {
+		switch {
+		case unit == "" && f == 0:
+			return "0"
+		case unit == "" && f < 9.95:
+			return fmt.Sprintf("%.1f", f)
+		case unit != "" && f < 99.95:
+			return fmt.Sprintf("%.1f%s", f, unit)
+		case f < 999.5:
+			return fmt.Sprintf("%.0f%s", f, unit)
+		}
+		f /= 1000
+	}
+	return "many"
+}
+
+// whole is a count for people: exact while that is short.
+func whole(n int64) string {
+	if n < 100_000 {
+		return fmt.Sprint(n)
+	}
+	return number(float64(n))
+}
+
+func known(n *int64) string {
+	if n == nil {
+		return "-"
+	}
+	return whole(*n)
+}
+
+// bytes is a size for people, in powers of 1024.
+func bytes(n int64) string {
+	f := float64(n)
+	for _, unit := range []string{"B", "KiB", "MiB", "GiB", "TiB"} {
+		if f < 1023.95 || unit == "TiB" {
+			if unit == "B" {
+				return fmt.Sprintf("%d B", n)
+			}
+			return fmt.Sprintf("%.1f %s", f, unit)
+		}
+		f /= 1024
+	}
+	return ""
+}
+
+// span is a time for people, in its two largest units.
+func span(d time.Duration) string {
+	if d < 0 {
+		return "-"
+	}
+	units := []struct {
+		size time.Duration
+		name string
+	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}, {time.Second, "s"}}
+	for i, u := range units {
+		if d < u.size && u.size > time.Second {
+			continue
+		}
+		text := fmt.Sprintf("%d%s", d/u.size, u.name)
+		if i+1 < len(units) {
+			if rest := d % u.size / units[i+1].size; rest > 0 {
+				text += fmt.Sprintf("%d%s", rest, units[i+1].name)
+			}
+		}
+		return text
+	}
+	return "0s"
+}
+
+func percent(share float64) string {
+	if share > 0 && share < 0.0005 {
+		return "<0.1 %"
+	}
+	return fmt.Sprintf("%.1f %%", 100*share)
+}
+
+// spark draws values as a line of n columns, the newest at its right, from 0 to the
+// largest.
+func spark(values []float64, n int, ramp []rune, largest float64) string {
+	values = values[max(0, len(values)-n):]
+	var b strings.Builder
+	b.WriteString(strings.Repeat(" ", n-len(values)))
+	for _, v := range values {
+		i := 0
+		if largest > 0 && v > 0 {
+			// The lowest step is for nothing alone: a little can be told from none.
+			i = 1 + int(math.Min(float64(len(ramp)-2), v/largest*float64(len(ramp)-1)))
+		}
+		b.WriteRune(ramp[min(i, len(ramp)-1)])
+	}
+	return b.String()
+}
