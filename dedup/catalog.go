@@ -172,12 +172,12 @@ func (s *Store) generationsQuery() (sql string, args []any) {
 		       coalesce(f.claims, pg_catalog.pg_relation_size(t.oid) / $3, 0), coalesce(f.complete, g.sealed_at IS NOT NULL AND g.first_key IS NULL),
 		       coalesce(pg_catalog.pg_total_relation_size(t.oid), 0), coalesce(f.bytes, 0), coalesce(f.complete, false), t.oid IS NULL,
 		       g.identity, g.first_key, g.last_key
-		FROM `+s.name("generations")+` g
+		FROM ` + s.name("generations") + ` g
 		LEFT JOIN pg_catalog.pg_class t ON t.relname = g.table_name
 		     AND t.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $2)
 		LEFT JOIN LATERAL (
 			SELECT sum(claims) FILTER (WHERE complete) AS claims, sum(bytes)::bigint AS bytes, complete
-			FROM (SELECT claims, pg_catalog.octet_length(data) AS bytes, bool_or(last) OVER () AS complete FROM `+s.name("filters")+` WHERE identity = g.identity) c
+			FROM (SELECT claims, pg_catalog.octet_length(data) AS bytes, bool_or(last) OVER () AS complete FROM ` + s.name("filters") + ` WHERE identity = g.identity) c
 			GROUP BY complete) f ON true
 		WHERE g.scope = $1 ORDER BY g.generation`, []any{s.scope, s.schema, bytesPerClaim}
 }

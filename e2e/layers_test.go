@@ -48,10 +48,13 @@ var layers = []struct {
 	{`internal/config`, `^(message|sinks|internal/nearest)$`, `kafka|nats|prometheus|cobra`},
 	// A leaf, so that both halves of "did you mean" may stand on it.
 	{`internal/nearest`, `^$`, `.*\..*`},
+	// Figures and arithmetic: a leaf.
+	{`internal/sizing`, `^$`, `.*\..*`},
+	{`internal/top`, `^dedup$`, `pgx|kafka|nats|prometheus|cobra`},
 	// For test support and the demo; no layer above names it.
 	{`internal/child`, `^$`, `.*\..*`},
 	{`internal/app`, `^(message|consumer|consumer/kafka|consumer/nats|dedup|sinks|retention|internal/config)$`, `cobra`},
-	{`cmd/dedupd/cli`, `^(message|dedup|sinks|retention|internal/app|internal/config|internal/nearest)$`, `kafka|nats`},
+	{`cmd/dedupd/cli`, `^(message|dedup|sinks|retention|internal/app|internal/config|internal/nearest|internal/sizing|internal/top)$`, `kafka|nats`},
 	{`cmd/dedupd`, `^(cmd/dedupd/cli|sinks/[^/]+)$`, `.*\..*`},
 	{`consumer/consumertest`, `^(message|consumer)$`, `pgx`},
 	{`sinks/sinktest`, `^(message|sinks)$`, `kafka|nats`},

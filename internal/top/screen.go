@@ -337,12 +337,22 @@ func (s *screen) facts() []line {
 	default:
 		add(plain, "dead letters 0")
 	}
+	for _, g := range s.live() {
+		if g.Missing {
+			add(red, "GENERATION %d HAS LOST ITS TABLE", g.Generation)
+		}
+	}
 	if t := f.Sample.Stream; t != nil {
 		add(plain, "stream clock %s behind", span(max(0, f.Sample.Now.Sub(*t))))
 	} else {
 		add(yellow, "stream clock not known")
 	}
 	add(s.windowUsed())
+	claims, size := int64(0), int64(0)
+	for _, g := range s.live() {
+		claims, size = claims+g.Claims, size+g.Bytes
+	}
+	add(plain, "generations %d: %s claims, %s", len(s.live()), whole(claims), bytes(size))
 	lines, at := []line{nil}, 0
 	for _, p := range parts {
 		if n := len(lines[at]); n > 0 && lines[at].width()+3+widthOf(p.text) > s.w {
@@ -384,19 +394,10 @@ func (s *screen) live() (all []dedup.Generation) {
 	return all
 }
 
-// generations is the table of them: the newest n, and the sum.
+// generations is the table of the newest n.
 func (s *screen) generations(n int) []line {
 	all := s.live()
-	claims, size, filters := int64(0), int64(0), int64(0)
-	missing := false
-	for _, g := range all {
-		claims, size, filters, missing = claims+g.Claims, size+g.Bytes, filters+g.FilterBytes, missing || g.Missing
-	}
-	sum := fmt.Sprintf("in all %d, %s claims, %s, filters %s", len(all), whole(claims), bytes(size), bytes(filters))
-	lines := []line{one(title, "%-10s %-9s %9s %10s %8s %9s", "GENERATION", "STATE", "CLAIMS", "BYTES", "AGE", "GOES IN").and(faint, "  %s", sum)}
-	if missing {
-		lines = append(lines, one(red, "a table of claims is missing: dedupd doctor tells what to do"))
-	}
+	lines := []line{one(title, "%-10s %-9s %9s %10s %10s %8s %9s", "GENERATION", "STATE", "CLAIMS", "BYTES", "FILTER", "AGE", "GOES IN")}
 	for _, g := range all[:min(n, len(all))] {
 		age := time.Duration(-1)
 		if g.OpenedAt != nil {
@@ -406,11 +407,15 @@ func (s *screen) generations(n int) []line {
 		if !g.Exact {
 			count = "~" + count
 		}
+		filter := "-"
+		if g.FilterBytes > 0 {
+			filter = bytes(g.FilterBytes)
+		}
 		state, style := g.State, plain
 		if g.Missing {
 			state, style = "MISSING", red
 		}
-		lines = append(lines, one(style, "%10d %-9s %9s %10s %8s %9s", g.Generation, state, count, bytes(g.Bytes), span(age), s.goes(g)))
+		lines = append(lines, one(style, "%10d %-9s %9s %10s %10s %8s %9s", g.Generation, state, count, bytes(g.Bytes), filter, span(age), s.goes(g)))
 	}
 	return lines
 }
