@@ -54,8 +54,7 @@ const sampleTimeout = 2 * time.Second
 func (s *Store) Sample(ctx context.Context) (v Sample, err error) {
 	var batch pgx.Batch
 	// The statements of a batch are one transaction, and the time-outs end with it.
-	batch.Queue(`SELECT pg_catalog.set_config('statement_timeout', $1, true), pg_catalog.set_config('lock_timeout', '200ms', true)`, fmt.Sprint(sampleTimeout.Milliseconds())).
-		Exec(nil)
+	batch.Queue(`SELECT pg_catalog.set_config('statement_timeout', $1, true), pg_catalog.set_config('lock_timeout', '200ms', true)`, fmt.Sprint(sampleTimeout.Milliseconds()))
 	batch.Queue(`
 		SELECT c.now, CASE WHEN pg_catalog.isfinite(c.stream) THEN c.stream END, pg_catalog.current_database(),
 		       (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() AND application_name = pg_catalog.current_setting('application_name') AND pid <> pg_catalog.pg_backend_pid()),

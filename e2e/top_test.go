@@ -65,7 +65,7 @@ func (m *tmux) run(line string) {
 // shows waits for a screen on which each pattern is found, and returns it.
 func (m *tmux) shows(what string, patterns ...string) (screen string) {
 	m.t.Helper()
-	await(m.t, what, time.Minute, func() error {
+	await(m.t, what, 2*time.Minute, func() error {
 		screen = m.screen()
 		for _, p := range patterns {
 			if !regexp.MustCompile("(?m)" + p).MatchString(screen) {
@@ -177,7 +177,7 @@ func TestTop(t *testing.T) {
 		t.Errorf("paused, but it goes on:\n%s\n%s", screen, again)
 	}
 	m.press("Space")
-	await(t, "it goes on", time.Minute, func() error {
+	await(t, "it goes on", 2*time.Minute, func() error {
 		if s := m.screen(); strings.Contains(s, "PAUSED") || s == screen {
 			return fmt.Errorf("it doesn't")
 		}
@@ -186,7 +186,7 @@ func TestTop(t *testing.T) {
 
 	for _, size := range [][2]int{{60, 14}, {40, 10}, {140, 45}, {80, 24}} {
 		m.tmux("resize-window", "-x", fmt.Sprint(size[0]), "-y", fmt.Sprint(size[1]))
-		await(t, fmt.Sprintf("a screen of %d x %d", size[0], size[1]), time.Minute, func() error {
+		await(t, fmt.Sprintf("a screen of %d x %d", size[0], size[1]), 2*time.Minute, func() error {
 			screen = m.screen()
 			lines := strings.Split(strings.TrimSuffix(screen, "\n"), "\n")
 			if len(lines) != size[1] || !strings.HasPrefix(lines[0], "dedupd top") || !strings.HasPrefix(lines[size[1]-1], "q quit") {
@@ -204,7 +204,7 @@ func TestTop(t *testing.T) {
 	if err := server.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the database is back", time.Minute, func() error {
+	await(t, "the database is back", 2*time.Minute, func() error {
 		if s := m.screen(); strings.Contains(s, "CAN'T BE READ") || !regexp.MustCompile(`(?m)^fetched +[1-9]`).MatchString(s) {
 			return fmt.Errorf("not on\n%s", s)
 		}

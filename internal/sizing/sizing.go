@@ -99,6 +99,7 @@ type Estimate struct {
 	FiltersFit  bool    `json:"filters_fit"`
 	Unfiltered  float64 `json:"unfiltered_generations"`
 	Probes      float64 `json:"probes_per_second"`
+	ProbeMicros float64 `json:"probe_micros"` // a message, of PostgresMicros
 	MemoryBytes int64   `json:"memory_bytes"` // of a process, its limit
 	TooMany     bool    `json:"too_many_generations"`
 }
@@ -183,7 +184,8 @@ func (e *Estimate) processors(in *Input, fresh float64) {
 		postgres += postgresMicrosIndex - postgresMicrosNoIndex
 	}
 	e.WorkerMicros = worker
-	e.PostgresMicros = perNew(postgres)*fresh + probeMicros*e.Probes/in.Rate
+	e.ProbeMicros = probeMicros * e.Probes / in.Rate
+	e.PostgresMicros = perNew(postgres)*fresh + e.ProbeMicros
 	e.WorkerCores = in.Rate * e.WorkerMicros / 1e6
 	e.PostgresCores = in.Rate * e.PostgresMicros / 1e6
 	e.PostgresCoresPlan = max(1, int(min(math.Ceil(e.PostgresCores/busy), math.MaxInt32)))

@@ -192,6 +192,9 @@ func (s *screen) divide() (blocks []block, rows int) {
 	if h := s.history(); !s.Plain && take(len(h)+1) {
 		history = append(h, nil)
 	}
+	if len(facts) > 0 && take(1) {
+		facts = append(facts, nil)
+	}
 	if g := s.generations(1); take(len(g) + 1) {
 		// As many generations as leave the lanes theirs.
 		n := 1
@@ -203,9 +206,6 @@ func (s *screen) divide() (blocks []block, rows int) {
 			left--
 		}
 		generations = append(s.generations(n), nil)
-	}
-	if len(facts) > 0 && take(1) {
-		facts = append(facts, nil)
 	}
 	rows = max(1, min(lanes, 4)) + max(0, left)
 	for _, part := range [][]line{head, rates, history, facts, generations} {
@@ -451,7 +451,7 @@ func (s *screen) help() []line {
 	lines := []line{one(bold, "dedupd top"), nil}
 	for _, row := range [][2]string{
 		{"q, ctrl-c", "quit"},
-		{"s, S", "sort the lanes by the next column, or the last: lag, rate, behind, name"},
+		{"s, S", "sort by the next of lag, rate, behind, name"},
 		{"up, down, page up, page down", "scroll the lanes; home and end; k and j"},
 		{"space", "stand still, and go on"},
 		{"? or escape", "this, and back"},
@@ -460,15 +460,15 @@ func (s *screen) help() []line {
 	}
 	lines = append(lines, nil)
 	for _, text := range []string{
-		"All of it is read from the database: what has been committed, by all workers.",
+		"All of it is read from the database: what all workers have committed.",
 		"NOW is of the last interval, AVERAGE of about ten seconds.",
-		"LAG is what the broker held behind a lane's last batch, as its worker has told.",
-		"BEHIND is how far the lane's clock, its messages' time, is behind the database's.",
-		"stands still: it has something to read and has not moved for half a minute. If it",
-		"  is held, its worker's log and /readyz say why.",
+		"LAG is what the broker held behind a lane's last batch, as its worker told.",
+		"BEHIND is how far the lane's clock, its messages' time, is behind the database.",
+		"stands still: it has something to read, and has not moved for half a minute.",
+		"  If it is held, its worker's log and /readyz say why.",
 		"suspect: workers have ended at its messages, which are tried with care.",
-		"GOES IN is when a sealed generation goes at the earliest. held: its time has come,",
-		"  and a lane that is behind keeps it.",
+		"GOES IN is when a sealed generation goes at the earliest. held: it should be",
+		"  gone, and a lane that is behind keeps it.",
 	} {
 		lines = append(lines, one(plain, "%s", text))
 	}

@@ -25,14 +25,16 @@ var noon = time.Date(2026, 3, 4, 12, 0, 0, 0, time.UTC)
 func fixture(lanes, intervals int) *Frame {
 	var t Tracker
 	var f *Frame
+	done := int64(0)
 	for n := range intervals + 1 {
+		done += int64(200 + 60*(n*n%7))
 		now := noon.Add(time.Duration(n) * time.Second)
 		stream := now.Add(-90 * time.Second)
 		s := dedup.Sample{
 			Now: now, Stream: &stream, Database: "app", Connections: 8, DeadLetters: 3, LatestDuplicate: new(int64(3600)),
 		}
 		for i := range lanes {
-			work := int64(n*(100+i) + 60*(n%5)) // never less than before
+			work := done * int64(4+i) / 4
 			l := dedup.SampledLane{Ordered: true, Books: dedup.Books{
 				Source: "kafka", Lane: fmt.Sprintf("orders/%d", i), Owner: fmt.Sprintf("dedupd-7d9f8b6c5-%05d/1", i%3),
 				Fetched: 50_000_000 + work*10, Redelivered: work / 10, Resent: 9_000_000 + work*2, Conflicts: 2, Dead: 1 + int64(n/4),

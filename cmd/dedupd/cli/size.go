@@ -255,7 +255,7 @@ func suggest(in sizing.Input, e sizing.Estimate) (yaml string, warnings []string
 	if !e.FiltersFit && !in.Ordered() {
 		const step = 64 << 20
 		memory = (e.FilterBytes + step - 1) / step * step
-		warn("The filters take %s, and retention.filter_memory is %s: the %.1f oldest generations are looked up in their tables, %.0f look-ups a second, each a read of the disk where Postgres hasn't the page in memory. Give it %s, or shorten the window.",
+		warn("The filters take %s, and retention.filter_memory is %s: the %.1f oldest generations are looked up in their tables, %.0f look-ups a second, each a read of the disk where Postgres hasn't the page in memory. Give it %s, and each process as much more memory; or shorten the window; or have ids in the order of time.",
 			size(e.FilterBytes), size(in.FilterMemory), e.Unfiltered, e.Probes, config.Size(memory))
 	}
 	if in.Workers > 0 && in.Workers < e.WorkersNeeded {
@@ -285,7 +285,7 @@ func (c *command) writeSize(in sizing.Input, s *Size, explain bool) error {
 	line("workers", fmt.Sprintf("%d of %.1f cores", e.Workers, max(0.1, e.CoresPerWorker)),
 		fmt.Sprintf("A message takes a worker %.1f µs, so %.2f cores are busy; half of a core is planned for peaks and for catching up. %d would do; two are the least that survive the end of one. Ordered sources need as many partitions as workers.", e.WorkerMicros, e.WorkerCores, e.WorkersNeeded))
 	line("Postgres", fmt.Sprintf("%s, %.2f busy", count(e.PostgresCoresPlan, "core"), e.PostgresCores),
-		fmt.Sprintf("A message takes Postgres %.1f µs: claim, row and commit of one that is new, next to nothing for a copy. Half of each core is left. What else the database does comes on top.", e.PostgresMicros))
+		fmt.Sprintf("A message takes Postgres %.1f µs: claim, row and commit of one that is new, next to nothing for a copy; %.1f of it look up ids that no filter covers. Half of each core is left. What else the database does comes on top.", e.PostgresMicros, e.ProbeMicros))
 	line("connections", fmt.Sprint(e.Connections), fmt.Sprintf("%d workers, %d each (database.max_connections). Commands such as doctor take two more for a moment.", e.Workers, in.MaxConnections))
 	line("claims kept", fmt.Sprintf("%s, %s a second", short(float64(e.Claims)), short(e.ClaimsPerSecond)),
 		"One for each message that is new, for the window and a generation: the oldest goes as a whole, when its last claim is old enough.")
