@@ -49,12 +49,21 @@ const MostDeadLetters = 10_000
 // sampleTimeout bounds each statement of a sample at the server.
 const sampleTimeout = 2 * time.Second
 
-// Sample reads what there is to watch of the scope, in one round trip, with the
+// Sample reads what there is to watch of the scope, in two round trips, with the
 // rights that any worker has. No statement takes longer than two seconds.
 func (s *Store) Sample(ctx context.Context) (v Sample, err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return Sample{}, fmt.Errorf("read the scope: %w", err)
+	}
+	// A transaction that failed is still open: the pool closes its connection.
+	defer conn.Release()
+	// Before anything else, and not in the batch: preparing its statements waits for
+	// locks, too.
+	if _, err := conn.Exec(ctx, fmt.Sprintf(`BEGIN READ ONLY; SET LOCAL statement_timeout = '%ds'; SET LOCAL lock_timeout = '200ms'`, int(sampleTimeout.Seconds()))); err != nil {
+		return Sample{}, fmt.Errorf("read the scope: %w", err)
+	}
 	var batch pgx.Batch
-	// The statements of a batch are one transaction, and the time-outs end with it.
-	batch.Queue(`SELECT pg_catalog.set_config('statement_timeout', $1, true), pg_catalog.set_config('lock_timeout', '200ms', true)`, fmt.Sprint(sampleTimeout.Milliseconds()))
 	batch.Queue(`
 		SELECT c.now, CASE WHEN pg_catalog.isfinite(c.stream) THEN c.stream END, pg_catalog.current_database(),
 		       (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() AND application_name = pg_catalog.current_setting('application_name') AND pid <> pg_catalog.pg_backend_pid()),
@@ -86,7 +95,8 @@ func (s *Store) Sample(ctx context.Context) (v Sample, err error) {
 		v.Generations, err = pgx.CollectRows(rows, scanGeneration)
 		return err
 	})
-	if err := s.pool.SendBatch(ctx, &batch).Close(); err != nil {
+	batch.Queue(`COMMIT`)
+	if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
 		return Sample{}, fmt.Errorf("read the scope: %w", err)
 	}
 	return v, nil

@@ -1,13 +1,14 @@
 package dedup_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/dedupd/dedupd/dedup"
 )
 
-// TestSample compares what one round trip reads with what the single questions do.
+// TestSample compares what it reads at once with what single questions do.
 func TestSample(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -69,7 +70,11 @@ func TestSample(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if _, err := f.Store.Sample(t.Context()); err == nil || time.Since(began) > 5*time.Second {
+	if _, err := f.Store.Sample(t.Context()); err == nil || !strings.Contains(err.Error(), "55P03") || time.Since(began) > 20*time.Second {
 		t.Errorf("%v after %s", err, time.Since(began))
 	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sample()
 }

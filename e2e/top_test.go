@@ -137,12 +137,12 @@ func TestTop(t *testing.T) {
 		}
 		produced <- nil
 	}()
-	t.Cleanup(func() {
+	defer func() {
 		close(quit)
 		if err := <-produced; err != nil {
 			t.Error("publish: ", err)
 		}
-	})
+	}()
 
 	m := newTerminal(t, 100, 30)
 	binary := dedupd(t)

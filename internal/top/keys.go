@@ -21,10 +21,20 @@ var sequences = []struct {
 	bytes string
 	key   key
 }{
-	{"\x1b[A", keyUp}, {"\x1bOA", keyUp}, {"\x1b[B", keyDown}, {"\x1bOB", keyDown},
-	{"\x1b[5~", keyPageUp}, {"\x1b[6~", keyPageDn},
-	{"\x1b[H", keyHome}, {"\x1bOH", keyHome}, {"\x1b[1~", keyHome}, {"\x1b[7~", keyHome},
-	{"\x1b[F", keyEnd}, {"\x1bOF", keyEnd}, {"\x1b[4~", keyEnd}, {"\x1b[8~", keyEnd},
+	{"\x1b[A", keyUp},
+	{"\x1bOA", keyUp},
+	{"\x1b[B", keyDown},
+	{"\x1bOB", keyDown},
+	{"\x1b[5~", keyPageUp},
+	{"\x1b[6~", keyPageDn},
+	{"\x1b[H", keyHome},
+	{"\x1bOH", keyHome},
+	{"\x1b[1~", keyHome},
+	{"\x1b[7~", keyHome},
+	{"\x1b[F", keyEnd},
+	{"\x1bOF", keyEnd},
+	{"\x1b[4~", keyEnd},
+	{"\x1b[8~", keyEnd},
 }
 
 // parseKeys reads what a terminal has sent at once. rest is the beginning of a

@@ -371,7 +371,7 @@ func (s *screen) windowUsed() (style, text string) {
 	latest := s.Frame.Sample.LatestDuplicate
 	switch {
 	case latest == nil:
-		return plain, fmt.Sprintf("window %s, no duplicates in two days", span(s.Window))
+		return plain, fmt.Sprintf("window %s, no ages of duplicates yet", span(s.Window))
 	case *latest >= int64(s.Window/time.Second):
 		return red, fmt.Sprintf("window %s, and duplicates came as late or later", span(s.Window))
 	}

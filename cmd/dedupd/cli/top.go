@@ -83,10 +83,9 @@ func (c *command) top() *cobra.Command {
 		Short: "Watches the scope at work: rates, duplicates by cause, lanes, generations",
 		Long: `Watches the scope at work, live in a terminal: what all its workers commit a second,
 duplicates by cause, each lane's rate, lag and state, generations of claims, dead
-letters. It reads from the database only, in one round trip an interval, with the
-rights of a worker. Keys: q quits, s sorts the lanes, space stands still, arrows
-scroll, ? tells the rest. While the database can't be read, the last screen stays
-and says so.
+letters. It reads from the database only, by one connection and with the rights of a
+worker. Keys: q quits, s sorts the lanes, space stands still, arrows scroll, ? tells
+the rest. While the database can't be read, the last screen stays and says so.
 
 Without a terminal, or with --once, it prints one interval and ends. With --output
 json it prints an object a line for each interval until it is ended; then what can't
