@@ -169,10 +169,16 @@ const (
 	StateCaughtUp   = "caught up"
 	StateStandStill = "stands still"
 	StateSuspect    = "suspect"
+	StateNoNews     = "no news"
 )
 
-// still is how long a lane with something to read may take to move.
-const still = 30 * time.Second
+const (
+	// still is how long a lane with something to read may take to move.
+	still = 30 * time.Second
+	// quiet is how long a worker may say nothing of a lane that is caught up. It
+	// says so each 15 s.
+	quiet = time.Minute
+)
 
 // State is what a lane does.
 func (f *Frame) State(i int) string {
@@ -183,6 +189,10 @@ func (f *Frame) State(i int) string {
 	case f.LaneRates[i] > 0:
 		return StateReads
 	case l.Lag != nil && *l.Lag == 0:
+		// The clock of a lane that is caught up follows the database's.
+		if b := f.Behind(i); (b < 0 || b > quiet) && f.Sample.Now.Sub(l.UpdatedAt) > quiet {
+			return StateNoNews
+		}
 		return StateCaughtUp
 	case f.Sample.Now.Sub(l.UpdatedAt) > still:
 		return StateStandStill

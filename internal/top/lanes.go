@@ -104,7 +104,7 @@ func (s *screen) laneTable(rows int) []line {
 			}
 			style := plain
 			if c.title == "STATE" {
-				style = map[string]string{StateStandStill: red, StateSuspect: yellow, StateReads: green}[state]
+				style = map[string]string{StateStandStill: red, StateSuspect: yellow, StateNoNews: yellow, StateReads: green}[state]
 			}
 			text := c.cells[at]
 			if c.front {

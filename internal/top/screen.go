@@ -466,6 +466,7 @@ func (s *screen) help() []line {
 		"BEHIND is how far the lane's clock, its messages' time, is behind the database.",
 		"stands still: it has something to read, and has not moved for half a minute.",
 		"  If it is held, its worker's log and /readyz say why.",
+		"no news: it was caught up, and no worker has said so for a minute.",
 		"suspect: workers have ended at its messages, which are tried with care.",
 		"GOES IN is when a sealed generation goes at the earliest. held: it should be",
 		"  gone, and a lane that is behind keeps it.",

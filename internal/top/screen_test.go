@@ -122,9 +122,9 @@ func TestScreens(t *testing.T) {
 // TestEverySizeFits renders all sizes that a terminal may have: never a line too
 // many or too long, and with colour the same text as without.
 func TestEverySizeFits(t *testing.T) {
-	for _, lanes := range []int{0, 6, 60} {
+	for _, lanes := range []int{0, 6, 30} {
 		v := view(fixture(lanes, 3))
-		for width := 1; width <= 130; width += 7 {
+		for width := 1; width <= 130; width += 9 {
 			for height := 1; height <= 50; height += 2 {
 				for _, help := range []bool{false, true} {
 					v.Help, v.Colour = help, false
@@ -197,6 +197,36 @@ func TestRates(t *testing.T) {
 	}
 	if len(f.History) != remembered {
 		t.Errorf("%d points of history", len(f.History))
+	}
+}
+
+func TestStates(t *testing.T) {
+	ago := func(d time.Duration) *time.Time { return new(noon.Add(-d)) }
+	for _, c := range []struct {
+		want    string
+		lag     *int64
+		rate    float64
+		moved   time.Duration // ago
+		stream  *time.Time
+		takes   int
+		suspect int
+	}{
+		{StateReads, new(int64(5)), 1, time.Hour, ago(time.Hour), 0, 0},
+		{StateReads, new(int64(5)), 0, 10 * time.Second, ago(time.Hour), 0, 0},
+		{StateStandStill, new(int64(5)), 0, time.Minute, ago(0), 0, 0},
+		{StateStandStill, nil, 0, time.Minute, nil, 0, 0},
+		{StateCaughtUp, new(int64(0)), 0, time.Hour, ago(20 * time.Second), 0, 0},
+		{StateCaughtUp, new(int64(0)), 0, 10 * time.Second, ago(time.Hour), 0, 0}, // it has just read old messages
+		{StateNoNews, new(int64(0)), 0, time.Hour, ago(2 * time.Minute), 0, 0},
+		{StateSuspect, new(int64(5)), 1, 0, ago(0), 3, 0},
+		{StateSuspect, new(int64(0)), 0, 0, ago(0), 0, 1},
+	} {
+		f := Frame{Sample: dedup.Sample{Now: noon, Lanes: []dedup.SampledLane{{
+			Books: dedup.Books{Lag: c.lag, StreamTime: c.stream, UpdatedAt: noon.Add(-c.moved)}, Takes: c.takes, Suspects: c.suspect,
+		}}}, LaneRates: []float64{c.rate}}
+		if got := f.State(0); got != c.want {
+			t.Errorf("%+v: %s", c, got)
+		}
 	}
 }
 

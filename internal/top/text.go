@@ -12,6 +12,9 @@ import (
 
 // columnsOf is how many columns of a terminal a character takes.
 func columnsOf(r rune) int {
+	if r < 0x300 {
+		return 1 // Latin, which nearly all of it is
+	}
 	if unicode.In(r, unicode.Mn, unicode.Me) {
 		return 0 // it stands on the one before
 	}

@@ -52,7 +52,7 @@ type TopLane struct {
 	FetchedPerSecond float64 `json:"fetched_per_second"`
 	// BehindSeconds is how far its clock is behind the database's; null: not known.
 	BehindSeconds *float64 `json:"behind_seconds"`
-	// State is reads, caught up, stands still, or suspect.
+	// State is reads, caught up, stands still, no news, or suspect: see top's help.
 	State string `json:"state"`
 }
 
