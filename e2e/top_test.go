@@ -211,6 +211,15 @@ func TestTop(t *testing.T) {
 		return nil
 	})
 
+	// Suspended, and back.
+	m.press("C-z")
+	m.restored("a-stop")
+	m.run("fg")
+	m.shows("it is back", `^dedupd top  scope`, `^q quit`)
+	if c := m.cursor(); c != "0 1 0" {
+		t.Errorf("back: cursor, other screen, wrapping are %s", c)
+	}
+
 	// Ways to leave.
 	m.press("q")
 	m.restored("quit")

@@ -3,6 +3,7 @@ package top
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -187,10 +188,10 @@ func (s *screen) divide() (blocks []block, rows int) {
 		facts = f
 	}
 	if r := s.rates(); room && s.w >= 46 && take(len(r)+1-len(rates)) {
-		rates = append(r, nil)
+		rates = slices.Concat(r, []line{nil})
 	}
 	if h := s.history(); !s.Plain && take(len(h)+1) {
-		history = append(h, nil)
+		history = slices.Concat(h, []line{nil})
 	}
 	if len(facts) > 0 && take(1) {
 		facts = append(facts, nil)
