@@ -183,13 +183,13 @@ var firings = []firing{
 	}},
 	// As a sum these would be more than they are: each worker reports the same.
 	{name: "two workers see one queue, one window", seconds: 60, quiet: true, series: map[string]string{
-		`dedupd_build_info{` + scraped + `0"}`:                                    "1x90",
-		`dedupd_window_used_ratio{` + scraped + `0"}`:                             "0.5x90",
-		`dedupd_window_used_ratio{` + scraped + `1"}`:                             "0.5x90",
-		`dedupd_retention_held_seconds{` + scraped + `0"}`:                        "9000x90",
-		`dedupd_retention_held_seconds{` + scraped + `1"}`:                        "9000x90",
-		`dedupd_lag_messages{` + scraped + `0",source="shop",lane="queue"}`:       "0+20x90",
-		`dedupd_lag_messages{` + scraped + `1",source="shop",lane="queue"}`:       "0+20x90",
+		`dedupd_build_info{` + scraped + `0"}`:                                     "1x90",
+		`dedupd_window_used_ratio{` + scraped + `0"}`:                              "0.5x90",
+		`dedupd_window_used_ratio{` + scraped + `1"}`:                              "0.5x90",
+		`dedupd_retention_held_seconds{` + scraped + `0"}`:                         "9000x90",
+		`dedupd_retention_held_seconds{` + scraped + `1"}`:                         "9000x90",
+		`dedupd_lag_messages{` + scraped + `0",source="shop",lane="queue"}`:        "0+20x90",
+		`dedupd_lag_messages{` + scraped + `1",source="shop",lane="queue"}`:        "0+20x90",
 		`dedupd_messages_total{` + scraped + `0",source="shop",outcome="applied"}`: "0+600x90",
 	}},
 }
