@@ -5,13 +5,17 @@ BIN     := .bin
 KAFKA   := .cache/kafka-4.1.0-libs
 CONNECT := .cache/connect-4.1.0-libs
 DEBEZIUM := .cache/debezium-jdbc-3.6.0
+PROMETHEUS := .cache/prometheus
+PROMTOOL := $(or $(shell command -v promtool),$(PROMETHEUS)/usr/bin/promtool)
+MATPLOTLIB := .cache/matplotlib
+PICTURE := "Duplicates,Outcomes and throughput,Lag and delay,Transactions"
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 RELEASE := -trimpath -ldflags "-s -w -X github.com/dedupd/dedupd/internal/app.release=$(VERSION)"
 
 
 .PHONY: help
 help: ## Shows this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Builds the binary, .bin/dedupd
@@ -41,6 +45,31 @@ test: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs all tests, with the race detecto
 .PHONY: test-short
 test-short: ## Runs the tests that need no servers: seconds
 	$(GO) test -short ./...
+
+.PHONY: alerts-test
+alerts-test: $(PROMTOOL) ## Tests alerts, runbooks and dashboard with promtool, and what /metrics shows (fetches promtool: Debian, linux)
+	DEDUPD_TEST_PROMTOOL=$(abspath $(PROMTOOL)) $(GO) test -count=1 -timeout 10m $(TESTFLAGS) ./e2e/monitoring
+
+# Debian's package, unpacked: nothing is installed, and no service starts.
+$(PROMETHEUS)/usr/bin/promtool:
+	rm -rf $(PROMETHEUS) && mkdir -p $(PROMETHEUS)
+	@apt-cache show prometheus >/dev/null 2>&1 || apt-get update -qq || { echo "there is no package prometheus to fetch promtool from: put promtool on the PATH" >&2; exit 1; }
+	cd $(PROMETHEUS) && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+	@touch $@
+
+.PHONY: alerts-record
+alerts-record: build ## Records anew, from real runs, what the alerts are tested with (ten minutes)
+	$(GO) run ./e2e/monitoring/record -dedupd $(BIN)/dedupd $(ARGS)
+
+.PHONY: dashboard-picture
+dashboard-picture: build $(PROMETHEUS)/usr/bin/promtool $(MATPLOTLIB)/.complete ## Draws the dashboard of a noisy run, into docs/dashboard.png (6 minutes; needs Python 3)
+	$(GO) run ./e2e/monitoring/record -dedupd $(BIN)/dedupd -prometheus $(PROMETHEUS)/usr/bin/prometheus -for 5m \
+		$(MATPLOTLIB)/bin/python e2e/monitoring/picture/picture.py deploy/helm/dedupd/files/dashboard.json docs/dashboard.png 280 $(PICTURE)
+
+$(MATPLOTLIB)/.complete: e2e/monitoring/picture/requirements.txt
+	python3 -m venv $(MATPLOTLIB)
+	$(MATPLOTLIB)/bin/pip install -q -r $<
+	@touch $@
 
 .PHONY: test-pgbouncer
 test-pgbouncer: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs the end-to-end tests with every worker behind a PgBouncer (apt-get install pgbouncer)

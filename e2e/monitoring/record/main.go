@@ -26,6 +26,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -110,18 +111,25 @@ type load struct {
 
 var scenarios = []scenario{
 	{
-		name: "quiet", seconds: 90,
+		name: "quiet", seconds: 110,
 		about: []string{
 			"Nothing goes wrong. 300 messages a second, of which one in fifty is a resend.",
-			"At 45 s the worker is stopped by SIGTERM and started again, as by a roll-out.",
+			"At 30 s the worker is stopped by SIGTERM and started again, as by a roll-out.",
+			"From 60 s on nothing is sent.",
 		},
 		load: load{rate: 300, resend: 0.02},
-		acts: map[int]func(context.Context, *rig) error{45: func(_ context.Context, r *rig) error {
-			if err := r.stopWorker(); err != nil {
-				return err
-			}
-			return r.startWorker()
-		}},
+		acts: map[int]func(context.Context, *rig) error{
+			30: func(_ context.Context, r *rig) error {
+				if err := r.stopWorker(); err != nil {
+					return err
+				}
+				return r.startWorker()
+			},
+			60: func(_ context.Context, r *rig) error {
+				r.idle.Store(true)
+				return nil
+			},
+		},
 	},
 	{
 		name: "duplicates", seconds: 90,
@@ -178,7 +186,7 @@ var scenarios = []scenario{
 	},
 	{
 		name: "behind", seconds: 75,
-		about:  []string{"From 15 s on the sink's table takes 5 ms for each row, by a trigger: half of what is sent."},
+		about:  []string{"Of 1000 messages a second, the sink's table takes a hundred from 15 s on: a trigger waits for 10 ms."},
 		config: "batch: {max_messages: 100}\n",
 		load:   load{rate: 1000, resend: 0.02},
 		acts: map[int]func(context.Context, *rig) error{15: func(ctx context.Context, r *rig) error {
@@ -243,6 +251,7 @@ type rig struct {
 	address  string // of the worker's HTTP server
 	worker   *child.Process
 	load     load
+	idle     atomic.Bool // nothing is sent
 	failed   error
 }
 
@@ -378,6 +387,9 @@ func (r *rig) produce(ctx context.Context) {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
+		}
+		if r.idle.Load() {
+			continue
 		}
 		for due := int(time.Since(began).Seconds() * float64(r.load.rate)); sent < due; sent++ {
 			id, subject := ids, 0
