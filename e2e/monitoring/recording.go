@@ -54,7 +54,7 @@ func (r *Recording) Add(scrape map[string]string) {
 func (r *Recording) Write(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	for _, line := range r.About {
-		fmt.Fprintf(b, "# %s\n", line)
+		fmt.Fprintln(b, strings.TrimSpace("# "+line))
 	}
 	for _, series := range slices.Sorted(maps.Keys(r.Series)) {
 		fmt.Fprintf(b, "%s %s\n", series, strings.Join(r.Series[series], " "))
@@ -67,8 +67,8 @@ func Read(text string) (*Recording, error) {
 	r := &Recording{Series: map[string][]string{}}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
-		if about, ok := strings.CutPrefix(line, "# "); ok {
-			r.About = append(r.About, about)
+		if about, ok := strings.CutPrefix(line, "#"); ok {
+			r.About = append(r.About, strings.TrimSpace(about))
 			continue
 		}
 		end := strings.LastIndex(line, "} ")

@@ -104,6 +104,8 @@ var firings = []firing{
 	{name: "an outage of Postgres", run: "outage", seconds: 60, at: []moment{
 		{"DedupdNoProgress", 14, false},
 		{"DedupdNoProgress", 60, true},
+	}},
+	{name: "an outage of Postgres for minutes", run: "outage", seconds: 20, at: []moment{
 		{"DedupdSinkErrors", 14, false},
 		{"DedupdSinkErrors", 70, true},
 	}},
