@@ -25,7 +25,6 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
-from PIL import Image
 
 COLOURS = ["#3274d9", "#e0752d", "#56a64b", "#a352cc", "#d1495b", "#d9a514", "#17a2a2", "#7a7a7a"]
 STATES = {"green": "#37872d", "orange": "#d9730d", "red": "#c4162a"}
@@ -206,9 +205,7 @@ def main():
             draw_table(figure, panel, area, height, end)
         else:
             draw_series(figure, panel, area, height, end - seconds, end)
-    figure.savefig(target, dpi=120)
-    with Image.open(target) as image:  # a third of the size, and nobody sees it
-        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(target, optimize=True)
+    figure.savefig(target, dpi=120, pil_kwargs={"optimize": True})
 
 
 main()

@@ -490,8 +490,8 @@ func show(ctx context.Context, binary, prometheus string, d time.Duration, comma
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r, err := newRig(ctx, binary, "retention: {window: 150s, generation: 20s, schedule: 2s}\n",
-		load{rate: 800, resend: 0.18, poison: 0.0005, sources: 2})
+	r, err := newRig(ctx, binary, "retention: {window: 4m, generation: 20s, schedule: 2s}\n",
+		load{rate: 400, resend: 0.18, poison: 0.0005, sources: 2})
 	if err != nil {
 		return err
 	}
@@ -526,15 +526,15 @@ scrape_configs:
 	}
 	defer p.Kill()
 	go r.produce(ctx)
-	// The sink's table is away for a tenth of the time: a curve without a dent
+	// The sink's table is away for a while: a curve without a dent
 	// shows little.
 	for _, step := range []struct {
 		sql  string
 		wait time.Duration
 	}{
-		{"SELECT", d * 9 / 20},
-		{"ALTER TABLE public.orders RENAME TO away", d / 10},
-		{"ALTER TABLE public.away RENAME TO orders", d * 9 / 20},
+		{"SELECT", d * 7 / 15},
+		{"ALTER TABLE public.orders RENAME TO away", d / 15},
+		{"ALTER TABLE public.away RENAME TO orders", d * 7 / 15},
 	} {
 		if err := r.exec(ctx, step.sql); err != nil {
 			return err
