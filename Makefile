@@ -75,6 +75,14 @@ $(MATPLOTLIB)/.complete: e2e/monitoring/picture/requirements.txt
 test-pgbouncer: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs the end-to-end tests with every worker behind a PgBouncer (apt-get install pgbouncer)
 	DEDUPD_TEST_PGBOUNCER=1 $(GO) test -timeout 20m $(TESTFLAGS) ./e2e
 
+.PHONY: chart-test
+chart-test: ## Tests the Helm chart: renders, schemas, rules, README (UPDATE=1 writes what is generated)
+	cd deploy/helm/test && $(GO) vet ./... && $(GO) test ./... $(if $(UPDATE),-update)
+
+.PHONY: chart-schemas
+chart-schemas: ## Writes the schemas that chart-test holds the chart's objects to (downloads Kubernetes' sources)
+	cd deploy/helm/test && $(GO) run ./schemas testdata/schemas
+
 .PHONY: chaos
 chaos: kafka ## Lets everything go wrong, and judges what comes of it, into docs/benchmarks/reliability.md (hours; SEED, ARGS="-run ...")
 	$(GO) run ./e2e/chaos -out docs/benchmarks/reliability.md $(if $(SEED),-seed $(SEED)) $(ARGS)
@@ -101,6 +109,7 @@ lint: $(BIN)/golangci-lint ## Checks style, imports between packages, and the ti
 	$(GO) mod tidy -diff
 	cd e2e/bench/peers && $(GO) mod tidy -diff && $(GO) vet ./... # a module of its own
 	cd deploy/image && $(GO) mod tidy -diff && $(GO) vet ./... # another
+	cd deploy/helm/test && $(GO) mod tidy -diff # another one; chart-test vets it
 
 # The tools' versions are pinned in internal/tools.
 $(BIN)/golangci-lint: internal/tools/go.mod

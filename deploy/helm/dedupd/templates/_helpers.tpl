@@ -139,11 +139,13 @@ annotations:
 {{- $keys := dict "url" "url" "username" "username" "password" "password" "creds" "creds" "nkeySeed" "seed" "ca" "ca.crt" "cert" "tls.crt" "key" "tls.key" -}}
 {{- $files := list -}}
 {{- range $use, $ref := .Values.secrets.database -}}
+{{- if $ref -}}
 {{- $files = append $files (dict "name" $ref.name "key" ($ref.key | default (get $keys $use)) "path" (printf "database/%s" $use)) -}}
+{{- end -}}
 {{- end -}}
 {{- range $source, $uses := .Values.secrets.sources -}}
 {{- range $use, $ref := $uses -}}
-{{- if ne $use "username" -}}
+{{- if and $ref (ne $use "username") -}}
 {{- $files = append $files (dict "name" $ref.name "key" ($ref.key | default (get $keys $use)) "path" (printf "sources/%s/%s" $source $use)) -}}
 {{- end -}}
 {{- end -}}
@@ -164,7 +166,7 @@ annotations:
 {{- if not (or .Values.config .Values.existingConfigMap) -}}
 {{- fail "config is empty: write dedupd's configuration under config (scope, sources, sink), or name a ConfigMap that has it as existingConfigMap" -}}
 {{- end -}}
-{{- $config := deepCopy .Values.config -}}
+{{- $config := deepCopy (.Values.config | default dict) -}}
 {{- range $part := list "database" "http" "log" "shutdown" -}}
 {{- if not (get $config $part) }}{{ $_ := set $config $part dict }}{{ end -}}
 {{- end -}}
@@ -197,6 +199,7 @@ annotations:
 {{- $uses := get $.Values.secrets.sources $name | default dict -}}
 {{- $foreign := ternary (list "username" "password") (list "creds" "nkeySeed") (eq $kind "nats") -}}
 {{- range $use, $ref := $uses -}}
+{{- if not $ref }}{{ continue }}{{ end -}}
 {{- if has $use $foreign -}}
 {{- fail (printf "secrets.sources.%s.%s has no meaning for a source of kind %s" $name $use $kind) -}}
 {{- end -}}
@@ -234,8 +237,8 @@ annotations:
 
 {{/* kafka if any source is, or if the chart can't know; nats otherwise. */}}
 {{- define "dedupd.kind" -}}
-{{- $kind := ternary "nats" "kafka" (not (empty .Values.config.sources)) -}}
-{{- range .Values.config.sources }}{{ if hasKey . "kafka" }}{{ $kind = "kafka" }}{{ end }}{{ end -}}
+{{- $kind := ternary "nats" "kafka" (not (empty (.Values.config).sources)) -}}
+{{- range (.Values.config).sources }}{{ if hasKey . "kafka" }}{{ $kind = "kafka" }}{{ end }}{{ end -}}
 {{- $kind -}}
 {{- end -}}
 
