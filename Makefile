@@ -77,7 +77,7 @@ test-pgbouncer: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs the end-to-end tests w
 
 .PHONY: chart-test
 chart-test: ## Tests the Helm chart: renders, schemas, rules, README (UPDATE=1 writes what is generated)
-	cd deploy/helm/test && $(GO) vet ./... && $(GO) test ./... $(if $(UPDATE),-update)
+	cd deploy/helm/test && $(GO) vet ./... && $(GO) test . $(if $(UPDATE),-update)
 
 .PHONY: chart-schemas
 chart-schemas: ## Writes the schemas that chart-test holds the chart's objects to (downloads Kubernetes' sources)
