@@ -39,12 +39,25 @@ demo: build ## Shows the whole thing on embedded servers: a noisy producer, cras
 
 .PHONY: test
 test: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs all tests, with the race detector, against real servers that it sets up
-	$(GO) test -race -timeout 20m $(TESTFLAGS) $$($(GO) list ./... | grep -v /e2e/chaos$$)
+	$(GO) test -race -timeout 20m $(TESTFLAGS) $$($(GO) list ./... | grep -v -e /e2e/chaos$$ -e /e2e/monitoring$$)
 	$(GO) test -timeout 15m $(TESTFLAGS) ./e2e/chaos # it has the machine for itself
 
 .PHONY: test-short
 test-short: ## Runs the tests that need no servers: seconds
 	$(GO) test -short ./...
+
+.PHONY: test-pgbouncer
+test-pgbouncer: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs the end-to-end tests with every worker behind a PgBouncer (apt-get install pgbouncer)
+	DEDUPD_TEST_PGBOUNCER=1 $(GO) test -timeout 20m $(TESTFLAGS) ./e2e
+
+.PHONY: chart-test
+chart-test: kafka ## Tests the image and the Helm chart, and runs both under runc (apt-get install runc umoci; UPDATE=1 writes what is generated)
+	cd deploy/image && $(GO) test $(TESTFLAGS) .
+	cd deploy/helm/test && $(GO) vet ./... && $(GO) test -timeout 15m $(TESTFLAGS) . $(if $(UPDATE),-update)
+
+.PHONY: chart-schemas
+chart-schemas: ## Writes the schemas that chart-test holds the chart's objects to (downloads Kubernetes' sources)
+	cd deploy/helm/test && $(GO) run ./schemas testdata/schemas
 
 .PHONY: alerts-test
 alerts-test: $(PROMTOOL) ## Tests alerts, runbooks and dashboard with promtool, and what /metrics shows (fetches promtool: Debian, linux)
@@ -70,18 +83,6 @@ $(MATPLOTLIB)/.complete: e2e/monitoring/picture/requirements.txt
 	python3 -m venv $(MATPLOTLIB)
 	$(MATPLOTLIB)/bin/pip install -q -r $<
 	@touch $@
-
-.PHONY: test-pgbouncer
-test-pgbouncer: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs the end-to-end tests with every worker behind a PgBouncer (apt-get install pgbouncer)
-	DEDUPD_TEST_PGBOUNCER=1 $(GO) test -timeout 20m $(TESTFLAGS) ./e2e
-
-.PHONY: chart-test
-chart-test: ## Tests the Helm chart: renders, schemas, rules, README (UPDATE=1 writes what is generated)
-	cd deploy/helm/test && $(GO) vet ./... && $(GO) test . $(if $(UPDATE),-update)
-
-.PHONY: chart-schemas
-chart-schemas: ## Writes the schemas that chart-test holds the chart's objects to (downloads Kubernetes' sources)
-	cd deploy/helm/test && $(GO) run ./schemas testdata/schemas
 
 .PHONY: chaos
 chaos: kafka ## Lets everything go wrong, and judges what comes of it, into docs/benchmarks/reliability.md (hours; SEED, ARGS="-run ...")

@@ -365,7 +365,10 @@ func promtool(t *testing.T) string {
 	}
 	path, err := exec.LookPath("promtool")
 	if errors.Is(err, exec.ErrNotFound) {
-		t.Skip("there is no promtool: make alerts-test gets it")
+		if testing.Short() {
+			t.Skip("there is no promtool")
+		}
+		t.Fatal("there is no promtool: `make alerts-test` gets it")
 	}
 	if err != nil {
 		t.Fatal(err)
