@@ -72,7 +72,7 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 	}
 	inflight := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "dedupd_inflight_bytes",
-		Help: "Bytes of messages held in memory, of the budget batch.inflight_bytes.",
+		Help: "Bytes of messages held in memory, or set aside for those that were asked for, of the budget batch.inflight_bytes.",
 	}, func() float64 { return float64(budget.Used()) })
 	reg.MustRegister(m.fetched, m.abandoned, m.skipped, m.lag, m.lanePosition, m.batchMessages, m.fenced,
 		m.rewinds, m.rebalances, m.commitErrors, m.held, inflight)

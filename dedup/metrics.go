@@ -57,6 +57,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}),
 	}
 	reg.MustRegister(m.messages, m.duplicates, m.age, m.delay, m.transaction, m.claim, m.sink, m.retries, m.deadLetters, m.probes, m.windowUsed)
+	for _, class := range Classes() {
+		m.deadLetters.WithLabelValues(class) // from the start: the first one is then an increase
+	}
 	return m
 }
 
