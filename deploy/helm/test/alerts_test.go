@@ -29,7 +29,9 @@ func (r rules) alerts() map[string]rule {
 	all := map[string]rule{}
 	for _, g := range r.Groups {
 		for _, rule := range g.Rules {
-			all[rule.Alert] = rule
+			if rule.Alert != "" { // others record
+				all[rule.Alert] = rule
+			}
 		}
 	}
 	return all
