@@ -1,6 +1,7 @@
 package test
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"maps"
@@ -85,7 +86,7 @@ func render(layers ...string) (*release, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := engine.Engine{}.Render(c, all)
+	files, err := engine.Engine{}.RenderWithContext(context.Background(), c, all)
 	if err != nil {
 		return nil, err
 	}

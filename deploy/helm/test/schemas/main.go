@@ -87,7 +87,7 @@ func folder(module string) (string, error) {
 	out, err := exec.Command("go", "mod", "download", "-json", module).Output()
 	var got struct{ Dir, Error string }
 	if jsonErr := json.Unmarshal(out, &got); jsonErr != nil || got.Error != "" || got.Dir == "" {
-		return "", fmt.Errorf("download %s: %v %s", module, err, got.Error)
+		return "", fmt.Errorf("download %s: %w %s", module, err, got.Error)
 	}
 	return got.Dir, nil
 }
