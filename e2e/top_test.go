@@ -86,6 +86,13 @@ func (m *tmux) cursor() string {
 // other screen is gone.
 func (m *tmux) restored(after string) {
 	m.t.Helper()
+	// What is typed before the shell is back in front goes to whoever leaves.
+	await(m.t, "the shell is back after "+after, time.Minute, func() error {
+		if front := strings.TrimSpace(m.tmux("display-message", "-p", "#{pane_current_command}")); front != "sh" {
+			return fmt.Errorf("%s is in front", front)
+		}
+		return nil
+	})
 	m.run("stty -a | tr ';' '\\n' | grep -c ' echo .*' ; echo done-" + after)
 	screen := m.shows("a prompt after "+after, "^done-"+after+"$")
 	if !strings.Contains(screen, "echo done-"+after) {

@@ -196,7 +196,7 @@ func (r *run) rotate() error {
 		}
 		var done bool
 		err = pgx.BeginFunc(r.ctx, r.pool.Load(), func(tx pgx.Tx) error {
-			return tx.QueryRow(r.ctx, `SELECT dedupd.rotate('chaos', (SELECT identity FROM dedupd.generations WHERE scope = 'chaos' AND state = 'open'), '100ms')`).Scan(&done)
+			return tx.QueryRow(r.ctx, `SELECT dedupd.rotate('chaos', (SELECT identity FROM dedupd.generations WHERE scope = 'chaos' AND state = 'open'), '1s')`).Scan(&done)
 		})
 		switch {
 		case isState(err, "55P03"):
