@@ -46,9 +46,10 @@ func (in *Intake) Take(ctx context.Context, t message.Take) (message.Taken, erro
 	return taken, nil
 }
 
-// Resumed tells the authority that a queue which was taken with Rewound may move.
-func (in *Intake) Resumed(ctx context.Context, lane message.Lane) error {
-	return in.w.Lanes.Resumed(ctx, lane)
+// Resumed tells the authority that a queue which was taken with Rewound may move:
+// see Lanes.
+func (in *Intake) Resumed(ctx context.Context, lane message.Lane, from int64) (sure int64, err error) {
+	return in.w.Lanes.Resumed(ctx, lane, from)
 }
 
 // Open opens a lane that was taken.

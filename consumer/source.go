@@ -44,9 +44,11 @@ type Lanes interface {
 	// each stands there once.
 	CaughtUp(ctx context.Context, lanes []message.CaughtUp) error
 	// Resumed tells that what a queue may have lost with the database is delivered
-	// again, as Taken.Rewound asks for, or is known to be gone. Until then the lane
-	// doesn't move.
-	Resumed(ctx context.Context, lane message.Lane) error
+	// again from a position on, as Taken.Rewound asks for, or is known to be gone
+	// (0). Until then the lane doesn't move. It doesn't either where the position is
+	// beyond the one that is sure, which is returned: then the database has gone back
+	// once more, and the broker has to be asked again.
+	Resumed(ctx context.Context, lane message.Lane, from int64) (sure int64, err error)
 	// LetGo tells that a lane was let go as it should be, without having moved
 	// under that epoch. An ordered lane that is taken again and again without
 	// moving, and isn't let go, may be one whose messages end the process. Failures

@@ -101,8 +101,14 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 		t.Errorf("taken after a failover: %+v", again.Taken)
 	}
 	refused() // the broker has yet to be asked
-	if err := store.Resumed(t.Context(), l.Lane); err != nil {
-		t.Fatal(err)
+	// A worker that was told of a position by the database before has asked the
+	// broker for less than was lost.
+	if sure, err := store.Resumed(t.Context(), l.Lane, 18); err != nil || sure != 17 {
+		t.Fatalf("resumed from 18: sure is %d, %v", sure, err)
+	}
+	refused()
+	if sure, err := store.Resumed(t.Context(), l.Lane, 17); err != nil || sure != 17 {
+		t.Fatalf("resumed from 17: sure is %d, %v", sure, err)
 	}
 	f.handle(second)
 	f.handle(third)

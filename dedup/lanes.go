@@ -128,9 +128,9 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			history           = coalesce(l.history, EXCLUDED.history),
 			claimed_at        = now()
 		WHERE l.broker_generation <= EXCLUDED.broker_generation OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $9)
-		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, ordered OR history = `+s.name("history")+`(), coalesce(log, '')`,
+		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, ordered OR history = `+s.name("history")+`(), coalesce(history, ''), coalesce(log, '')`,
 		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(),
-	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &sameHistory, &log)
+	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &sameHistory, &taken.History, &log)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return taken, message.ErrStale
 	}
@@ -234,13 +234,23 @@ func (s *Store) refuseLoss(ctx context.Context, tx pgx.Tx) error {
 // Resumed tells that the broker delivers again what a queue may have lost with a
 // failover of the database, or that nothing can be done about it: from now on the
 // lane moves in the present history.
-func (s *Store) Resumed(ctx context.Context, lane message.Lane) error {
-	_, err := s.pool.Exec(ctx, `UPDATE `+s.name("lanes")+` SET history = `+s.name("history")+`() WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered`,
-		s.scope, lane.Source, lane.Name)
-	if err != nil {
-		return fmt.Errorf("resume lane %s: %w", lane, err)
+//
+// from is where the broker begins again. A worker may have been told so by a
+// database that has failed over once more since, and lost what was sure then. So
+// from is compared with the row as it is now, and if it lies beyond, nothing is
+// changed: sure is where to begin.
+func (s *Store) Resumed(ctx context.Context, lane message.Lane, from int64) (sure int64, err error) {
+	err = s.pool.QueryRow(ctx, `
+		WITH l AS (SELECT id, coalesce(broker_position, 1) AS sure FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered FOR UPDATE),
+			resumed AS (UPDATE `+s.name("lanes")+` SET history = `+s.name("history")+`() FROM l WHERE lanes.id = l.id AND $4 <= l.sure)
+		SELECT sure FROM l`, s.scope, lane.Source, lane.Name, from).Scan(&sure)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows): // somebody let the lane go: the next take begins a new one
+		return from, nil
+	case err != nil:
+		return 0, fmt.Errorf("resume lane %s: %w", lane, err)
 	}
-	return nil
+	return sure, nil
 }
 
 // standing is where a lane's row stands.

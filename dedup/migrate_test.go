@@ -158,7 +158,7 @@ func TestLeastPrivilege(t *testing.T) {
 	// A queue's lane knows the server's history.
 	q := f.takeQueue("nats")
 	f.handle(q.batch("q"))
-	if err := store.Resumed(t.Context(), q.Lane); err != nil {
+	if _, err := store.Resumed(t.Context(), q.Lane, 0); err != nil {
 		t.Errorf("resume: %v", err)
 	}
 	var history string

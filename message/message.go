@@ -136,6 +136,9 @@ type Taken struct {
 	// broker was told of from BrokerPosition on (-1: from the start) must come
 	// again, before the lane moves.
 	Rewound bool
+	// History names, for a queue, the database that the lane moves in: two Takes with
+	// the same one have had no failover between them that was not resumed from.
+	History string
 	// Reset tells that an operator's reset of the group was honoured.
 	Reset bool
 }

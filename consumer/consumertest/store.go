@@ -49,6 +49,7 @@ type row struct {
 	Row
 	ordered   bool
 	past      bool // the store went back since
+	history   int  // how often it has
 	moved     bool // by hand, since it was taken
 	brokerGen int64
 	updated   time.Time
@@ -140,7 +141,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	taken := message.Taken{Epoch: r.Epoch}
 	switch {
 	case !t.Ordered:
-		taken.Rewound = r.past
+		taken.Rewound, taken.History = r.past, fmt.Sprint(r.history)
 	case t.Committed < 0:
 	case t.Committed > r.Next:
 		taken.Rewound = true
@@ -185,19 +186,24 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
 }
 
 // Resumed lets a queue move again.
-func (s *Store) Resumed(ctx context.Context, lane message.Lane) error {
+func (s *Store) Resumed(ctx context.Context, lane message.Lane, from int64) (sure int64, err error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return 0, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.notify()
-	if r := s.rows[lane]; r == nil || !r.past {
-		s.violate("lane %s resumes, and had not gone back", lane)
-	} else {
-		r.past = false
+	r := s.rows[lane]
+	if r == nil {
+		s.violate("lane %s resumes, and was never taken", lane)
+		return from, nil
 	}
-	return nil
+	sure = max(r.BrokerPosition, 1)
+	if r.past && from <= sure {
+		r.past = false
+		r.history++
+	}
+	return sure, nil
 }
 
 // LetGo notes that a lane was let go by its owner.

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/message"
 )
 
 // durable finds the stream and its consumer, and makes the consumer as it must be.
@@ -22,13 +24,16 @@ type durable struct {
 	ackPendingFloor int
 
 	// What was last seen of the consumer: where one that somebody deleted while
-	// we ran is to begin again.
+	// we ran is to begin again. It is worth something in the history of the
+	// database that it was seen in: after a failover, what lies below may be lost.
 	known       bool
 	incarnation string
 	ackFloor    uint64
+	history     string
 }
 
-// binding is a consumer that is ready to be read.
+// binding is a consumer that is ready to be read, or nil in the place of one that
+// is gone and that the database has to be asked about.
 type binding struct {
 	consumer    jetstream.Consumer
 	info        *jetstream.ConsumerInfo
@@ -66,8 +71,12 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 	if info.Config.Retention == jetstream.WorkQueuePolicy && d.config.Start == StartLatest {
 		return nil, &configError{fmt.Sprintf("stream %s has WorkQueue retention, which can't be read from %s; set start: %s", d.config.Stream, StartLatest, StartEarliest)}
 	}
+	b := &binding{incarnation: incarnation, durable: d, stream: stream, consumed: info.Config.Retention != jetstream.LimitsPolicy}
 	found, err := stream.Consumer(ctx, d.config.Durable)
 	switch {
+	case errors.Is(err, jetstream.ErrConsumerNotFound) && d.known && !b.consumed:
+		// Another worker may be having it rewound at this moment.
+		return b, nil
 	case errors.Is(err, jetstream.ErrConsumerNotFound):
 		found, err = stream.CreateConsumer(ctx, d.fresh(&info.Config))
 		if err == nil {
@@ -81,10 +90,7 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 	if err != nil {
 		return nil, fmt.Errorf("durable %s: %w", d.config.Durable, err)
 	}
-	b := &binding{
-		consumer: found, info: found.CachedInfo(), incarnation: incarnation, durable: d,
-		stream: stream, consumed: info.Config.Retention != jetstream.LimitsPolicy,
-	}
+	b.consumer, b.info = found, found.CachedInfo()
 	d.seen(b.info)
 	return b, nil
 }
@@ -100,21 +106,64 @@ func (b *binding) rewind(ctx context.Context, position int64) error {
 		d.log.Warn("the stream has deleted what was acknowledged: what the database has lost of it can't be read again, as --accept-loss-on-failover accepts", "stream", d.config.Stream)
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 4*requestTimeout)
 	defer cancel()
-	if err := b.stream.DeleteConsumer(ctx, d.config.Durable); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+	for {
+		if err := b.stream.DeleteConsumer(ctx, d.config.Durable); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return err
+		}
+		err := b.create(ctx, position)
+		if err == nil {
+			return nil
+		}
+		// Another worker is at it, too. Its durable may begin elsewhere; and where two
+		// delete and create one at the same moment, the server may give the new one
+		// what it had stored of the old.
+		d.log.Debug("the durable consumer is not as it was asked for", "error", err)
+		if !sleepFor(ctx, time.Duration(50+rand.IntN(200))*time.Millisecond) {
+			return err
+		}
+	}
+}
+
+// create makes a consumer that begins at a position.
+func (b *binding) create(ctx context.Context, position int64) error {
+	d := b.durable
+	d.known, d.ackFloor = true, uint64(max(position, 1)-1)
+	made, err := b.stream.CreateConsumer(ctx, d.fresh(&b.stream.CachedInfo().Config))
+	if err != nil {
 		return err
 	}
-	d.known, d.ackFloor = true, uint64(max(position, 1)-1)
-	_, err := b.stream.CreateConsumer(ctx, d.fresh(&b.stream.CachedInfo().Config))
-	if errors.Is(err, jetstream.ErrConsumerExists) {
-		return nil // another worker was at it, too
+	if floor := made.CachedInfo().AckFloor.Stream; floor > d.ackFloor {
+		return fmt.Errorf("%w: it stands at %d, not at %d", errNotFresh, floor+1, d.ackFloor+1)
 	}
-	return err
+	return nil
+}
+
+// errNotFresh: the server gave a new consumer what it had stored of a deleted one.
+var errNotFresh = errors.New("the new consumer has the old one's state")
+
+// sleepFor tells whether the time has passed before the context has ended.
+func sleepFor(ctx context.Context, d time.Duration) bool {
+	sleep(ctx, d)
+	return ctx.Err() == nil
 }
 
 func (d *durable) seen(info *jetstream.ConsumerInfo) {
 	d.known, d.ackFloor = true, max(d.ackFloor, info.AckFloor.Stream)
+}
+
+// livesIn notes the history of the database. In another one than before, only
+// what the database itself tells is sure of what was seen till now. Where nothing
+// is committed yet, a start at the latest keeps to where it began.
+func (d *durable) livesIn(taken message.Taken) {
+	if taken.History == d.history {
+		return
+	}
+	d.history = taken.History
+	if taken.BrokerPosition >= 0 || d.config.Start != StartLatest {
+		d.ackFloor = min(d.ackFloor, uint64(max(taken.BrokerPosition, 1)-1))
+	}
 }
 
 // fresh is the configuration of a consumer that doesn't exist.

@@ -2,6 +2,7 @@ package nats_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -100,6 +101,91 @@ func TestTheDatabaseWentBack(t *testing.T) {
 	}
 	if !r.log.has("may have lost commits") {
 		t.Error("nothing was logged")
+	}
+}
+
+// wentBack is a queue of 1500 messages, of which the database has lost some that
+// the server was told of. sure is up to where it hasn't.
+func wentBack(t *testing.T, js jetstream.JetStream, store *consumertest.Store) (queue message.Lane, sure int64) {
+	t.Helper()
+	wait(t, store, 1000)
+	eventually(t, "the first thousand to be acknowledged", func() bool {
+		c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
+		return err == nil && c.CachedInfo().AckFloor.Stream == 1000
+	})
+	time.Sleep(2500 * time.Millisecond) // the floor is asked for every two seconds
+	publish(t, js, 1000, 500)
+	wait(t, store, 1500)
+	eventually(t, "all to be acknowledged", func() bool {
+		c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
+		return err == nil && c.CachedInfo().AckFloor.Stream == 1500
+	})
+	time.Sleep(2500 * time.Millisecond)
+	queue = message.Lane{Source: "edge", Name: "queue"}
+	row, _ := store.Row(queue)
+	if row.BrokerPosition < 1001 || row.BrokerPosition > 1501 {
+		t.Fatalf("the row says that all below %d was acknowledged", row.BrokerPosition)
+	}
+	return queue, row.BrokerPosition
+}
+
+// Several workers notice a failover at the same moment. One that finds the durable
+// gone, since another is having it rewound, must not make it anew where it stood:
+// what is below may be lost.
+func TestADurableThatAnotherRewinds(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	stream := createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 0, 1000)
+	store := consumertest.NewStore()
+	start(t, newSource(t, s), store)
+	queue, sure := wentBack(t, js, store)
+	// The other worker: it has deleted the durable, and died.
+	store.Rewind(queue, max(sure, 1401))
+	if _, err := store.Resumed(t.Context(), queue, sure); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.DeleteConsumer(t.Context(), "dedupd"); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, js, 1500, 100)
+	wait(t, store, 1600)
+}
+
+// crossed is a stream on which somebody makes the durable anew, at the end, in
+// the moment between its deletion and its creation.
+type crossed struct {
+	jetstream.Stream
+	left int
+}
+
+func (c *crossed) DeleteConsumer(ctx context.Context, name string) error {
+	err := c.Stream.DeleteConsumer(ctx, name)
+	if c.left > 0 {
+		c.left--
+		_, other := c.Stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
+			Durable: name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: 101,
+		})
+		err = errors.Join(err, other)
+	}
+	return err
+}
+
+// Such a durable is no rewound one.
+func TestARewindThatOthersCross(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	stream := &crossed{createStream(t, js, jetstream.StreamConfig{}), 3}
+	publish(t, js, 0, 100)
+	if err := nats.Rewind(t.Context(), js, stream, nats.Config{Name: "edge", Stream: "ORDERS", Durable: "dedupd"}, 51); err != nil {
+		t.Fatal(err)
+	}
+	c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info := c.CachedInfo(); stream.left > 0 || info.AckFloor.Stream != 50 || info.NumPending != 50 {
+		t.Errorf("%d more would have come between; the durable stands at %+v", stream.left, info)
 	}
 }
 

@@ -69,14 +69,27 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 	case err != nil:
 		return err
 	case taken.Rewound:
-		if err := bound.rewind(ctx, taken.BrokerPosition); err != nil {
+		if err := s.rewind(ctx, in, bound, taken.BrokerPosition); err != nil {
 			return fmt.Errorf("have the server deliver again what the database may have lost: %w", err)
 		}
-		if err := in.Resumed(ctx, s.lane()); err != nil {
-			return err
+		return errRewound
+	case bound.consumer == nil:
+		// Somebody deleted it. What we have seen of it is sure unless the database
+		// has failed over since, and another worker had it rewound.
+		position := int64(bound.durable.ackFloor) + 1
+		if taken.History != bound.durable.history {
+			position = min(position, max(taken.BrokerPosition, 1))
+		}
+		err := bound.create(ctx, position)
+		if errors.Is(err, errNotFresh) {
+			err = bound.rewind(ctx, position)
+		}
+		if err != nil && !errors.Is(err, jetstream.ErrConsumerExists) {
+			return fmt.Errorf("create the durable consumer again: %w", err)
 		}
 		return errRewound
 	}
+	bound.durable.livesIn(taken)
 	closing, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	x := &session{
@@ -87,6 +100,25 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 	}
 	x.run()
 	return context.Cause(closing)
+}
+
+// rewind has the server deliver again from a position on, until the database
+// agrees that all below is sure: it may fail over once more meanwhile.
+func (s *Source) rewind(ctx context.Context, in *consumer.Intake, bound *binding, position int64) error {
+	for {
+		if err := bound.rewind(ctx, position); err != nil {
+			return err
+		}
+		from := max(position, 1)
+		if bound.consumed {
+			from = 0 // what is lost is lost
+		}
+		sure, err := in.Resumed(ctx, s.lane(), from)
+		if err != nil || sure >= from {
+			return err
+		}
+		position = sure
+	}
 }
 
 func (s *Source) lane() message.Lane { return message.Lane{Source: s.config.Name, Name: laneName} }

@@ -266,7 +266,7 @@ var faults = []*fault{
 		after:  everyPoint,
 	},
 	{
-		name: "rotations", workers: 4, rate: 3000, short: 30, long: 1000,
+		name: "rotations", workers: 4, rate: 1500, short: 30, long: 1000,
 		config: "retention: {generation: 4h, schedule: 1h, window: 1d}\n", // the rig rotates
 		strike: func(r *run, _ int) error { return r.rotate() },
 	},

@@ -52,8 +52,8 @@ func (l *lanes) CaughtUp(ctx context.Context, all []message.CaughtUp) error {
 	return l.w.store.CaughtUp(ctx, all)
 }
 
-func (l *lanes) Resumed(ctx context.Context, lane message.Lane) error {
-	return l.w.store.Resumed(ctx, lane)
+func (l *lanes) Resumed(ctx context.Context, lane message.Lane, from int64) (int64, error) {
+	return l.w.store.Resumed(ctx, lane, from)
 }
 
 func (l *lanes) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {
