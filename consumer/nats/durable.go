@@ -120,7 +120,7 @@ func (b *binding) rewind(ctx context.Context, position int64) error {
 		// delete and create one at the same moment, the server may give the new one
 		// what it had stored of the old.
 		d.log.Debug("the durable consumer is not as it was asked for", "error", err)
-		if !sleepFor(ctx, time.Duration(50+rand.IntN(200))*time.Millisecond) {
+		if sleep(ctx, time.Duration(50+rand.IntN(200))*time.Millisecond); ctx.Err() != nil {
 			return err
 		}
 	}
@@ -142,12 +142,6 @@ func (b *binding) create(ctx context.Context, position int64) error {
 
 // errNotFresh: the server gave a new consumer what it had stored of a deleted one.
 var errNotFresh = errors.New("the new consumer has the old one's state")
-
-// sleepFor tells whether the time has passed before the context has ended.
-func sleepFor(ctx context.Context, d time.Duration) bool {
-	sleep(ctx, d)
-	return ctx.Err() == nil
-}
 
 func (d *durable) seen(info *jetstream.ConsumerInfo) {
 	d.known, d.ackFloor = true, max(d.ackFloor, info.AckFloor.Stream)

@@ -79,34 +79,21 @@ func TestTheDatabaseWentBack(t *testing.T) {
 	publish(t, js, 0, 1000)
 	store := consumertest.NewStore()
 	r := start(t, newSource(t, s), store)
-	wait(t, store, 1000)
-	eventually(t, "the first thousand to be acknowledged", func() bool {
-		c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
-		return err == nil && c.CachedInfo().AckFloor.Stream == 1000
-	})
-	time.Sleep(2500 * time.Millisecond) // the floor is asked for every two seconds
-	publish(t, js, 1000, 500)
-	wait(t, store, 1500)
-	queue := message.Lane{Source: "edge", Name: "queue"}
-	sure, _ := store.Row(queue)
-	if sure.BrokerPosition < 1001 || sure.BrokerPosition > 1501 {
-		t.Fatalf("the row says that all below %d was acknowledged", sure.BrokerPosition)
-	}
-	lost := max(sure.BrokerPosition, 1401)
-	store.Rewind(queue, lost)
+	queue, sure := acknowledged(t, js, store)
+	store.Rewind(queue, max(sure, 1401))
 	publish(t, js, 1500, 100) // with which it is noticed
 	wait(t, store, 1600)
-	if handled, _, _ := store.Counts(); handled > 1700+1501-int(sure.BrokerPosition) {
-		t.Errorf("%d messages were handed over, of which those from %d on were to come again", handled, sure.BrokerPosition)
+	if handled, _, _ := store.Counts(); handled > 1700+1501-int(sure) {
+		t.Errorf("%d messages were handed over, of which those from %d on were to come again", handled, sure)
 	}
 	if !r.log.has("may have lost commits") {
 		t.Error("nothing was logged")
 	}
 }
 
-// wentBack is a queue of 1500 messages, of which the database has lost some that
-// the server was told of. sure is up to where it hasn't.
-func wentBack(t *testing.T, js jetstream.JetStream, store *consumertest.Store) (queue message.Lane, sure int64) {
+// acknowledged reads a queue of 1500 messages, of which the server is told. sure is
+// below what position the database knows it, too.
+func acknowledged(t *testing.T, js jetstream.JetStream, store *consumertest.Store) (queue message.Lane, sure int64) {
 	t.Helper()
 	wait(t, store, 1000)
 	eventually(t, "the first thousand to be acknowledged", func() bool {
@@ -139,7 +126,7 @@ func TestADurableThatAnotherRewinds(t *testing.T) {
 	publish(t, js, 0, 1000)
 	store := consumertest.NewStore()
 	start(t, newSource(t, s), store)
-	queue, sure := wentBack(t, js, store)
+	queue, sure := acknowledged(t, js, store)
 	// The other worker: it has deleted the durable, and died.
 	store.Rewind(queue, max(sure, 1401))
 	if _, err := store.Resumed(t.Context(), queue, sure); err != nil {
@@ -152,40 +139,54 @@ func TestADurableThatAnotherRewinds(t *testing.T) {
 	wait(t, store, 1600)
 }
 
-// crossed is a stream on which somebody makes the durable anew, at the end, in
-// the moment between its deletion and its creation.
+// crossed is a stream on which durables that are deleted and made anew come out
+// otherwise than was asked for, as often as it says.
 type crossed struct {
 	jetstream.Stream
-	left int
+	between int // somebody makes one between its deletion and its creation
+	stale   int // a new one has the state of the old
 }
+
+// atTheEnd is the one that somebody else makes.
+var atTheEnd = jetstream.ConsumerConfig{Durable: "dedupd", AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: 101}
 
 func (c *crossed) DeleteConsumer(ctx context.Context, name string) error {
 	err := c.Stream.DeleteConsumer(ctx, name)
-	if c.left > 0 {
-		c.left--
-		_, other := c.Stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
-			Durable: name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: 101,
-		})
+	if c.between > 0 {
+		c.between--
+		_, other := c.Stream.CreateConsumer(ctx, atTheEnd)
 		err = errors.Join(err, other)
 	}
 	return err
 }
 
-// Such a durable is no rewound one.
-func TestARewindThatOthersCross(t *testing.T) {
-	s := startServer(t)
-	js := connect(t, s)
-	stream := &crossed{createStream(t, js, jetstream.StreamConfig{}), 3}
-	publish(t, js, 0, 100)
-	if err := nats.Rewind(t.Context(), js, stream, nats.Config{Name: "edge", Stream: "ORDERS", Durable: "dedupd"}, 51); err != nil {
-		t.Fatal(err)
+func (c *crossed) CreateConsumer(ctx context.Context, config jetstream.ConsumerConfig) (jetstream.Consumer, error) {
+	if c.between == 0 && c.stale > 0 {
+		c.stale--
+		config.OptStartSeq = atTheEnd.OptStartSeq
 	}
-	c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info := c.CachedInfo(); stream.left > 0 || info.AckFloor.Stream != 50 || info.NumPending != 50 {
-		t.Errorf("%d more would have come between; the durable stands at %+v", stream.left, info)
+	return c.Stream.CreateConsumer(ctx, config)
+}
+
+// Such durables are no rewound ones.
+func TestARewindThatIsCrossed(t *testing.T) {
+	for name, crossing := range map[string]crossed{"somebody comes between": {between: 3}, "the old one's state": {stale: 2}} {
+		t.Run(name, func(t *testing.T) {
+			s := startServer(t)
+			js := connect(t, s)
+			crossing.Stream = createStream(t, js, jetstream.StreamConfig{})
+			publish(t, js, 0, 100)
+			if err := nats.Rewind(t.Context(), js, &crossing, nats.Config{Name: "edge", Stream: "ORDERS", Durable: "dedupd"}, 51); err != nil {
+				t.Fatal(err)
+			}
+			c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info := c.CachedInfo(); crossing.between+crossing.stale > 0 || info.AckFloor.Stream != 50 || info.NumPending != 50 {
+				t.Errorf("%+v is left; the durable stands at %+v", crossing, info)
+			}
+		})
 	}
 }
 

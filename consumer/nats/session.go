@@ -82,7 +82,9 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 		}
 		err := bound.create(ctx, position)
 		if errors.Is(err, errNotFresh) {
-			err = bound.rewind(ctx, position)
+			// By the time this one is deleted, it may be one that another worker had
+			// rewound after one more failover: so what counts is what the row says then.
+			err = s.rewind(ctx, in, bound, position)
 		}
 		if err != nil && !errors.Is(err, jetstream.ErrConsumerExists) {
 			return fmt.Errorf("create the durable consumer again: %w", err)

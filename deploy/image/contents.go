@@ -72,7 +72,7 @@ func (m modules) licences() map[string][]byte {
 // modules, to which the go command brings what is missing.
 func readModules(ctx context.Context, info *buildinfo.BuildInfo) (modules, error) {
 	args := []string{"mod", "download", "-json"}
-	for _, m := range append(info.Deps, self()) {
+	for _, m := range append(info.Deps, rootsVersion()) {
 		if m.Replace != nil {
 			m = m.Replace
 		}
@@ -110,9 +110,9 @@ func readModules(ctx context.Context, info *buildinfo.BuildInfo) (modules, error
 	}
 }
 
-// self is the module of the certificate authorities, at the version that is
+// rootsVersion is the module of the certificate authorities, at the version that is
 // built into this program.
-func self() *debug.Module {
+func rootsVersion() *debug.Module {
 	info, _ := debug.ReadBuildInfo()
 	for _, m := range info.Deps {
 		if m.Path == rootsModule {

@@ -130,9 +130,16 @@ func (p *Pod) admit() error {
 	}
 	p.container = *spec.Containers[0].DeepCopy()
 	c := &spec.Containers[0]
-	rest := corev1.Container{Lifecycle: c.Lifecycle, WorkingDir: c.WorkingDir, EnvFrom: c.EnvFrom, VolumeDevices: c.VolumeDevices, Stdin: c.Stdin, TTY: c.TTY, ResizePolicy: c.ResizePolicy}
+	rest := corev1.Container{Lifecycle: c.Lifecycle, RestartPolicy: c.RestartPolicy, StdinOnce: c.StdinOnce, WorkingDir: c.WorkingDir, EnvFrom: c.EnvFrom, VolumeDevices: c.VolumeDevices, Stdin: c.Stdin, TTY: c.TTY, ResizePolicy: c.ResizePolicy}
 	if text, err := json.Marshal(rest); err != nil || string(text) != `{"name":"","resources":{}}` {
 		return fmt.Errorf("it can't do %s", text)
+	}
+	if s := c.SecurityContext; s != nil {
+		rest := *s
+		rest.AllowPrivilegeEscalation, rest.ReadOnlyRootFilesystem, rest.Capabilities, rest.SeccompProfile = nil, nil, nil, nil
+		if text, err := json.Marshal(rest); err != nil || string(text) != "{}" {
+			return fmt.Errorf("it can't do the security context %s", text)
+		}
 	}
 	for _, e := range c.Env {
 		if e.ValueFrom != nil {
@@ -141,6 +148,14 @@ func (p *Pod) admit() error {
 	}
 	if s := spec.SecurityContext; s == nil || s.RunAsUser == nil || s.RunAsGroup == nil || s.FSGroup == nil {
 		return errors.New("user, group and fsGroup aren't all set")
+	} else if s.RunAsNonRoot != nil && *s.RunAsNonRoot && *s.RunAsUser == 0 {
+		return errors.New("it may not be root, and is")
+	} else {
+		rest := *s
+		rest.RunAsNonRoot, rest.RunAsUser, rest.RunAsGroup, rest.FSGroup, rest.FSGroupChangePolicy, rest.SeccompProfile = nil, nil, nil, nil, nil, nil
+		if text, err := json.Marshal(rest); err != nil || string(text) != "{}" {
+			return fmt.Errorf("it can't do the security context %s", text)
+		}
 	}
 	return nil
 }
