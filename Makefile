@@ -9,6 +9,8 @@ PROMETHEUS := .cache/prometheus
 PROMTOOL := $(or $(shell command -v promtool),$(PROMETHEUS)/usr/bin/promtool)
 MATPLOTLIB := .cache/matplotlib
 PICTURE := "Duplicates,Outcomes and throughput,Lag and delay,Transactions"
+HELM      ?= $(BIN)/helm
+APISERVER ?= $(BIN)/kube-apiserver
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 RELEASE := -trimpath -ldflags "-s -w -X github.com/dedupd/dedupd/internal/app.release=$(VERSION)"
 
@@ -51,12 +53,22 @@ test-pgbouncer: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs the end-to-end tests w
 	DEDUPD_TEST_PGBOUNCER=1 $(GO) test -timeout 20m $(TESTFLAGS) ./e2e
 
 .PHONY: chart-test
-chart-test: kafka ## Tests the image and the Helm chart, and runs both under runc (apt-get install runc umoci; UPDATE=1 writes what is generated)
+chart-test: kafka $(BIN)/kube-score ## Tests the image and the Helm chart, and runs both under runc (apt-get install runc umoci; UPDATE=1 writes what is generated)
 	cd deploy/image && $(GO) test $(TESTFLAGS) .
 	cd deploy/helm/test && $(GO) vet ./... && $(GO) test -timeout 15m $(TESTFLAGS) . $(if $(UPDATE),-update)
 
+.PHONY: chart-server-test
+chart-server-test: kafka $(HELM) $(APISERVER) ## Installs, upgrades, runs and removes the chart in a real Kubernetes API server (apt-get install etcd-server runc umoci; builds it: ten minutes the first time)
+	cd deploy/helm/test && DEDUPD_TEST_HELM=$(abspath $(HELM)) DEDUPD_TEST_APISERVER=$(abspath $(APISERVER)) $(GO) test -count=1 -timeout 15m $(TESTFLAGS) ./server
+
+$(BIN)/helm: deploy/helm/test/go.mod
+	cd deploy/helm/test && GOBIN=$(CURDIR)/$(BIN) $(GO) install helm.sh/helm/v4/cmd/helm@$$($(GO) list -m -f '{{.Version}}' helm.sh/helm/v4)
+
+$(BIN)/kube-apiserver: deploy/helm/test/apiserver/go.mod
+	cd deploy/helm/test/apiserver && $(GO) build -o ../../../../$@ .
+
 .PHONY: chart-build
-chart-build:
+chart-build: $(BIN)/kube-score
 	cd deploy/helm/test && $(GO) vet ./... && $(GO) test -run '^$$' .
 	cd deploy/image && $(GO) test -run '^$$' .
 
@@ -120,6 +132,9 @@ lint: $(BIN)/golangci-lint ## Checks style, imports between packages, and the ti
 # The tools' versions are pinned in internal/tools.
 $(BIN)/golangci-lint: internal/tools/go.mod
 	cd internal/tools && $(GO) build -o ../../$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+$(BIN)/kube-score: internal/tools/go.mod
+	cd internal/tools && $(GO) build -o ../../$@ github.com/zegl/kube-score/cmd/kube-score
 
 .PHONY: fmt
 fmt: $(BIN)/golangci-lint ## Formats the code

@@ -94,9 +94,14 @@ func (in *Intake) Hold(lane message.Lane, err error) {
 // lanes it has been given.
 func (in *Intake) Ready(ok bool) {
 	in.w.mu.Lock()
+	defer in.w.mu.Unlock()
 	in.ready = ok
 	in.wasReady = in.wasReady || ok
-	in.w.mu.Unlock()
+	value := 0.0
+	if ok {
+		value = 1
+	}
+	in.w.Metrics.ready.WithLabelValues(in.source).Set(value)
 }
 
 // Budget is the byte budget that all sources share.

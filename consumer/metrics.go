@@ -19,6 +19,7 @@ type Metrics struct {
 	rebalances    prometheus.Counter
 	commitErrors  prometheus.Counter
 	held          prometheus.Gauge
+	ready         *prometheus.GaugeVec
 }
 
 // NewMetrics registers the worker's metrics, and the budget's use.
@@ -69,13 +70,17 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 			Name: "dedupd_lanes_held",
 			Help: "Lanes that wait for somebody to mend something: see the log for the reason.",
 		}),
+		ready: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "dedupd_source_ready",
+			Help: "1: the source has reached its broker and reads the lanes that it was given, if any. 0: it can't.",
+		}, []string{"source"}),
 	}
 	inflight := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "dedupd_inflight_bytes",
 		Help: "Bytes of messages held in memory, or set aside for those that were asked for, of the budget batch.inflight_bytes.",
 	}, func() float64 { return float64(budget.Used()) })
 	reg.MustRegister(m.fetched, m.abandoned, m.skipped, m.lag, m.lanePosition, m.batchMessages, m.fenced,
-		m.rewinds, m.rebalances, m.commitErrors, m.held, inflight)
+		m.rewinds, m.rebalances, m.commitErrors, m.held, m.ready, inflight)
 	return m
 }
 

@@ -85,6 +85,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.activity = w.started
 	for _, s := range w.Sources {
 		w.intakes = append(w.intakes, &Intake{w: w, source: s.Name()})
+		w.Metrics.ready.WithLabelValues(s.Name()).Set(0)
 	}
 	w.mu.Unlock()
 

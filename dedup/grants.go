@@ -74,6 +74,27 @@ func (s *Store) GrantSQL(role string) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
+// Grant gives a worker's role the rights of GrantSQL, those that it has included.
+// Only the schema's owner may.
+func (s *Store) Grant(ctx context.Context, role string) error {
+	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		// One at a time: of two who change the same rights at once, the server refuses
+		// one.
+		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '30s', true), set_config('statement_timeout', '60s', true)`); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock($1, 1)`, migrationLock); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, s.GrantSQL(role))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("grant what a worker needs to role %s: %w", role, err)
+	}
+	return nil
+}
+
 // MissingRights are those of GrantSQL that the connected role lacks, each such as
 // INSERT ON "dedupd"."lanes". The schema must be there.
 func (s *Store) MissingRights(ctx context.Context) (missing []string, err error) {

@@ -26,6 +26,7 @@ func (r *rig) untilCaughtUp(partition int, since time.Time) {
 // What an open transaction holds can't be read yet, and will come with the time
 // at which it was written.
 func TestAnOpenTransactionIsNotCaughtUp(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.start(nil, pulsing)
@@ -48,6 +49,7 @@ func TestAnOpenTransactionIsNotCaughtUp(t *testing.T) {
 
 // A lane whose batches waited knows only what the broker held before.
 func TestCaughtUpIsAsOldAsTheFetch(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, fake(t), 1, nil)
 	r.fill(r.client(), 0, 10)
 	release := r.store.Hold()

@@ -15,6 +15,7 @@ import (
 // Every codec, as a producer in Go writes it and as the broker does, which is
 // Java: they frame snappy differently.
 func TestCodecs(t *testing.T) {
+	t.Parallel()
 	b := realBroker(t)
 	codecs := map[string]kgo.CompressionCodec{
 		"uncompressed": kgo.NoCompression(), "gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(),
@@ -62,6 +63,7 @@ func TestCodecs(t *testing.T) {
 
 // A topic that keeps the broker's time has it for each message.
 func TestLogAppendTime(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, realBroker(t), 1, map[string]string{"message.timestamp.type": "LogAppendTime"})
 	old := time.Now().Add(-time.Hour)
 	r.check(r.client().ProduceSync(r.ctx, &kgo.Record{Timestamp: old}, &kgo.Record{Timestamp: old.Add(time.Minute)}).FirstErr())

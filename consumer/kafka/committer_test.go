@@ -42,6 +42,7 @@ func (m *fakeMember) take() []map[string]map[int]int64 {
 }
 
 func TestCommitter(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		member, failures := &fakeMember{}, 0
 		c := newCommitter(member, func() { failures++ }, slog.New(slog.DiscardHandler))
@@ -103,6 +104,7 @@ func TestCommitter(t *testing.T) {
 // one knew must never be told after what the new one tells, for that would look
 // like an operator's reset of the group.
 func TestALaneOpenedAgainHasOneMark(t *testing.T) {
+	t.Parallel()
 	for range 20 { // the order of a map is random
 		synctest.Test(t, func(t *testing.T) {
 			member := &fakeMember{}

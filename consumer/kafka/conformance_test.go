@@ -11,6 +11,7 @@ import (
 )
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	b := realBroker(t)
 	const partitions = 4
 	consumertest.Run(t, consumertest.Config{

@@ -131,6 +131,7 @@ func offsets(all []message.Message) []int64 {
 }
 
 func TestDecodeKeepsNilAndEmptyApart(t *testing.T) {
+	t.Parallel()
 	f := answered(nil, wireBatch{base: 7, producer: -1, records: []kmsg.Record{
 		{TimestampDelta64: -1},
 		{OffsetDelta: 1, Key: []byte{}, Value: []byte{}},
@@ -170,6 +171,7 @@ func TestDecodeKeepsNilAndEmptyApart(t *testing.T) {
 }
 
 func TestDecodePositions(t *testing.T) {
+	t.Parallel()
 	aborted := func(producer, first int64) transaction { return transaction{producer: producer, first: first} }
 	tests := []struct {
 		name     string
@@ -215,6 +217,7 @@ func TestDecodePositions(t *testing.T) {
 
 // A topic may have the broker's time of arrival instead of the producer's.
 func TestDecodeTimes(t *testing.T) {
+	t.Parallel()
 	b := wireBatch{base: 1, first: 1000, max: 5000, records: []kmsg.Record{{}, {OffsetDelta: 1, TimestampDelta64: 700}}}
 	for attributes, want := range map[int16][]int64{0: {1000, 1700}, logAppendTime: {5000, 5000}} {
 		b.attributes = attributes
@@ -230,6 +233,7 @@ func TestDecodeTimes(t *testing.T) {
 
 // The broker cuts its answer off at the size that was asked for, anywhere.
 func TestDecodeLeavesOutAPartOfABatch(t *testing.T) {
+	t.Parallel()
 	f := answered(nil, at(0, 0, 1), at(2, 2, 3))
 	first := len(at(0, 0, 1).bytes())
 	for n := range len(f.records) {
@@ -250,6 +254,7 @@ func TestDecodeLeavesOutAPartOfABatch(t *testing.T) {
 // What can't be read is told with its place and what to do; what stands before it
 // is delivered, and nothing behind it.
 func TestDecodeErrors(t *testing.T) {
+	t.Parallel()
 	changed := func(b wireBatch, change func(b []byte)) []byte {
 		all := b.bytes()
 		change(all)
@@ -314,6 +319,7 @@ func TestDecodeErrors(t *testing.T) {
 // A few bytes that stand for very many are refused, before there is memory for
 // them.
 func TestDecodeRefusesBombs(t *testing.T) {
+	t.Parallel()
 	for _, codec := range []compress.Compression{compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd} {
 		t.Run(codec.String(), func(t *testing.T) {
 			bomb := sealed(kmsg.RecordBatch{
@@ -356,6 +362,7 @@ func fuse(codec compress.Compression) []byte {
 
 // Small batches that come to very much are taken some at a time.
 func TestDecodeStopsWhereMuchIsHeld(t *testing.T) {
+	t.Parallel()
 	var f fetched
 	for i := range int64(4) {
 		b := at(i, i)
@@ -373,6 +380,7 @@ func TestDecodeStopsWhereMuchIsHeld(t *testing.T) {
 
 // So are those whose records hold nothing.
 func TestDecodeStopsWhereManyAreHeld(t *testing.T) {
+	t.Parallel()
 	each := maxFetchBytes/messageBytes/2 + 1
 	var f fetched
 	for i := range int64(4) {
@@ -390,6 +398,7 @@ func TestDecodeStopsWhereManyAreHeld(t *testing.T) {
 
 // The byte budget is to know of all memory that messages keep in use.
 func TestDecodeCountsWhatIsHeld(t *testing.T) {
+	t.Parallel()
 	value := bytes.Repeat([]byte("v"), 1000)
 	header := []kmsg.Header{{Key: "k", Value: []byte("v")}}
 	zip := func(b wireBatch) wireBatch { b.attributes |= int16(compress.Lz4); return b }
@@ -427,6 +436,7 @@ func TestDecodeCountsWhatIsHeld(t *testing.T) {
 
 // Whatever kafka-go makes of a record set, we do, too.
 func TestDecodeAgreesWithKafkaGo(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var set []byte
 		base := rapid.Int64Range(0, 1<<40).Draw(t, "position")
@@ -550,6 +560,7 @@ func FuzzDecode(f *testing.F) {
 }
 
 func TestPortion(t *testing.T) {
+	t.Parallel()
 	all := make([]message.Message, 10)
 	for i := range all {
 		all[i].Value = make([]byte, 1000)

@@ -28,6 +28,7 @@ func respond(version int16, code int16, topic string, partition int32) []byte {
 }
 
 func TestAnswers(t *testing.T) {
+	t.Parallel()
 	want := &fetched{highWatermark: 70, lastStableOffset: 60, aborted: []transaction{{1, 2}, {3, 4}}, records: []byte("records")}
 	for version := int16(minFetchVersion); version <= maxFetchVersion; version++ {
 		body := respond(version, 0, "t", 3)
@@ -69,6 +70,7 @@ func (w *wire) Write(request []byte) (int, error) {
 }
 
 func TestExchange(t *testing.T) {
+	t.Parallel()
 	sized := func(size int, parts ...[]byte) []byte {
 		return append(binary.BigEndian.AppendUint32(nil, uint32(size)), bytes.Join(parts, nil)...)
 	}

@@ -51,7 +51,7 @@ type fetcher struct {
 	growth   float64      // bytes in memory per byte asked for, as last seen; at least 1
 	size     float64      // bytes in memory of a message, as the last fetch had them; 0: it had none
 
-	// answered is when a fetch last came back, in Unix nanoseconds.
+	// answered is when a fetch last brought what can be read, in Unix nanoseconds.
 	answered atomic.Int64
 
 	failing time.Time // since when fetches fail; zero: they don't
@@ -162,7 +162,6 @@ func (f *fetcher) step(ctx context.Context) error {
 	}
 	sent := time.Now()
 	part, err := f.cluster.fetch(ctx, f.topic, f.partition, f.position, f.want)
-	f.answered.Store(time.Now().UnixNano())
 	if err != nil {
 		f.open.SetLag(-1) // whatever it was, it may have grown
 		budget.Release(asked)
@@ -173,6 +172,7 @@ func (f *fetcher) step(ctx context.Context) error {
 		budget.Release(asked)
 		return err
 	}
+	f.answered.Store(time.Now().UnixNano())
 	budget.Adjust(got.held - asked)
 	f.growth = max(float64(got.held)/float64(f.want), 0.9*f.growth, 1)
 	f.size = float64(got.held) / float64(max(len(got.messages), 1))

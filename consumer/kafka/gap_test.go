@@ -16,6 +16,7 @@ import (
 // Data that the broker deleted before it was read stops the lane, loudly, until
 // somebody decides.
 func TestGapStopsTheLane(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 2, nil)
 		c := r.client()
@@ -40,6 +41,7 @@ func TestGapStopsTheLane(t *testing.T) {
 }
 
 func TestGapIsSkippedOnDemand(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.fill(r.client(), 0, 10)
@@ -62,6 +64,7 @@ func TestGapIsSkippedOnDemand(t *testing.T) {
 
 // A gap with nothing behind it moves the lane all the same.
 func TestGapUpToTheEnd(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
@@ -77,6 +80,7 @@ func TestGapUpToTheEnd(t *testing.T) {
 
 // Retention overtakes a lane that is being read: its fetches fall out of range.
 func TestGapWhileRunning(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		for _, onGap := range []string{StopOnGap, SkipGap} {
 			t.Run(onGap, func(t *testing.T) {
@@ -109,6 +113,7 @@ func TestGapWhileRunning(t *testing.T) {
 // A topic that was created anew ends below the lane's position: reading it from
 // there would skip, from its beginning repeat.
 func TestPositionBeyondTheEnd(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
@@ -139,6 +144,7 @@ func TestPositionBeyondTheEnd(t *testing.T) {
 
 // What docs/operations.md tells to do about it.
 func TestPositionBeyondTheEndIsMended(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		// A lane at 8, as the database and the group know it; the partition ends at 5.
 		beyond := func(t *testing.T) (*rig, *work) {
@@ -188,6 +194,7 @@ func TestPositionBeyondTheEndIsMended(t *testing.T) {
 // Compaction leaves holes, and batches whose last records are gone: the position
 // passes over all of them.
 func TestCompactedTopic(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, realBroker(t), 1, map[string]string{
 		"cleanup.policy": "compact", "segment.ms": "200", "segment.bytes": "1048576",
 		"min.cleanable.dirty.ratio": "0.001", "min.compaction.lag.ms": "0", "delete.retention.ms": "0",

@@ -20,6 +20,7 @@ import (
 // A topic that was deleted and created anew has outgrown the lane's position: read
 // from there it would miss what stands below, and nothing about positions tells.
 func TestATopicCreatedAnewIsNoticed(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.store.ID = func(m *message.Message) string { return string(m.Value) }
@@ -118,6 +119,7 @@ func answered10(topics map[string][16]byte) []byte {
 }
 
 func TestIdentities(t *testing.T) {
+	t.Parallel()
 	id := [16]byte{15: 1}
 	body := answered10(map[string][16]byte{"orders": {0: 0xff, 1: 0xff}, "payments": id})
 	want := identities{"orders": "__8AAAAAAAAAAAAAAAAAAA", "payments": base64.RawURLEncoding.EncodeToString(id[:])}
@@ -186,6 +188,7 @@ func (b *oldBroker) Write(request []byte) (int, error) {
 }
 
 func TestOnlyBrokersThatKnowAreAskedForIDs(t *testing.T) {
+	t.Parallel()
 	for latest, want := range map[int16]int{9: 0, 10: 1, 13: 1} {
 		b := &oldBroker{t: t, latest: latest}
 		got, err := (&identify{topics: []string{"orders"}, clientID: "me"}).RawExchange(b)

@@ -27,6 +27,7 @@ func keeps(t *testing.T, c Config) ([]consumer.Kept, error) {
 }
 
 func TestKeeps(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		var topics []string
 		var want []consumer.Kept
@@ -61,6 +62,7 @@ func TestKeeps(t *testing.T) {
 }
 
 func TestKeepsOfNobody(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -73,6 +75,7 @@ func TestKeepsOfNobody(t *testing.T) {
 }
 
 func TestKeepsOverTLSAndSASL(t *testing.T) {
+	t.Parallel()
 	server, client := certificates(t)
 	cluster := fakeCluster(t, kfake.TLS(server), kfake.EnableSASL(), kfake.Superuser("PLAIN", "dedupd", "swordfish"), kfake.SeedTopics(1, "orders"))
 	login := SASL{Mechanism: "plain", Username: "dedupd", Password: "swordfish"}
@@ -88,6 +91,7 @@ func TestKeepsOverTLSAndSASL(t *testing.T) {
 
 // A retention that the brokers of these tests never have.
 func TestKeptFor(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		settings map[string]string
 		want     time.Duration

@@ -2,7 +2,11 @@ package kafka
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	broker "github.com/dedupd/dedupd/e2e/kafka"
 	"github.com/dedupd/dedupd/message"
@@ -11,6 +15,7 @@ import (
 // While the worker takes nothing, no fetch tells the lag; but it must go on
 // rising, for that is when somebody looks at it.
 func TestTheLagRisesWhileNothingIsTaken(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
@@ -23,11 +28,57 @@ func TestTheLagRisesWhileNothingIsTaken(t *testing.T) {
 		for range 10 {
 			r.fill(c, 0, 300)
 		}
-		r.until("the lag counts what can't be written", func() bool { return w.lag() == 3000 })
+		r.until("the lag counts what can't be written", func() bool { return w.metric("dedupd_lag_messages") == 3000 })
 		r.fill(c, 0, 100)
-		r.until("the lag rises", func() bool { return w.lag() == 3100 })
+		r.until("the lag rises", func() bool { return w.metric("dedupd_lag_messages") == 3100 })
 		r.store.Heal()
 		r.untilNext(0, 3110)
-		r.until("the lag is gone", func() bool { return w.lag() == 0 })
+		r.until("the lag is gone", func() bool { return w.metric("dedupd_lag_messages") == 0 })
 	})
+}
+
+// Nor does a fetch tell it that brings nothing that could be read. After a while
+// the source is not ready, which an alert goes by.
+func TestTheLagRisesWhileNothingCanBeRead(t *testing.T) {
+	t.Parallel()
+	cluster := fakeCluster(t)
+	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), 1, nil)
+	c := r.client()
+	w := r.start(nil)
+	w.untilReady()
+	r.fill(c, 0, 10)
+	r.untilNext(0, 10)
+	var corrupt atomic.Bool
+	corrupt.Store(true)
+	cluster.ControlKey(int16(kmsg.Fetch), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		cluster.KeepControl()
+		if !corrupt.Load() {
+			return nil, nil, false
+		}
+		asked := req.(*kmsg.FetchRequest)
+		res := asked.ResponseKind().(*kmsg.FetchResponse)
+		for _, topic := range asked.Topics {
+			answer := kmsg.NewFetchResponseTopic()
+			answer.Topic, answer.TopicID = topic.Topic, topic.TopicID
+			for _, p := range topic.Partitions {
+				partition := kmsg.NewFetchResponseTopicPartition()
+				partition.Partition, partition.ErrorCode = p.Partition, kerr.CorruptMessage.Code
+				answer.Partitions = append(answer.Partitions, partition)
+			}
+			res.Topics = append(res.Topics, answer)
+		}
+		return res, nil, true
+	})
+	ready := func() float64 { return w.metric("dedupd_source_ready") }
+	if ready() != 1 {
+		t.Error("the source is not ready at first")
+	}
+	r.fill(c, 0, 100)
+	r.until("the lag counts what can't be read", func() bool { return w.metric("dedupd_lag_messages") == 100 })
+	r.fill(c, 0, 50)
+	r.until("the lag rises", func() bool { return w.metric("dedupd_lag_messages") == 150 })
+	r.until("the source is not ready", func() bool { return ready() == 0 })
+	corrupt.Store(false)
+	r.untilNext(0, 160)
+	r.until("all is well again", func() bool { return w.metric("dedupd_lag_messages") == 0 && ready() == 1 })
 }

@@ -34,8 +34,14 @@ func newName(prefix string) string {
 // onBrokers runs a test on a fake broker in this process and, unless -short, on
 // a real one.
 func onBrokers(t *testing.T, test func(t *testing.T, b *broker.Broker)) {
-	t.Run("kfake", func(t *testing.T) { test(t, fake(t)) })
-	t.Run("kafka", func(t *testing.T) { test(t, realBroker(t)) })
+	t.Run("kfake", func(t *testing.T) {
+		t.Parallel()
+		test(t, fake(t))
+	})
+	t.Run("kafka", func(t *testing.T) {
+		t.Parallel()
+		test(t, realBroker(t))
+	})
 }
 
 func realBroker(t *testing.T) *broker.Broker {
@@ -243,13 +249,13 @@ func (w *work) untilReady() {
 	w.until("the worker is ready", func() bool { return w.worker.Ready() == nil })
 }
 
-// lag is the sum over the worker's lanes, as its metrics tell it.
-func (w *work) lag() (sum float64) {
+// metric is the sum of a gauge's values.
+func (w *work) metric(name string) (sum float64) {
 	w.Helper()
 	families, err := w.registry.Gather()
 	w.check(err)
 	for _, f := range families {
-		if f.GetName() != "dedupd_lag_messages" {
+		if f.GetName() != name {
 			continue
 		}
 		for _, m := range f.GetMetric() {

@@ -23,6 +23,7 @@ import (
 // Both halves of the client log in and encrypt: the one that is a member of the
 // group, and the one that fetches.
 func TestTLSAndSASL(t *testing.T) {
+	t.Parallel()
 	server, client := certificates(t)
 	for _, mechanism := range []string{"plain", "scram-sha-256", "scram-sha-512"} {
 		t.Run(mechanism, func(t *testing.T) {
@@ -50,6 +51,7 @@ func TestTLSAndSASL(t *testing.T) {
 }
 
 func TestWrongPasswordIsTold(t *testing.T) {
+	t.Parallel()
 	cluster := fakeCluster(t, kfake.EnableSASL(), kfake.Superuser("PLAIN", "dedupd", "swordfish"), kfake.SeedTopics(1, "orders"))
 	r := rigOn(t, broker.At(cluster.ListenAddrs()[0]), "orders")
 	w := r.start(func(c *Config) { c.SASL = SASL{Mechanism: "plain", Username: "dedupd", Password: "wrong"} })
@@ -63,6 +65,7 @@ func TestWrongPasswordIsTold(t *testing.T) {
 }
 
 func TestConfigProblemsAreToldAtOnce(t *testing.T) {
+	t.Parallel()
 	_, err := New(Config{
 		Start: "begin", Isolation: "serializable", OnGap: "jump", OnGroupReset: "maybe",
 		Topics: []string{"a", "a"}, SASL: SASL{Mechanism: "oauthbearer"}, SessionTimeout: time.Second,
@@ -80,6 +83,7 @@ func TestConfigProblemsAreToldAtOnce(t *testing.T) {
 // A session time-out outside of what the broker allows can't come right by
 // itself.
 func TestRefusedSessionTimeoutEndsTheProgram(t *testing.T) {
+	t.Parallel()
 	cluster := fakeCluster(t, kfake.GroupMaxSessionTimeout(3*time.Second), kfake.SeedTopics(1, "orders"))
 	r := rigOn(t, broker.At(cluster.ListenAddrs()[0]), "orders")
 	w := r.start(nil)

@@ -14,6 +14,7 @@ import (
 // Many lanes together hold little more than few do, however much there is to
 // fetch.
 func TestManyLanesHoldLittleAhead(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		const (
 			partitions, each  = 16, 6000

@@ -15,6 +15,7 @@ import (
 )
 
 func TestStartLatest(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
@@ -31,6 +32,7 @@ func TestStartLatest(t *testing.T) {
 
 // Without a position anywhere, start: group waits for somebody to set one.
 func TestStartGroup(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
@@ -55,6 +57,7 @@ func TestStartGroup(t *testing.T) {
 // A topic that is created after the start is found, and so are partitions that
 // are added.
 func TestTopicsAppearAndGrow(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		other := newName("later")
@@ -76,6 +79,7 @@ func TestTopicsAppearAndGrow(t *testing.T) {
 
 // More members than partitions: some have nothing, and are ready.
 func TestStandby(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, fake(t), 1, nil)
 	first, second := r.start(nil), r.start(nil)
 	r.until("one has no lane", func() bool { return r.log.count("lanes=0") > 0 })
@@ -84,6 +88,7 @@ func TestStandby(t *testing.T) {
 }
 
 func TestUntilIdleWaitsForTheEnd(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, fake(t), 2, nil)
 	r.transactions() // ends with a marker
 	r.fill(r.client(), 1, 300)
@@ -104,6 +109,7 @@ func TestUntilIdleWaitsForTheEnd(t *testing.T) {
 
 // An operator moves the group back while nobody reads.
 func TestGroupReset(t *testing.T) {
+	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.put(r.client(), 0, "one", "two", "three")
@@ -145,6 +151,7 @@ func (t *takes) Take(ctx context.Context, take message.Take) (message.Taken, err
 // What a lane is taken with says all of where it begins, whatever the database
 // makes of it: a lane that the database doesn't know begins at Start.
 func TestTakeSaysWhereToStart(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, fake(t), 3, nil)
 	r.fill(r.client(), 1, 10)
 	r.check(r.broker.DeleteRecords(r.ctx, r.topic, 1, 4))

@@ -60,8 +60,15 @@ func replace(all []outcome, o outcome) []outcome {
 	return all
 }
 
-// report writes the table of what was suffered, and its outcomes beside it.
+// report writes the table of what was suffered, and its outcomes beside it, in the
+// order of the faults.
 func report(file string, g *rig, outcomes []outcome) error {
+	place := func(o outcome) int {
+		return slices.IndexFunc(faults, func(f *fault) bool { return f.name == o.Fault })
+	}
+	slices.SortFunc(outcomes, func(a, b outcome) int {
+		return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a.Broker, b.Broker))
+	})
 	text, err := json.MarshalIndent(outcomes, "", " ")
 	if err != nil {
 		return err

@@ -114,6 +114,11 @@ var firings = []firing{
 		{"DedupdRetentionStale", 40, false},
 		{"DedupdRetentionStale", 70, true},
 	}},
+	{name: "an outage of the broker", run: "broker", seconds: 30, at: []moment{
+		{"DedupdSourceNotReady", 14, false},
+		{"DedupdSourceNotReady", 50, true},
+		{"DedupdLanesHeld", 50, false},
+	}},
 	{name: "locks on the claims", run: "slow", seconds: 30, at: []moment{
 		{"DedupdClaimLatencyHigh", 14, false},
 		{"DedupdClaimLatencyHigh", 85, true},

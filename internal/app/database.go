@@ -76,21 +76,34 @@ func poolConfig(cfg *config.Config, logger *slog.Logger) (*pgxpool.Config, error
 		// Each transaction may meet another connection: no prepared statements.
 		c.DefaultQueryExecMode = pgx.QueryExecModeExec
 	}
-	if cfg.Database.URLFile != "" {
-		pc.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
-			address, err := cfg.Database.Connection()
-			if err != nil {
-				return err
-			}
-			now, err := pgx.ParseConfig(address)
-			if err != nil {
-				return fmt.Errorf("database.url_file: %w", err)
-			}
-			c.User, c.Password = now.User, now.Password
-			return nil
+	pc.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		address, err := cfg.Database.Connection()
+		if err != nil {
+			return err
 		}
+		now, err := parseAddress(address, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return fmt.Errorf("database: %w", err)
+		}
+		renew(c, now.ConnConfig)
+		return nil
 	}
 	return pc, nil
+}
+
+// renew gives a connection what may be replaced while we run: user, password, and
+// the files of authorities and certificates. It keeps to its servers: another
+// database has other positions, and is for another process.
+func renew(c, now *pgx.ConnConfig) {
+	c.User, c.Password = now.User, now.Password
+	if c.Host == now.Host {
+		c.TLSConfig = now.TLSConfig
+	}
+	for i, f := range c.Fallbacks {
+		if i < len(now.Fallbacks) && f.Host == now.Fallbacks[i].Host {
+			f.TLSConfig = now.Fallbacks[i].TLSConfig
+		}
+	}
 }
 
 // parseAddress reads a connection string, and demands a verified certificate

@@ -2,9 +2,22 @@ package app
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
 	"log/slog"
+	"math/big"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/dedupd/dedupd/internal/config"
 )
 
 func TestRemoteDatabasesMustShowWhoTheyAre(t *testing.T) {
@@ -35,6 +48,62 @@ func TestRemoteDatabasesMustShowWhoTheyAre(t *testing.T) {
 		}
 		if warned := strings.Contains(log.String(), "verify-full"); warned != c.warn {
 			t.Errorf("%s: warned %v, want %v", c.address, warned, c.warn)
+		}
+	}
+}
+
+// A Secret may be replaced while workers run: each connection is made with what
+// its files say then.
+func TestEachConnectionReadsItsSecretsAnew(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	renewFiles := func(serial int64, password string) {
+		t.Helper()
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour)}
+		certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		private, err := x509.MarshalPKCS8PrivateKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		address := "postgres://worker:" + password + "@db-0.example,db-1.example/app?sslcert=" + file("cert") + "&sslkey=" + file("key")
+		if err := errors.Join(
+			os.WriteFile(file("cert"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), 0o600),
+			os.WriteFile(file("key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600),
+			os.WriteFile(file("url"), []byte(address), 0o600),
+		); err != nil {
+			t.Fatal(err)
+		}
+	}
+	renewFiles(1, "old")
+	pc, err := poolConfig(&config.Config{Database: config.Database{URLFile: file("url"), Pooler: "none"}}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	renewFiles(2, "new")
+	c := pc.ConnConfig.Copy()
+	if err := pc.BeforeConnect(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if c.Password != "new" || len(c.Fallbacks) != 1 {
+		t.Errorf("password %q, %d more servers", c.Password, len(c.Fallbacks))
+	}
+	for _, server := range []struct {
+		host string
+		tls  *tls.Config
+	}{{c.Host, c.TLSConfig}, {c.Fallbacks[0].Host, c.Fallbacks[0].TLSConfig}} {
+		leaf, err := x509.ParseCertificate(server.tls.Certificates[0].Certificate[0])
+		if err != nil || leaf.SerialNumber.Int64() != 2 {
+			t.Errorf("%s gets certificate %v, %v", server.host, leaf.SerialNumber, err)
+		}
+		if server.tls.InsecureSkipVerify || server.tls.ServerName != server.host {
+			t.Errorf("%s isn't verified any more: %+v", server.host, server.tls)
 		}
 	}
 }

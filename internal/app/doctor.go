@@ -165,7 +165,7 @@ func (d *doctor) grants(ctx context.Context, store *dedup.Store, role string) bo
 	case err != nil:
 		d.fail("grants", connectCure(err), "%v", err)
 	case len(missing) > 0:
-		d.fail("grants", fmt.Sprintf("as the schema's owner: dedupd migrate sql --grants %s -c FILE prints what to run at its end", role),
+		d.fail("grants", fmt.Sprintf("dedupd migrate up --grants %s -c FILE, as the schema's owner", role),
 			"role %s lacks %s", role, strings.Join(missing, "; "))
 	default:
 		d.ok("grants", "role %s has what a worker needs on schema %s", role, d.cfg.Database.Schema)
@@ -330,7 +330,7 @@ func connectCure(err error) string {
 	case errors.As(err, &pg) && pg.Code == "3D000":
 		return "create the database, or correct database.url"
 	case errors.As(err, &pg) && pg.Code == "42501":
-		return "dedupd migrate sql --grants ROLE -c FILE prints the grants that are needed"
+		return "dedupd migrate up --grants ROLE -c FILE, as the schema's owner, gives the rights that are needed"
 	case errors.As(err, &pg) && strings.HasPrefix(pg.Code, "53"):
 		return "raise max_connections of the server, or put a PgBouncer between"
 	case errors.As(err, &dns):

@@ -12,12 +12,14 @@ import (
 )
 
 func (c *command) migrate() *cobra.Command {
-	var role string
+	var worker, role string
 	up := &cobra.Command{
 		Use:   "up",
 		Short: "Creates or upgrades the schema, and creates the scope",
 		Long: `Creates or upgrades the schema, and creates the scope, with the rights of the
-schema's owner. Several may run at a time: one works, the others wait.`,
+schema's owner. Several may run at a time: one works, the others wait. --grants
+gives the worker's role the rights that it needs on the schema, also where there
+was nothing to upgrade.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withStore(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
@@ -25,10 +27,16 @@ schema's owner. Several may run at a time: one works, the others wait.`,
 				if err != nil {
 					return err
 				}
+				if worker != "" {
+					if err := s.Grant(ctx, worker); err != nil {
+						return err
+					}
+				}
 				return c.showApplied(applied)
 			})
 		},
 	}
+	up.Flags().StringVar(&worker, "grants", "", "give the worker's `ROLE` its rights")
 	status := &cobra.Command{
 		Use:   "status",
 		Short: "Shows the schema's versions: those applied and those to come",
@@ -47,7 +55,8 @@ schema's owner. Several may run at a time: one works, the others wait.`,
 		Use:   "sql",
 		Short: "Prints the SQL that creates schema and scope, for a DBA to run",
 		Long: `Prints the SQL that creates schema and scope in an empty database, for a DBA to
-run. Nothing is connected to. --grants adds what the worker's role needs.`,
+run. Nothing is connected to. --grants adds what the worker's role needs. A schema
+that is there, or a further scope, needs dedupd migrate up.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			cfg, _, err := c.loadAndWarn()

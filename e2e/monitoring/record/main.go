@@ -171,6 +171,15 @@ var scenarios = []scenario{
 		}},
 	},
 	{
+		name: "broker", seconds: 60,
+		about: []string{"At 15 s the NATS server is stopped, and stays away."},
+		load:  load{rate: 300, resend: 0.02},
+		acts: map[int]func(context.Context, *rig) error{15: func(_ context.Context, r *rig) error {
+			natstest.Stop(r.broker)
+			return nil
+		}},
+	},
+	{
 		name: "slow", seconds: 90,
 		about: []string{
 			"From 15 s on somebody locks the claims and the lanes again and again, for 1.8 s of 2 s. The pool",

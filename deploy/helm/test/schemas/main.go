@@ -11,12 +11,13 @@ import (
 	"log"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/dedupd/dedupd/deploy/helm/test/crds"
 )
 
 // kubernetes are the oldest version that the chart supports, and a new one.
@@ -34,19 +35,6 @@ var kinds = map[string]string{
 	"io.k8s.api.policy.v1.PodDisruptionBudget":          "policy/v1 PodDisruptionBudget",
 	"io.k8s.api.networking.v1.NetworkPolicy":            "networking.k8s.io/v1 NetworkPolicy",
 	"io.k8s.api.autoscaling.v2.HorizontalPodAutoscaler": "autoscaling/v2 HorizontalPodAutoscaler",
-}
-
-// customs are files with custom resource definitions, by their module.
-var customs = map[string][]string{
-	"github.com/kedacore/keda/v2@v2.21.0": {
-		"config/crd/bases/keda.sh_scaledobjects.yaml",
-		"config/crd/bases/keda.sh_triggerauthentications.yaml",
-	},
-	"github.com/prometheus-operator/prometheus-operator@v0.85.0": {
-		"example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
-		"example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
-		"example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
-	},
 }
 
 type schema = map[string]any
@@ -82,18 +70,8 @@ func main() {
 	}
 }
 
-// folder is where a module lies, downloaded if need be.
-func folder(module string) (string, error) {
-	out, err := exec.Command("go", "mod", "download", "-json", module).Output()
-	var got struct{ Dir, Error string }
-	if jsonErr := json.Unmarshal(out, &got); jsonErr != nil || got.Error != "" || got.Dir == "" {
-		return "", fmt.Errorf("download %s: %w %s", module, err, got.Error)
-	}
-	return got.Dir, nil
-}
-
 func ofKubernetes(version string) (*set, error) {
-	dir, err := folder("k8s.io/kubernetes@" + version)
+	dir, err := crds.Module("k8s.io/kubernetes@" + version)
 	if err != nil {
 		return nil, err
 	}
@@ -141,36 +119,30 @@ func (s *set) reach(name string, all map[string]schema) {
 
 func ofCustoms() (*set, error) {
 	s := &set{Kinds: map[string]string{}, Definitions: map[string]schema{}}
-	for module, files := range customs {
-		dir, err := folder(module)
-		if err != nil {
-			return nil, err
-		}
-		for _, file := range files {
-			text, err := os.ReadFile(filepath.Join(dir, file))
-			if err != nil {
-				return nil, err
-			}
-			var crd struct {
-				Spec struct {
-					Group    string
-					Names    struct{ Kind string }
-					Versions []struct {
-						Name   string
-						Schema struct{ OpenAPIV3Schema schema }
-					}
+	files, err := crds.Read()
+	if err != nil {
+		return nil, err
+	}
+	for file, text := range files {
+		var crd struct {
+			Spec struct {
+				Group    string
+				Names    struct{ Kind string }
+				Versions []struct {
+					Name   string
+					Schema struct{ OpenAPIV3Schema schema }
 				}
 			}
-			if err := yaml.Unmarshal(text, &crd); err != nil {
-				return nil, fmt.Errorf("%s: %w", file, err)
-			}
-			for _, v := range crd.Spec.Versions {
-				kind := crd.Spec.Group + "/" + v.Name + " " + crd.Spec.Names.Kind
-				name := crd.Spec.Names.Kind + "." + v.Name
-				s.Kinds[kind] = name
-				s.Definitions[name] = strict(v.Schema.OpenAPIV3Schema).(schema)
-				fixKind(s.Definitions[name], kind)
-			}
+		}
+		if err := yaml.Unmarshal(text, &crd); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		for _, v := range crd.Spec.Versions {
+			kind := crd.Spec.Group + "/" + v.Name + " " + crd.Spec.Names.Kind
+			name := crd.Spec.Names.Kind + "." + v.Name
+			s.Kinds[kind] = name
+			s.Definitions[name] = strict(v.Schema.OpenAPIV3Schema).(schema)
+			fixKind(s.Definitions[name], kind)
 		}
 	}
 	return s, nil
