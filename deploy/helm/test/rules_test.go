@@ -262,7 +262,7 @@ func TestKEDATriggers(t *testing.T) {
 	})
 	same(triggers(example(t, "keda-prometheus"))[0], map[string]string{
 		"serverAddress": "http://prometheus.monitoring:9090", "threshold": "10000",
-		"query": `sum(dedupd_lag_messages{namespace="default",pod=~"orders-dedupd-.*"})`,
+		"query": `sum(max by (source, lane) (dedupd_lag_messages{namespace="default",pod=~"orders-dedupd-[a-z0-9]+-[a-z0-9]+"}))`,
 	})
 
 	auth := mustRender(t, example(t, "keda-kafka")).kind("TriggerAuthentication")

@@ -101,7 +101,7 @@ func show(name string, res result) {
 // table shows the medians. against names the run whose rate is divided by a
 // run's; "" for none.
 func table(trials []trial, results map[string][]result, against func(trial) string) [][]string {
-	rows := [][]string{{"", "msg/s", "dedupd's, of this", "CPU a message: worker", "Postgres", "WAL a message", "memory"}}
+	rows := [][]string{{"", "msg/s", "dedupd is faster by", "CPU a message: worker", "Postgres", "WAL a message", "memory"}}
 	for _, r := range trials {
 		all := results[r.name]
 		if len(all) == 0 {

@@ -16,7 +16,7 @@
 {{- $authentications := list -}}
 {{- if eq $keda.mode "prometheus" -}}
 {{- if not $keda.prometheus.serverAddress }}{{ fail "autoscaling.keda.prometheus.serverAddress is empty: mode prometheus needs the server's URL" }}{{ end -}}
-{{- $query := $keda.prometheus.query | default (printf `sum(dedupd_lag_messages{namespace=%q,pod=~"%s-.*"})` (include "dedupd.namespace" .) (include "dedupd.fullname" .)) -}}
+{{- $query := $keda.prometheus.query | default (printf `sum(max by (source, lane) (dedupd_lag_messages{namespace=%q,pod=~"%s-[a-z0-9]+-[a-z0-9]+"}))` (include "dedupd.namespace" .) (include "dedupd.fullname" .)) -}}
 {{- $trigger := dict "type" "prometheus" "metadata" (dict "serverAddress" $keda.prometheus.serverAddress "query" $query "threshold" $threshold) -}}
 {{- with $keda.triggerAuthentication }}{{ $_ := set $trigger "authenticationRef" (dict "name" .) }}{{ end -}}
 {{- $triggers = append $triggers $trigger -}}
