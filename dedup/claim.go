@@ -18,8 +18,8 @@ var beginStep = step{name: "dedupd_begin", sql: "begin isolation level read comm
 
 func (s *Store) enterStep(c *catalog) step {
 	return step{
-		name:   "dedupd_enter_2",
-		sql:    `SELECT ` + s.name("enter") + `($1::integer, $2::uuid, $3::text, $4::text, $5::text)`,
+		name:   "dedupd_enter_3",
+		sql:    `SELECT ` + s.name("enter") + `($1::integer, $2::uuid, $3::text, $4::text, $5::text), ` + hearWarnings,
 		oids:   []uint32{pgtype.Int4OID, pgtype.UUIDOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
 		params: [][]byte{int4(c.scopeID), c.identity[:], []byte(lockTimeout), []byte(statementTimeout), []byte(idleTimeout)},
 	}

@@ -35,13 +35,20 @@ func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []
 // commit sends a transaction's last steps and COMMIT in one round trip. The error
 // is a *commitError when nobody knows what became of it; after any other nothing
 // was done.
+//
+// Nobody knows it, either, when COMMIT succeeds and warns: its wait for a synchronous
+// standby was cancelled, so that it stands, but here only.
 func (s *Store) commit(ctx context.Context, conn *pgx.Conn, steps []step) error {
 	steps = append(steps, step{name: "dedupd_commit", sql: "commit", tag: "COMMIT"})
 
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
+	takeWarning(conn) // of an earlier statement
 	err := roundTrip(ctx, conn, s.prepare, steps)
 	if err == nil {
+		if w := takeWarning(conn); w != nil {
+			return &commitError{w}
+		}
 		return nil
 	}
 	if pg := answer(err); pg != nil {

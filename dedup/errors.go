@@ -41,6 +41,10 @@ func react(err error) reaction {
 	if errors.As(err, &held) {
 		return hold
 	}
+	var unknown *commitError
+	if errors.As(err, &unknown) {
+		return retry // whatever it says: what became of it is seen then
+	}
 	if _, ok := sinks.AsPermanent(err); ok {
 		return isolate
 	}

@@ -6,7 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dedupd/dedupd/message"
 )
@@ -62,18 +63,26 @@ func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest [
 
 // waitForStandby makes sure that what is visible is also as durable as the
 // database was asked to make it. A COMMIT that waits for a synchronous standby
-// in vain is ended by our own time-out, which cancels the wait: it then stands,
-// visible but not replicated. A small commit of our own comes after it in the
+// in vain is ended by our own time-out, or by somebody who cancels the wait: it then
+// stands, visible but not replicated. A small commit of our own comes after it in the
 // log, so that when that one is through, so is the other.
 func (s *Store) waitForStandby(ctx context.Context, lane int32) error {
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
-	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'`); err != nil {
-			return err
+	return s.pool.AcquireFunc(ctx, func(pooled *pgxpool.Conn) error {
+		conn := pooled.Conn()
+		err := roundTrip(ctx, conn, s.prepare, []step{
+			beginStep,
+			{sql: `SELECT CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END, ` + hearWarnings},
+			{sql: `UPDATE ` + s.name("lanes") + ` SET updated_at = updated_at WHERE id = $1::integer`, oids: []uint32{pgtype.Int4OID}, params: [][]byte{int4(lane)}},
+		})
+		if err == nil {
+			err = s.commit(ctx, conn, nil) // whose wait may be cancelled as the other's was
 		}
-		_, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET updated_at = updated_at WHERE id = $1`, lane)
-		return err
+		if err != nil {
+			return abort(conn, err)
+		}
+		return nil
 	})
 }
 

@@ -164,10 +164,8 @@ func (s *Store) importOn(ctx context.Context, conn *pgx.Conn, c *catalog, g *gro
 	if err != nil {
 		return n, fmt.Errorf("claim: %w", err)
 	}
-	commit, cancel := context.WithTimeout(ctx, commitTimeout)
-	defer cancel()
-	if err := roundTrip(commit, conn, s.prepare, []step{{name: "dedupd_commit", sql: "commit", tag: "COMMIT"}}); err != nil {
-		return n, fmt.Errorf("commit: %w", err)
+	if err := s.commit(ctx, conn, nil); err != nil {
+		return n, err
 	}
 	return g.imported(rows, running), nil
 }

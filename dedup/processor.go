@@ -159,7 +159,6 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handO
 			// one waits for its locks. It is exact since an epoch has one owner,
 			// and an ordered lane one transaction at a time.
 			p.remember(g, all)
-			err = fmt.Errorf("%w: %w", errConnection, err)
 		}
 		if errors.Is(err, errTwin) {
 			p.twins.met(g)

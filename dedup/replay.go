@@ -70,7 +70,6 @@ func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Repla
 			// Look again: if the server is at the commit still, the dead letter is
 			// locked; if it has landed, it is gone.
 			unknown = lost
-			err = fmt.Errorf("%w: %w", errConnection, err)
 		case errors.Is(err, ErrNoDeadLetter) && unknown == nil:
 			return Replayed{ID: id, Outcome: ReplayGone}, nil
 		case errors.Is(err, ErrNoDeadLetter):

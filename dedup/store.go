@@ -57,6 +57,10 @@ type Store struct {
 
 // StoreConfig says where a Store lives.
 type StoreConfig struct {
+	// Pool's connections must hear warnings (HearWarnings) where commits wait for a
+	// synchronous standby: without, a commit whose wait somebody cancels on the server
+	// passes for durable. That goes for Processor. Whoever claims in a transaction of
+	// their own (Claim) commits it themselves, and has to see to the warning themselves.
 	Pool *pgxpool.Pool
 	// Schema holds dedupd's tables; default: dedupd.
 	Schema string

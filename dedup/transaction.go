@@ -118,7 +118,8 @@ type sinkError struct{ error }
 func (e *sinkError) Error() string { return "write: " + e.error.Error() }
 func (e *sinkError) Unwrap() error { return e.error }
 
-// commitError says that COMMIT was sent, and its answer was lost.
+// commitError says that COMMIT was sent, and that its answer was lost or leaves open
+// whether it is durable.
 type commitError struct{ error }
 
 func (e *commitError) Error() string { return "commit, whose outcome is unknown: " + e.error.Error() }

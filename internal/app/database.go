@@ -72,6 +72,7 @@ func poolConfig(cfg *config.Config, logger *slog.Logger) (*pgxpool.Config, error
 		// Replicas may show another order of commits, and can't be written.
 		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
+	dedup.HearWarnings(c)
 	if cfg.Database.Pooler != "none" {
 		// Each transaction may meet another connection: no prepared statements.
 		c.DefaultQueryExecMode = pgx.QueryExecModeExec

@@ -86,6 +86,9 @@ func TestEachConnectionReadsItsSecretsAnew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if pc.ConnConfig.OnNotice == nil {
+		t.Error("a commit's warning isn't heard")
+	}
 	renewFiles(2, "new")
 	c := pc.ConnConfig.Copy()
 	if err := pc.BeforeConnect(t.Context(), c); err != nil {
