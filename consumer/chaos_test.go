@@ -108,7 +108,7 @@ type knownEnds struct {
 	told atomic.Int64
 }
 
-func (k *knownEnds) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
+func (k *knownEnds) CaughtUp(ctx context.Context, lanes []message.CaughtUp) ([]message.Lane, error) {
 	for _, c := range lanes {
 		if c.Next != k.end[c.Lane] {
 			k.t.Errorf("lane %s is told to be caught up at %d of %d", c.Lane, c.Next, k.end[c.Lane])

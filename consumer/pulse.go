@@ -3,6 +3,7 @@ package consumer
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -19,8 +20,9 @@ const (
 )
 
 // pulse tells the authority from time to time which lanes have nothing left to
-// read: they commit nothing, and would hold up the expiry of claims for ever. It
-// ends with ctx. A run until idle tells it at its end as well.
+// read: they commit nothing, and would hold up the expiry of claims for ever, and
+// never learn that the database lost what they committed last. It ends with ctx. A
+// run until idle tells it at its end as well.
 func (w *Worker) pulse(ctx context.Context) {
 	interval := cmp.Or(w.Pulse, pulseInterval)
 	for {
@@ -28,29 +30,54 @@ func (w *Worker) pulse(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(interval - interval/8 + rand.N(max(interval/4, 1))): // workers that started together drift apart
-			w.tellCaughtUp(ctx)
+			if err := w.tellCaughtUp(ctx); err != nil && !errors.Is(err, errGone) {
+				w.Logger.Debug("tell which lanes are caught up", "error", err)
+			}
 		}
 	}
 }
 
-func (w *Worker) tellCaughtUp(ctx context.Context) {
-	lanes := w.caughtUp(time.Now())
-	if len(lanes) == 0 {
-		return
+// errGone says that lanes which were taken for caught up are lost.
+var errGone = errors.New("a quiet lane is another worker's, or the database went back")
+
+// tellCaughtUp loses the lanes that the authority doesn't know as they are told: the
+// source takes them anew, and reads again what the database has lost.
+func (w *Worker) tellCaughtUp(ctx context.Context) error {
+	rows, at := w.caughtUp(time.Now())
+	if len(rows) == 0 {
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, pulseTimeout)
 	defer cancel()
-	if err := w.Lanes.CaughtUp(ctx, lanes); err != nil {
-		w.Logger.Debug("tell which lanes are caught up", "error", err)
+	gone, err := w.Lanes.CaughtUp(ctx, rows)
+	if err != nil || len(gone) == 0 {
+		return err
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	// The source needs its time to open them anew.
+	w.activity = time.Now()
+	for l, position := range at {
+		_, open := w.lanes[l]
+		// The answer is about the lane as it was told. One that was closed meanwhile
+		// is nobody's affair. One that has been offered more is fenced by that, if it
+		// is lost. And one that has moved since was ours then, after all.
+		if slices.Contains(gone, l.options.Lane) && open && l.idle() && l.position == position {
+			w.Metrics.fenced.Inc()
+			l.log("lane lost", errGone)
+			l.loseLocked()
+		}
+	}
+	return errGone
 }
 
 // caughtUp are the lanes that have nothing left to read, in the order of their
-// rows. The slots of a queue share one row: it is caught up when all of them
-// are, and since the one that was told the longest ago.
-func (w *Worker) caughtUp(now time.Time) []message.CaughtUp {
+// rows, and where each of them stands. The slots of a queue share one row: it is
+// caught up when all of them are, and since the one that was told the longest ago.
+func (w *Worker) caughtUp(now time.Time) ([]message.CaughtUp, map[*Lane]int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	at := make(map[*Lane]int64)
 	rows := make(map[message.Lane]message.CaughtUp)
 	behind := make(map[message.Lane]bool)
 	for l := range w.lanes {
@@ -59,13 +86,14 @@ func (w *Worker) caughtUp(now time.Time) []message.CaughtUp {
 			behind[o.Lane] = true
 			continue
 		}
+		at[l] = l.position
 		rows[o.Lane] = message.CaughtUp{
 			Lane: o.Lane, Epoch: o.Epoch, Next: l.position,
 			Age: max(rows[o.Lane].Age, age(l.asked, now)),
 		}
 	}
 	maps.DeleteFunc(rows, func(lane message.Lane, _ message.CaughtUp) bool { return behind[lane] })
-	return slices.SortedFunc(maps.Values(rows), func(a, b message.CaughtUp) int { return a.Lane.Compare(b.Lane) })
+	return slices.SortedFunc(maps.Values(rows), func(a, b message.CaughtUp) int { return a.Lane.Compare(b.Lane) }), at
 }
 
 // age is how long ago something was. The monotonic clock stands still while the

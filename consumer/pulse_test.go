@@ -21,6 +21,7 @@ type tellings struct {
 	mu   sync.Mutex
 	all  []telling
 	tell func(ctx context.Context) error // nil: pass it on
+	then func()                          // called before the answer comes back
 }
 
 type telling struct {
@@ -28,15 +29,19 @@ type telling struct {
 	lanes []message.CaughtUp
 }
 
-func (t *tellings) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
+func (t *tellings) CaughtUp(ctx context.Context, lanes []message.CaughtUp) ([]message.Lane, error) {
 	t.mu.Lock()
 	t.all = append(t.all, telling{time.Now(), lanes})
-	tell := t.tell
+	tell, then := t.tell, t.then
 	t.mu.Unlock()
 	if tell != nil {
-		return tell(ctx)
+		return nil, tell(ctx)
 	}
-	return t.Lanes.CaughtUp(ctx, lanes)
+	gone, err := t.Lanes.CaughtUp(ctx, lanes)
+	if then != nil {
+		then()
+	}
+	return gone, err
 }
 
 func (t *tellings) list() []telling {
@@ -198,8 +203,16 @@ func TestCaughtUp(t *testing.T) {
 		})
 	}
 
-	bubble(t, "is passed over where another has the lane, or it has moved", func(t *testing.T) {
-		r, told := newPulseRig(t, 2)
+	isLost := func(l *lane) bool {
+		select {
+		case <-l.Lost():
+			return true
+		default:
+			return false
+		}
+	}
+	bubble(t, "loses the lane where another has it, or the database went back", func(t *testing.T) {
+		r, told := newPulseRig(t, 3)
 		for _, l := range r.lanes {
 			l.mustOffer(2)
 			l.caughtUp()
@@ -215,8 +228,94 @@ func TestCaughtUp(t *testing.T) {
 			if at := r.caughtUpAt(laneNamed(i)); !at.IsZero() {
 				t.Errorf("lane %d counts as caught up at %s", i, at)
 			}
+			if !isLost(r.lanes[i]) {
+				t.Errorf("lane %d goes on as if it were as told", i)
+			}
+		}
+		if isLost(r.lanes[2]) {
+			t.Error("lane 2 is as told, and was lost")
+		}
+		if n := r.metric("dedupd_fenced_total"); n != 2 {
+			t.Errorf("%v lanes count as fenced", n)
 		}
 		r.stop()
+	})
+	bubble(t, "leaves a lane alone that isn't as it was told", func(t *testing.T) {
+		r, told := newPulseRig(t, 3, writers(1))
+		for _, l := range r.lanes {
+			l.caughtUp()
+		}
+		for i := range 3 {
+			r.store.Steal(laneNamed(i))
+		}
+		release := func() {}
+		told.mu.Lock()
+		told.then = func() {
+			// One has a batch in its transaction, one has a batch that waits, and one is
+			// closed.
+			release = r.store.Hold()
+			r.lanes[0].mustOffer(1)
+			synctest.Wait()
+			r.lanes[1].mustOffer(1)
+			r.lanes[2].Close(context.Background())
+			told.mu.Lock()
+			defer told.mu.Unlock()
+			told.then = nil
+		}
+		told.mu.Unlock()
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		for i, l := range r.lanes {
+			if isLost(l) {
+				t.Errorf("lane %d was lost by what was told before", i)
+			}
+		}
+		release()
+		synctest.Wait()
+		if !isLost(r.lanes[0]) || !isLost(r.lanes[1]) {
+			t.Error("a lane that another has was not fenced")
+		}
+		r.stop()
+	})
+	bubble(t, "has a run until idle read again what the database lost", func(t *testing.T) {
+		r, _ := newPulseRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.Pulse = 2*time.Second, time.Hour })
+		r.lanes[0].mustOffer(3)
+		r.lanes[0].caughtUp()
+		synctest.Wait()
+		r.store.Rewind(laneNamed(0), 1)
+		select {
+		case <-r.lanes[0].Lost():
+		case <-time.After(time.Minute):
+			t.Fatal("the lane goes on as if it were as told")
+		}
+		select {
+		case err := <-r.done:
+			t.Fatalf("the run has ended, with lost commits: %v", err)
+		case <-time.After(time.Second): // in which the source may take the lane anew
+		}
+		if err := <-r.done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	bubble(t, "is told until it is heard, by a run until idle", func(t *testing.T) {
+		r, told := newPulseRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.Pulse = 2*time.Second, time.Hour })
+		told.mu.Lock()
+		told.tell = func(context.Context) error { return errTransient }
+		told.mu.Unlock()
+		r.lanes[0].caughtUp()
+		time.Sleep(time.Minute)
+		select {
+		case err := <-r.done:
+			t.Fatalf("the run has ended, and nobody knows whether it has done its work: %v", err)
+		default:
+		}
+		told.mu.Lock()
+		told.tell = nil
+		told.mu.Unlock()
+		if err := <-r.done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		r.checkEnd()
 	})
 	bubble(t, "is told of a queue when all slots are, once", func(t *testing.T) {
 		queue := message.Lane{Source: "test", Name: "queue"}
@@ -239,6 +338,20 @@ func TestCaughtUp(t *testing.T) {
 			if want := (message.CaughtUp{Lane: queue, Age: each.at.Sub(begun)}); len(each.lanes) != 1 || each.lanes[0] != want {
 				t.Errorf("told %v, want the queue once, as old as the slot that was told first: %v", each.lanes, want)
 			}
+		}
+		r.stop()
+	})
+	bubble(t, "loses all slots of a queue that went back", func(t *testing.T) {
+		queue := message.Lane{Source: "test", Name: "queue"}
+		r, told := newPulseRig(t, 2, func(w *consumer.Worker) { take(t, w.Lanes, message.Take{Lane: queue, Committed: -1, Start: 5}) },
+			func(o *consumer.LaneOptions) { o.Lane, o.Epoch, o.Next = queue, 0, 5 })
+		for _, l := range r.lanes {
+			l.caughtUp()
+		}
+		r.store.Rewind(queue, 3)
+		time.Sleep(20 * time.Second)
+		if len(told.of(queue)) == 0 || !isLost(r.lanes[0]) || !isLost(r.lanes[1]) {
+			t.Errorf("told %v, and the slots go on", told.list())
 		}
 		r.stop()
 	})

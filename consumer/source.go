@@ -39,10 +39,11 @@ type Lanes interface {
 	Take(ctx context.Context, t message.Take) (message.Taken, error)
 	// CaughtUp tells that these lanes had nothing left to read, so that their
 	// clocks follow the database's: a quiet lane commits nothing that would move
-	// them. A lane that was taken by another, or that has moved since, is passed
-	// over. Failures are harmless: it is told again. The lanes are sorted, and
-	// each stands there once.
-	CaughtUp(ctx context.Context, lanes []message.CaughtUp) error
+	// them. gone are those that aren't ours as told any more: taken by another, or
+	// lost with commits of the database, which a quiet lane learns by this alone. One
+	// that has moved on since, or is just being moved, is passed over. Failures are
+	// harmless: it is told again. The lanes are sorted, and each stands there once.
+	CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []message.Lane, err error)
 	// Resumed tells that what a queue may have lost with the database is delivered
 	// again from a position on, as Taken.Rewound asks for, or is known to be gone
 	// (0). Until then the lane doesn't move. It doesn't either where the position is

@@ -165,6 +165,7 @@ func (e *NotReadyError) Error() string {
 func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(max(min(w.UntilIdle/10, 100*time.Millisecond), time.Millisecond))
 	defer tick.Stop()
+	said := ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -175,8 +176,16 @@ func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 				continue
 			}
 			// A run may be shorter than a pulse's interval: it is told now, or the
-			// clocks of quiet lanes would stand still from one run to the next.
-			w.tellCaughtUp(ctx)
+			// clocks of quiet lanes would stand still from one run to the next. And a
+			// run has done its work only if the database still has it.
+			told := w.tellCaughtUp(ctx)
+			if err == nil && told != nil {
+				if !errors.Is(told, errGone) && told.Error() != said && ctx.Err() == nil {
+					said = told.Error()
+					w.Logger.Warn("everything is read, but not known to be in the database: asking again", "error", told)
+				}
+				continue
+			}
 			stop(cmp.Or(err, errIdle))
 			return
 		}

@@ -50,9 +50,15 @@ func (s *Store) Take(ctx context.Context, t message.Take) (taken message.Taken, 
 }
 
 // CaughtUp tells that these lanes had nothing left to read, so that their clocks
-// follow the database's. A lane that was taken by another worker, or that has
-// moved since, is passed over, and so is one that is just being moved.
-func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
+// follow the database's. A lane that has moved since is passed over, and so is one
+// that is just being moved.
+//
+// gone are those that aren't as told: another worker has taken the lane, or somebody
+// has moved it, or the database has lost commits. A quiet lane would learn of it by
+// its next message only. The rows are read as the last commit left them, without a
+// lock. So a transaction of the lane that is under way changes nothing: till it
+// commits, the row is as told. Afterwards it stands above, which is no loss.
+func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []message.Lane, err error) {
 	var sources, names []string
 	var epochs, next []int64
 	var ages []float64
@@ -60,22 +66,46 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
 		sources, names = append(sources, l.Lane.Source), append(names, l.Lane.Name)
 		epochs, next, ages = append(epochs, l.Epoch), append(next, l.Next), append(ages, l.Age.Seconds())
 	}
-	_, err := s.pool.Exec(ctx, `
-		WITH told AS (
-			SELECT l.id, u.age FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::float8[]) AS u (source, lane, epoch, next, age)
-			JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = u.source AND l.lane = u.lane
-				AND l.epoch = u.epoch AND (NOT l.ordered OR l.next_position = u.next)
-			FOR UPDATE OF l SKIP LOCKED)
-		UPDATE `+s.name("lanes")+` l SET lag = 0, takes = 0, stream_time = greatest(l.stream_time, `+s.name("clock")+`() - make_interval(secs => told.age))
-		FROM told WHERE l.id = told.id`,
+	rows, err := s.pool.Query(ctx, `
+		WITH told AS (SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::float8[]) AS u (source, lane, epoch, next, age)),
+		still AS (
+			SELECT l.id, told.age FROM told
+			JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = told.source AND l.lane = told.lane
+				AND l.epoch = told.epoch AND CASE WHEN l.ordered THEN l.next_position = told.next ELSE l.history = `+s.name("history")+`() END
+			FOR UPDATE OF l SKIP LOCKED),
+		followed AS (
+			UPDATE `+s.name("lanes")+` l SET lag = 0, takes = 0, stream_time = greatest(l.stream_time, `+s.name("clock")+`() - make_interval(secs => still.age))
+			FROM still WHERE l.id = still.id)
+		SELECT told.source, told.lane, coalesce(l.epoch <= told.epoch, true) FROM told
+		LEFT JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = told.source AND l.lane = told.lane
+		WHERE l.id IS NULL OR l.epoch <> told.epoch OR CASE WHEN l.ordered THEN l.next_position < told.next ELSE l.history IS DISTINCT FROM `+s.name("history")+`() END`,
 		s.scope, sources, names, epochs, next, ages)
 	if err != nil {
-		return fmt.Errorf("tell that lanes are caught up: %w", err)
+		return nil, fmt.Errorf("tell that lanes are caught up: %w", err)
+	}
+	var lane message.Lane
+	var back bool // epochs and positions only rise, and histories don't change
+	went := ""
+	_, err = pgx.ForEachRow(rows, []any{&lane.Source, &lane.Name, &back}, func() error {
+		gone = append(gone, lane)
+		if back {
+			went = lane.String()
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("tell that lanes are caught up: %w", err)
 	}
 	for _, l := range lanes {
 		s.suspicions.end(l.Lane) // what may have ended a process isn't here
 	}
-	return nil
+	switch {
+	case went != "":
+		s.Forget("lane " + went + " went back")
+	case len(gone) > 0:
+		s.forgetLanes()
+	}
+	return gone, nil
 }
 
 // LetGo tells that a lane was let go without having moved under that epoch, and

@@ -74,7 +74,8 @@ type LaneMove struct {
 }
 
 // SetPosition moves an ordered lane to a position. A worker that owns it is
-// fenced at its next batch, and begins there when it takes the lane anew.
+// fenced at its next batch, or when it tells that the lane is caught up, and begins
+// there when it takes the lane anew.
 func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, position int64) (m LaneMove, err error) {
 	if position < 0 {
 		return m, fmt.Errorf("position %d is below 0", position)

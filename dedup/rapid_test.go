@@ -554,6 +554,7 @@ func (m *machine) PassTime(t *rapid.T) {
 func (m *machine) CatchUp(t *rapid.T) {
 	w := m.worker(t)
 	var told []message.CaughtUp
+	var lost []message.Lane
 	for _, l := range m.lanes {
 		taken, known := w.epochs[l]
 		if !known || rapid.IntRange(0, 3).Draw(t, l.String()) == 0 {
@@ -563,10 +564,18 @@ func (m *machine) CatchUp(t *rapid.T) {
 		told = append(told, message.CaughtUp{Lane: l.Lane, Epoch: taken.Epoch, Next: l.next, Age: time.Duration(age) * time.Hour})
 		if l.owner == w || !l.ordered {
 			l.follow(m.hours - age)
+		} else {
+			lost = append(lost, l.Lane)
 		}
 	}
-	if err := w.Store.CaughtUp(t.Context(), told); err != nil {
+	gone, err := w.Store.CaughtUp(t.Context(), told)
+	if err != nil {
 		t.Fatal(err)
+	}
+	slices.SortFunc(gone, message.Lane.Compare)
+	slices.SortFunc(lost, message.Lane.Compare)
+	if !slices.Equal(gone, lost) {
+		t.Fatalf("%v are gone, want %v", gone, lost)
 	}
 }
 

@@ -327,11 +327,14 @@ func (f *fixture) passTime(d time.Duration) {
 	}
 }
 
-func (f *fixture) caughtUp(l *lane) {
+// caughtUp tells that a lane is, and whether it is the one that was told.
+func (f *fixture) caughtUp(l *lane) (asTold bool) {
 	f.t.Helper()
-	if err := f.Store.CaughtUp(f.t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at}}); err != nil {
+	gone, err := f.Store.CaughtUp(f.t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at}})
+	if err != nil {
 		f.t.Fatal(err)
 	}
+	return len(gone) == 0
 }
 
 // TestAFilterBuiltAnewWithOtherChunksIsNotMixed has the first chunk of a filter in

@@ -110,7 +110,12 @@ func testRewind(f *fixture) {
 	f.stop(r)
 	// And one between two runs.
 	back()
-	r = f.start()
+	r = f.start(func(w *consumer.Worker) { w.Pulse = 50 * time.Millisecond })
 	f.all()
+	f.acked()
+	// And one that no batch tells of, since nothing more comes.
+	back()
+	f.all()
+	f.acked()
 	f.stop(r)
 }

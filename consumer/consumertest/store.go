@@ -153,11 +153,11 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	return taken, nil
 }
 
-// CaughtUp notes since when lanes had nothing left to read. One that was taken by
-// another, or that has moved since, is passed over.
-func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
+// CaughtUp notes since when lanes had nothing left to read. One that has moved on
+// since is passed over.
+func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []message.Lane, err error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +174,11 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
 			s.violate("lane %s is told to be caught up, and was never taken", c.Lane)
 			continue
 		}
-		if r.Epoch != c.Epoch || r.ordered && r.Next != c.Next {
+		switch {
+		case r.Epoch != c.Epoch, r.past, r.ordered && r.Next < c.Next:
+			gone = append(gone, c.Lane)
+			continue
+		case r.ordered && r.Next != c.Next:
 			continue
 		}
 		r.Takes = 0
@@ -182,7 +186,7 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) error {
 			r.CaughtUp = at
 		}
 	}
-	return nil
+	return gone, nil
 }
 
 // Resumed lets a queue move again.

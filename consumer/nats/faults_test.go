@@ -91,6 +91,19 @@ func TestTheDatabaseWentBack(t *testing.T) {
 	}
 }
 
+// A queue to which nothing comes notices it all the same.
+func TestTheDatabaseWentBackUnderAQuietQueue(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 0, 1000)
+	store := consumertest.NewStore()
+	start(t, newSource(t, s), store, func(w *consumer.Worker) { w.Pulse = 50 * time.Millisecond })
+	queue, sure := acknowledged(t, js, store)
+	store.Rewind(queue, max(sure, 1401))
+	wait(t, store, 1500)
+}
+
 // acknowledged reads a queue of 1500 messages, of which the server is told. sure is
 // below what position the database knows it, too.
 func acknowledged(t *testing.T, js jetstream.JetStream, store *consumertest.Store) (queue message.Lane, sure int64) {

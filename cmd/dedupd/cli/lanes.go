@@ -38,7 +38,7 @@ func (c *command) setPosition() *cobra.Command {
 		Short: "Moves a lane to another position, forward or back",
 		Long: `Moves a Kafka partition's lane to another position, forward or back. A worker that
 has it is fenced at its next batch, and begins there; where the topic is quiet,
-restart the worker. No question is asked; the audit keeps what was done.
+within half a minute. No question is asked; the audit keeps what was done.
 
 Going back, messages are read again. Those whose ids are still claimed are
 duplicates. Those that were claimed longer ago than claims are kept ARE APPLIED
@@ -176,7 +176,7 @@ func (c *command) showMove(m dedup.LaneMove) error {
 	case m.To > m.From:
 		fmt.Fprintln(c.stdout, "The messages in between are not applied.")
 	}
-	fmt.Fprintf(c.stdout, "The owner, %s, is fenced at its next batch and begins there; where the topic is quiet, restart it.\n", oneLine(m.Owner))
+	fmt.Fprintf(c.stdout, "The owner, %s, is fenced at its next batch and begins there; where the topic is quiet, within half a minute.\n", oneLine(m.Owner))
 	return nil
 }
 

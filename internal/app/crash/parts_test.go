@@ -48,7 +48,7 @@ func (l *lanes) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	return taken, err
 }
 
-func (l *lanes) CaughtUp(ctx context.Context, all []message.CaughtUp) error {
+func (l *lanes) CaughtUp(ctx context.Context, all []message.CaughtUp) ([]message.Lane, error) {
 	return l.w.store.CaughtUp(ctx, all)
 }
 

@@ -1,0 +1,107 @@
+package dedup_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// Of a lane that nothing comes to, only the word that it is caught up tells that
+// its row isn't as its owner left it.
+func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	gone := func(all ...*lane) (names []string) {
+		t.Helper()
+		var told []message.CaughtUp
+		for _, l := range all {
+			told = append(told, message.CaughtUp{Lane: l.Lane, Epoch: l.Epoch, Next: l.at})
+		}
+		lanes, err := f.Store.CaughtUp(t.Context(), told)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range lanes {
+			names = append(names, l.Name)
+		}
+		slices.Sort(names)
+		return names
+	}
+	want := func(got []string, names ...string) {
+		t.Helper()
+		if !slices.Equal(got, names) {
+			t.Errorf("%q are gone, want %q", got, names)
+		}
+	}
+	still, stolen, missing, back, moved := f.take("kafka", "still"), f.take("kafka", "stolen"), f.take("kafka", "missing"), f.take("kafka", "back"), f.take("kafka", "moved")
+	q := f.takeQueue("nats")
+	all := []*lane{still, stolen, missing, back, moved, q}
+	for _, l := range all {
+		f.handle(l.batch(l.Name+"-a", l.Name+"-b"))
+	}
+	want(gone(all...))
+
+	f.take("kafka", "stolen")
+	f.exec(`DELETE FROM dedupd.lanes WHERE lane = 'missing'`)
+	f.exec(`UPDATE dedupd.lanes SET next_position = 1 WHERE lane = 'back'`)
+	as := moved.at
+	f.handle(moved.batch("c")) // between the word and its arrival
+	moved.at = as
+	want(gone(all...), "back", "missing", "stolen")
+	f.exec(`UPDATE dedupd.lanes SET history = 'another/00000001' WHERE lane = 'queue'`)
+	want(gone(still, q), "queue")
+	if again := f.takeQueue("nats"); !again.Rewound {
+		t.Error("the queue was taken anew, and not rewound")
+	}
+}
+
+// A transaction of the lane that is under way holds the row, and changes nothing
+// before it commits.
+func TestAQuietLaneIsNotGoneWhileItsRowIsLocked(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a"))
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `UPDATE dedupd.lanes SET next_position = next_position + 1, epoch = epoch + 1`); err != nil {
+		t.Fatal(err)
+	}
+	if !f.caughtUp(l) {
+		t.Error("it is gone by what may never be committed")
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if f.caughtUp(l) {
+		t.Error("it isn't gone, though another has it")
+	}
+}
+
+// An older copy of the database under a worker whose lane is quiet: what was lost is
+// read again from where the row stands.
+func TestAQuietLaneGoesBackWithTheDatabase(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a"))
+	restore := f.backup()
+	lost := l.batch("b", "c")
+	f.handle(lost)
+	restore()
+	var asTold bool
+	f.again(func() error {
+		gone, err := f.Store.CaughtUp(t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at}})
+		asTold = len(gone) == 0
+		return err
+	})
+	if asTold {
+		t.Fatal("the lane is as told, though its last batch is lost")
+	}
+	again := f.take("kafka", "orders/0")
+	f.handle(again.batchAt(again.Next, "b", "c"))
+	f.wantOnce("a", "b", "c")
+}
