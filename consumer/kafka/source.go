@@ -148,8 +148,8 @@ type run struct {
 	log     *slog.Logger
 	cluster *cluster
 	conns   *connections
-	// partitions are the counts per topic that were seen before the current
-	// generation's assignment was made.
+	// partitions are the counts per topic that the current generation's assignment
+	// was made from, or that were seen before: see watchTopics.
 	partitions map[string]int
 	// member is our name in the group, as of the last generation; empty: none yet.
 	member string
@@ -170,6 +170,7 @@ func (r *run) join(ctx context.Context, dialer *kafkago.Dialer) error {
 		HeartbeatInterval: r.config.HeartbeatInterval,
 		SessionTimeout:    r.config.SessionTimeout,
 		RebalanceTimeout:  r.config.RebalanceTimeout,
+		GroupBalancers:    []kafkago.GroupBalancer{leader{kafkago.RangeGroupBalancer{}, r}, leader{kafkago.RoundRobinGroupBalancer{}, r}},
 		JoinGroupBackoff:  time.Second,
 		Timeout:           requestTimeout,
 		// The library's own watch of partitions ends the generation again and

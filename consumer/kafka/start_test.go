@@ -77,6 +77,42 @@ func TestTopicsAppearAndGrow(t *testing.T) {
 	})
 }
 
+// A topic that is deleted keeps nobody from reading the others, also when the group
+// rebalances meanwhile; and it is read again when it comes back, with as many
+// partitions as before or fewer.
+func TestTopicsGoAndComeBack(t *testing.T) {
+	t.Parallel()
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		other := newName("other")
+		r.check(b.CreateTopic(r.ctx, other, 8, nil))
+		w := r.start(func(c *Config) { c.Topics = append(c.Topics, other) })
+		r.until("lanes of both", func() bool { return r.log.count("lanes=9") == 1 })
+		w.untilReady()
+		come := func(partitions int32) {
+			t.Helper()
+			r.until("the name is free", func() bool { return b.CreateTopic(r.ctx, other, partitions, nil) == nil })
+		}
+
+		r.check(b.DeleteTopic(r.ctx, other))
+		r.until("the topic is missed", func() bool { return r.log.count("the topic is gone") == 1 })
+		second := r.start(nil)
+		r.until("somebody has the lane that is left", func() bool { return r.log.count("lanes=1") >= 1 })
+		r.fill(r.client(), 0, 10)
+		r.untilNext(0, 10)
+		second.stop()
+		r.until("the first has it", func() bool { return r.log.count("lanes=1") >= 2 })
+
+		come(8)
+		r.until("lanes of both again", func() bool { return r.log.count("lanes=9") >= 2 })
+		r.check(b.DeleteTopic(r.ctx, other))
+		come(4)
+		r.until("fewer lanes", func() bool { return r.log.count("lanes=5") >= 1 })
+		r.check(b.AddPartitions(r.ctx, other, 6))
+		r.until("more lanes", func() bool { return r.log.count("lanes=7") >= 1 })
+	})
+}
+
 // More members than partitions: some have nothing, and are ready.
 func TestStandby(t *testing.T) {
 	t.Parallel()
