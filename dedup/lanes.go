@@ -24,7 +24,8 @@ const takeGrace = 25 * time.Second
 // broker's position never wins by being further: it is ahead when the database
 // lost commits, and then claims and effects are lost with the position, so that
 // reading again is right. It wins by being behind what it once confirmed, for
-// then somebody moved it back on purpose.
+// then somebody moved it back on purpose. And what the broker keeps beside it tells
+// of a row that the database has lost: see beginAgain.
 //
 // A queue has no position to go back to. It notices a failover by the history that
 // its row was taken in, and its source then has the broker deliver again.
@@ -129,6 +130,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		takes          int
 		sameHistory    bool
 		log            string
+		began          *int64
 	)
 	if t.Start < 0 {
 		var exists bool
@@ -144,12 +146,13 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	// last: it only ever rises, and one that was lost with a failover is not
 	// given out again, so that a worker from before can't pass for a new owner.
 	err = tx.QueryRow(ctx, `
-		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, history, log)
-		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END, CASE WHEN $4::boolean THEN nullif($5, '') END)
+		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, history, log, began)
+		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8::bigint, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END, CASE WHEN $4::boolean THEN nullif($5, '') END, CASE WHEN $4::boolean THEN $8::bigint END)
 		ON CONFLICT (scope, source, lane) DO UPDATE SET
 			epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, EXCLUDED.epoch) ELSE l.epoch END,
 			incarnation       = CASE WHEN $5 = '' OR l.ordered AND NOT coalesce(l.moved AND l.log <> $5, false) THEN l.incarnation ELSE EXCLUDED.incarnation END,
 			log               = CASE WHEN l.log IS NULL OR l.moved THEN coalesce(EXCLUDED.log, l.log) ELSE l.log END,
+			began             = CASE WHEN l.moved AND l.log <> $5 THEN l.next_position ELSE l.began END,
 			moved             = false,
 			broker_generation = EXCLUDED.broker_generation,
 			owner             = EXCLUDED.owner,
@@ -158,9 +161,9 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			history           = coalesce(l.history, EXCLUDED.history),
 			claimed_at        = now()
 		WHERE l.broker_generation <= EXCLUDED.broker_generation OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $9)
-		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, ordered OR history = `+s.name("history")+`(), coalesce(history, ''), coalesce(log, '')`,
+		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, ordered OR history = `+s.name("history")+`(), coalesce(history, `+s.name("history")+`()), coalesce(log, ''), began`,
 		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(),
-	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &sameHistory, &taken.History, &log)
+	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &sameHistory, &taken.History, &log, &began)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return taken, message.ErrStale
 	}
@@ -183,6 +186,12 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			}
 		}
 	}
+	if t.Ordered && created {
+		if err := s.beginAgain(ctx, tx, id, t, &taken); err != nil {
+			return taken, err
+		}
+		began = &taken.Next
+	}
 	if t.Ordered && !created && t.Committed >= 0 {
 		switch {
 		case t.Committed > taken.Next:
@@ -191,11 +200,15 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			// Both columns, or the same reset is seen again at the next start. The
 			// lane's clock goes back with it, to what isn't known yet: claims must
 			// not expire before what is read again has passed them.
-			if _, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, broker_position = $2, stream_time = NULL WHERE id = $1`, id, t.Committed); err != nil {
+			if err := tx.QueryRow(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, broker_position = $2, stream_time = NULL, `+lowerBegan+` WHERE id = $1 RETURNING began`,
+				id, t.Committed).Scan(&began); err != nil {
 				return taken, err
 			}
 			taken.Reset, taken.Next, taken.BrokerPosition = true, t.Committed, t.Committed
 		}
+	}
+	if began != nil {
+		taken.Origin = origin{Scope: s.scope, Source: t.Lane.Source, Began: *began, Epoch: taken.Epoch, History: taken.History, Log: log}.String()
 	}
 	tried, err := s.openAttempts(ctx, tx, id, t.Ordered, taken.Next)
 	if err != nil {
@@ -205,6 +218,10 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	s.suspicions.set(t.Lane, t.Ordered && (takes > suspectTakes || tried))
 	return taken, nil
 }
+
+// lowerBegan goes with an update that sets a lane's position to $2. A lane of which
+// it isn't known where it began stays one.
+const lowerBegan = `began = CASE WHEN $2 < began THEN $2 ELSE began END`
 
 func (s *Store) remember(lane message.Lane, id int32) {
 	s.mu.Lock()

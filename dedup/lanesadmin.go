@@ -105,6 +105,7 @@ func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, pos
 				next_position   = $2,
 				broker_position = NULL,
 				moved           = true,
+				`+lowerBegan+`,
 				lag             = NULL,
 				stream_time     = CASE WHEN $2 < next_position THEN NULL ELSE stream_time END
 			WHERE id = $1 RETURNING epoch`, id, position).Scan(&m.Epoch)

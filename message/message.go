@@ -114,6 +114,9 @@ type Take struct {
 	BrokerGeneration int64
 	// Committed is the position that the broker keeps for the group; -1: none.
 	Committed int64
+	// Origin is what the broker keeps beside Committed: the Origin of the lane's
+	// Taken. Empty: nothing of ours.
+	Origin string
 	// Start is where a lane without a row begins; -1: nowhere, ErrNoStart.
 	Start int64
 	// HonourReset lets a broker position that was moved back win over the row.
@@ -131,14 +134,19 @@ type Taken struct {
 	BrokerPosition int64
 	Incarnation    string
 	// Rewound tells that the broker was ahead of the database, which must have
-	// lost commits: reading goes back to the database's position. Of a queue it
+	// lost commits: reading goes back to the database's position, or to where the
+	// lane began if its row is among what was lost. Of a queue it
 	// says that the database is not the one it was, and may have: all that the
 	// broker was told of from BrokerPosition on (-1: from the start) must come
 	// again, before the lane moves.
 	Rewound bool
-	// History names, for a queue, the database that the lane moves in: two Takes with
+	// History names the database that the lane moves in: two Takes of a queue with
 	// the same one have had no failover between them that was not resumed from.
 	History string
+	// Origin is to be kept at the broker, beside the position of an ordered lane: it
+	// tells the next Take of a row that the database may lose. Only who gave it can
+	// read it. Empty: nothing is to be kept.
+	Origin string
 	// Reset tells that an operator's reset of the group was honoured.
 	Reset bool
 }

@@ -78,8 +78,25 @@ func (s *Store) Rewind(l message.Lane, to int64) {
 	r.Next, r.CaughtUp = to, time.Time{}
 	r.past = !r.ordered
 	r.BrokerPosition = min(r.BrokerPosition, to)
+	s.forget(l, to)
+}
+
+// Lose forgets a lane and its effects, as a failover would to a replica that is older
+// than the lane's row.
+func (s *Store) Lose(l message.Lane) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	delete(s.rows, l)
+	s.lost[l] = true
+	s.losses++
+	s.forget(l, 0)
+}
+
+// forget forgets a lane's effects from a position on.
+func (s *Store) forget(l message.Lane, from int64) {
 	s.log = slices.DeleteFunc(s.log, func(e Effect) bool {
-		return e.Message.Position.Lane == l && e.Message.Position.Offset >= to
+		return e.Message.Position.Lane == l && e.Message.Position.Offset >= from
 	})
 	clear(s.effects)
 	for i, e := range s.log {

@@ -43,6 +43,8 @@ type Store struct {
 	delay      time.Duration
 	hold       chan struct{}
 	incarnated int
+	losses     int // how often a failover has lost a lane
+	lost       map[message.Lane]bool
 }
 
 type row struct {
@@ -51,6 +53,7 @@ type row struct {
 	past      bool // the store went back since
 	history   int  // how often it has
 	moved     bool // by hand, since it was taken
+	began     int64
 	brokerGen int64
 	updated   time.Time
 }
@@ -99,6 +102,7 @@ func NewStore() *Store {
 		rows:    make(map[message.Lane]*row),
 		effects: make(map[string]int),
 		running: make(map[tenure]bool),
+		lost:    make(map[message.Lane]bool),
 	}
 }
 
@@ -112,6 +116,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.notify()
+	rewound := false
 	r, ok := s.rows[t.Lane]
 	if ok && r.brokerGen > t.BrokerGeneration && (s.Grace == 0 || time.Since(r.updated) < s.Grace) {
 		return message.Taken{}, message.ErrStale
@@ -121,6 +126,12 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 		return message.Taken{}, message.ErrNoStart
 	case !ok:
 		r = s.newRow(t)
+		var losses int
+		var began int64
+		var log string
+		if n, _ := fmt.Sscanf(t.Origin, "%d %d %q", &losses, &began, &log); n == 3 && losses != s.losses && log == t.Incarnation && began < r.Next {
+			r.Next, r.began, r.BrokerPosition, rewound = began, began, -1, true
+		}
 	case t.Incarnation == "":
 	case !t.Ordered:
 		r.Incarnation = t.Incarnation
@@ -128,7 +139,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 		r.Log = t.Incarnation
 	case r.Log == t.Incarnation:
 	case r.moved:
-		r.Log, r.Incarnation = t.Incarnation, t.Incarnation
+		r.Log, r.Incarnation, r.began = t.Incarnation, t.Incarnation, r.Next
 	default:
 		return message.Taken{}, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew: %s, was %s", t.Incarnation, r.Log)}
 	}
@@ -138,7 +149,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 		r.Takes++
 	}
 	r.brokerGen, r.updated = t.BrokerGeneration, time.Now()
-	taken := message.Taken{Epoch: r.Epoch}
+	taken := message.Taken{Epoch: r.Epoch, Rewound: rewound}
 	switch {
 	case !t.Ordered:
 		taken.Rewound, taken.History = r.past, fmt.Sprint(r.history)
@@ -148,6 +159,10 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	case t.Committed < r.BrokerPosition && t.HonourReset:
 		taken.Reset = true
 		r.Next, r.BrokerPosition = t.Committed, t.Committed
+	}
+	if t.Ordered {
+		r.began = min(r.began, r.Next)
+		taken.Origin = fmt.Sprintf("%d %d %q", s.losses, r.began, r.Log)
 	}
 	taken.Next, taken.BrokerPosition, taken.Incarnation = r.Next, r.BrokerPosition, r.Incarnation
 	return taken, nil
@@ -171,7 +186,9 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 		}
 		r := s.rows[c.Lane]
 		if r == nil {
-			s.violate("lane %s is told to be caught up, and was never taken", c.Lane)
+			if !s.lost[c.Lane] {
+				s.violate("lane %s is told to be caught up, and was never taken", c.Lane)
+			}
 			continue
 		}
 		switch {
@@ -220,6 +237,7 @@ func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 	defer s.notify()
 	r := s.rows[lane]
 	switch {
+	case r == nil && s.lost[lane]:
 	case r == nil:
 		s.violate("lane %s is let go, and was never taken", lane)
 	case r.Epoch == epoch:
@@ -237,6 +255,7 @@ func (s *Store) newRow(t message.Take) *row {
 	if t.Ordered {
 		r.Log = t.Incarnation
 	}
+	r.began = r.Next
 	if r.Incarnation == "" {
 		s.incarnated++
 		r.Incarnation = fmt.Sprintf("incarnation-%d", s.incarnated)
@@ -328,9 +347,9 @@ func (s *Store) commit(batches []message.Batch) error {
 // inspect notes what no source may do, whatever state the store is in.
 func (s *Store) inspect(b *message.Batch) {
 	r := s.rows[b.Lane]
-	if r == nil {
+	if r == nil && !s.lost[b.Lane] {
 		s.violate("lane %s was never taken", b.Lane)
-	} else if r.ordered != b.Ordered {
+	} else if r != nil && r.ordered != b.Ordered {
 		s.violate("lane %s was taken with Ordered=%t and handed over with %t", b.Lane, r.ordered, b.Ordered)
 	}
 	if r != nil && b.Incarnation != r.Incarnation {

@@ -13,6 +13,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/leavegroup"
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 	"github.com/segmentio/kafka-go/protocol/metadata"
+	"github.com/segmentio/kafka-go/protocol/offsetcommit"
 	"github.com/segmentio/kafka-go/protocol/offsetfetch"
 	"github.com/segmentio/kafka-go/sasl"
 )
@@ -156,8 +157,14 @@ func (c *cluster) list(ctx context.Context, topic string, partition int, at int6
 	return p.Offset, nil
 }
 
-// committed is the group's committed offset of a partition; -1: none.
-func (c *cluster) committed(ctx context.Context, topic string, partition int) (int64, error) {
+// committed is what a group holds of a partition.
+type committed struct {
+	offset int64 // -1: none
+	origin string
+}
+
+// committed is what the group holds of a partition now.
+func (c *cluster) committed(ctx context.Context, topic string, partition int) (committed, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	res, err := c.transport.RoundTrip(ctx, c.addr, &offsetfetch.Request{
@@ -165,23 +172,62 @@ func (c *cluster) committed(ctx context.Context, topic string, partition int) (i
 		Topics:  []offsetfetch.RequestTopic{{Name: topic, PartitionIndexes: []int32{int32(partition)}}},
 	})
 	if err != nil {
-		return 0, fmt.Errorf("fetch the group's offset: %w", err)
+		return committed{}, fmt.Errorf("fetch the group's offset: %w", err)
 	}
 	r, ok := res.(*offsetfetch.Response)
 	if !ok {
-		return 0, fmt.Errorf("fetch the group's offset: %w", errAnswer)
+		return committed{}, fmt.Errorf("fetch the group's offset: %w", errAnswer)
 	}
 	if r.ErrorCode != 0 {
-		return 0, fmt.Errorf("fetch the group's offset: %w", kafkago.Error(r.ErrorCode))
+		return committed{}, fmt.Errorf("fetch the group's offset: %w", kafkago.Error(r.ErrorCode))
 	}
 	if len(r.Topics) != 1 || len(r.Topics[0].Partitions) != 1 {
-		return 0, fmt.Errorf("fetch the group's offset: %w", errAnswer)
+		return committed{}, fmt.Errorf("fetch the group's offset: %w", errAnswer)
 	}
 	p := r.Topics[0].Partitions[0]
 	if p.ErrorCode != 0 {
-		return 0, fmt.Errorf("fetch the group's offset: %w", kafkago.Error(p.ErrorCode))
+		return committed{}, fmt.Errorf("fetch the group's offset: %w", kafkago.Error(p.ErrorCode))
 	}
-	return max(p.CommittedOffset, -1), nil
+	return committed{max(p.CommittedOffset, -1), p.Metadata}, nil
+}
+
+// membership commits for a member of the group. kafka-go's own commit has no place
+// for an origin.
+type membership struct {
+	*cluster
+	generation int32
+	member     string
+}
+
+func (m membership) commit(all map[string]map[int]committed) error {
+	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
+	defer cancel()
+	req := &offsetcommit.Request{GroupID: m.group, GenerationID: m.generation, MemberID: m.member, RetentionTimeMs: -1}
+	for topic, partitions := range all {
+		t := offsetcommit.RequestTopic{Name: topic}
+		for partition, c := range partitions {
+			t.Partitions = append(t.Partitions, offsetcommit.RequestPartition{
+				PartitionIndex: int32(partition), CommittedOffset: c.offset, CommittedLeaderEpoch: -1, CommittedMetadata: c.origin,
+			})
+		}
+		req.Topics = append(req.Topics, t)
+	}
+	res, err := m.transport.RoundTrip(ctx, m.addr, req)
+	if err != nil {
+		return fmt.Errorf("commit the group's offsets: %w", err)
+	}
+	r, ok := res.(*offsetcommit.Response)
+	if !ok {
+		return fmt.Errorf("commit the group's offsets: %w", errAnswer)
+	}
+	for _, t := range r.Topics {
+		for _, p := range t.Partitions {
+			if p.ErrorCode != 0 {
+				return fmt.Errorf("commit the group's offsets: %w", kafkago.Error(p.ErrorCode))
+			}
+		}
+	}
+	return nil
 }
 
 // leave takes a member out of the group.

@@ -18,7 +18,7 @@ const (
 
 // groupMember is what a committer needs of its generation.
 type groupMember interface {
-	CommitOffsets(map[string]map[int]int64) error
+	commit(map[string]map[int]committed) error
 }
 
 // committer copies lanes' positions to the group, for one generation. A commit
@@ -42,8 +42,10 @@ type committer struct {
 type mark struct {
 	topic     string
 	partition int
+	origin    string       // goes with each position
 	confirmed atomic.Int64 // what the group is known to hold of this lane; -1: nothing
 	wanted    int64        // guarded by the committer's mutex; -1: nothing to tell
+	told      bool         // guarded, too: the group has the origin
 }
 
 func newCommitter(member groupMember, failed func(), log *slog.Logger) *committer {
@@ -56,8 +58,8 @@ func newCommitter(member groupMember, failed func(), log *slog.Logger) *committe
 
 // add begins to copy a lane's position. confirmed is what the group held of it
 // before, -1 if that isn't known.
-func (c *committer) add(topic string, partition int, confirmed int64) *mark {
-	m := &mark{topic: topic, partition: partition, wanted: -1}
+func (c *committer) add(topic string, partition int, origin string, confirmed int64) *mark {
+	m := &mark{topic: topic, partition: partition, origin: origin, wanted: -1, told: origin == ""}
 	m.confirmed.Store(confirmed)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +127,7 @@ func (c *committer) commit() {
 	}
 	// Of a refusal only the first reason comes back, not its partition: all of
 	// them then count as not confirmed.
-	if err := c.member.CommitOffsets(offsets); err != nil {
+	if err := c.member.commit(offsets); err != nil {
 		c.failed()
 		if text := err.Error(); text != c.lastError {
 			c.lastError = text
@@ -134,23 +136,26 @@ func (c *committer) commit() {
 		return
 	}
 	c.lastError = ""
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for m, next := range news {
 		m.confirmed.Store(next)
+		m.told = true
 	}
 }
 
-func (c *committer) collect() (offsets map[string]map[int]int64, news map[*mark]int64) {
+func (c *committer) collect() (offsets map[string]map[int]committed, news map[*mark]int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	offsets, news = make(map[string]map[int]int64), make(map[*mark]int64)
+	offsets, news = make(map[string]map[int]committed), make(map[*mark]int64)
 	put := func(m *mark, next int64) {
 		if offsets[m.topic] == nil {
-			offsets[m.topic] = make(map[int]int64)
+			offsets[m.topic] = make(map[int]committed)
 		}
-		offsets[m.topic][m.partition] = next
+		offsets[m.topic][m.partition] = committed{next, m.origin}
 	}
 	for m := range c.marks {
-		if m.wanted >= 0 && m.wanted != m.confirmed.Load() {
+		if m.wanted >= 0 && (m.wanted != m.confirmed.Load() || !m.told) {
 			put(m, m.wanted)
 			news[m] = m.wanted
 		}

@@ -15,10 +15,10 @@ import (
 type fakeMember struct {
 	mu      sync.Mutex
 	err     error
-	commits []map[string]map[int]int64
+	commits []map[string]map[int]committed
 }
 
-func (m *fakeMember) CommitOffsets(o map[string]map[int]int64) error {
+func (m *fakeMember) commit(o map[string]map[int]committed) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.err != nil {
@@ -34,7 +34,7 @@ func (m *fakeMember) fail(err error) {
 	m.err = err
 }
 
-func (m *fakeMember) take() []map[string]map[int]int64 {
+func (m *fakeMember) take() []map[string]map[int]committed {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	defer func() { m.commits = nil }()
@@ -46,13 +46,13 @@ func TestCommitter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		member, failures := &fakeMember{}, 0
 		c := newCommitter(member, func() { failures++ }, slog.New(slog.DiscardHandler))
-		a, b := c.add("t", 0, -1), c.add("t", 1, 5)
-		gone := c.add("t", 2, -1)
+		a, b := c.add("t", 0, "", -1), c.add("t", 1, "", 5)
+		gone := c.add("t", 2, "", -1)
 		c.start()
 		wait := func() { time.Sleep(commitInterval); synctest.Wait() }
-		expect := func(what string, want ...map[string]map[int]int64) {
+		expect := func(what string, want ...map[string]map[int]committed) {
 			t.Helper()
-			if diff := cmp.Diff(want, member.take()); diff != "" {
+			if diff := cmp.Diff(want, member.take(), cmp.AllowUnexported(committed{})); diff != "" {
 				t.Error(what, diff)
 			}
 		}
@@ -65,7 +65,7 @@ func TestCommitter(t *testing.T) {
 		c.set(gone, 7)
 		c.drop(gone)
 		wait()
-		expect("coalesced", map[string]map[int]int64{"t": {0: 20, 1: 6}})
+		expect("coalesced", map[string]map[int]committed{"t": {0: {offset: 20}, 1: {offset: 6}}})
 		if a.confirmed.Load() != 20 || b.confirmed.Load() != 6 || gone.confirmed.Load() != -1 {
 			t.Error("confirmed wrongly")
 		}
@@ -81,12 +81,20 @@ func TestCommitter(t *testing.T) {
 		}
 		member.fail(nil)
 		wait()
-		expect("tried again", map[string]map[int]int64{"t": {0: 30}})
+		expect("tried again", map[string]map[int]committed{"t": {0: {offset: 30}}})
 
 		// A position may go back, with the database.
 		c.set(a, 25)
 		wait()
-		expect("back", map[string]map[int]int64{"t": {0: 25}})
+		expect("back", map[string]map[int]committed{"t": {0: {offset: 25}}})
+
+		// Where it begins in the database goes with a position that stands already.
+		later := c.add("t", 3, "origin", 7)
+		c.set(later, 7)
+		wait()
+		expect("an origin", map[string]map[int]committed{"t": {3: {7, "origin"}}})
+		wait()
+		expect("told already")
 
 		c.draining()
 		time.Sleep(5 * pulseInterval)
@@ -96,7 +104,7 @@ func TestCommitter(t *testing.T) {
 		}
 		c.set(b, 9)
 		c.stop()
-		expect("the last one", map[string]map[int]int64{"t": {1: 9}})
+		expect("the last one", map[string]map[int]committed{"t": {1: {offset: 9}}})
 	})
 }
 
@@ -109,21 +117,21 @@ func TestALaneOpenedAgainHasOneMark(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			member := &fakeMember{}
 			c := newCommitter(member, func() {}, slog.New(slog.DiscardHandler))
-			old := c.add("t", 0, -1)
+			old := c.add("t", 0, "first", -1)
 			c.set(old, 100)
 			c.start()
 			time.Sleep(commitInterval)
 			synctest.Wait()
 			member.take()
-			again := c.add("t", 0, 100)
+			again := c.add("t", 0, "again", 100)
 			c.set(again, 500)
 			c.set(old, 120) // a straggler
 			c.draining()
 			time.Sleep(5 * pulseInterval)
 			c.stop()
 			for _, commit := range member.take() {
-				if commit["t"][0] != 500 {
-					t.Fatalf("the group was told %d after the lane had come to 500", commit["t"][0])
+				if commit["t"][0] != (committed{500, "again"}) {
+					t.Fatalf("the group was told %v after the lane had come to 500", commit["t"][0])
 				}
 			}
 		})

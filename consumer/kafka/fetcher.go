@@ -66,7 +66,7 @@ func (l *lane) read(s stand) error {
 	defer stop()
 	f := &fetcher{
 		lane:     l,
-		mark:     l.committer.add(l.topic, l.partition, s.BrokerPosition),
+		mark:     l.committer.add(l.topic, l.partition, s.Origin, s.BrokerPosition),
 		taken:    s.Taken,
 		decoder:  decoder{lane: l.id, topic: l.topic, readCommitted: l.config.Isolation == ReadCommitted},
 		position: s.Next,

@@ -31,7 +31,7 @@ func newGeneration(r *run, member *kafkago.Generation) *generation {
 		run:       r,
 		member:    member,
 		ready:     newReadiness(r.in),
-		committer: newCommitter(member, r.in.CommitFailed, r.log),
+		committer: newCommitter(membership{r.cluster, member.ID, member.MemberID}, r.in.CommitFailed, r.log),
 		logs:      new(logs),
 	}
 }
@@ -87,8 +87,6 @@ func (g *generation) lanes() []*lane {
 				id:         message.Lane{Source: g.config.Name, Name: laneName(topic, p.ID)},
 				topic:      topic,
 				partition:  p.ID,
-				committed:  max(p.Offset, -1), // negative: the group has none
-				asked:      true,
 			})
 		}
 	}

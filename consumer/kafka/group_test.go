@@ -303,3 +303,38 @@ func TestAMemberLeavesInTheMiddleOfARebalance(t *testing.T) {
 		t.Errorf("the partitions stood still for %s", d)
 	}
 }
+
+// A failover of the database may lose the lane's row itself, which is younger than
+// the replica. The group's offset tells where it began: from there all is read again,
+// by a worker that is at work and by one that starts.
+func TestALaneThatTheDatabaseLostIsReadAgain(t *testing.T) {
+	t.Parallel()
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		c := r.client()
+		r.fill(c, 0, 5)
+		w := r.start(func(c *Config) { c.Start = StartLatest })
+		w.untilReady()
+		r.fill(c, 0, 10)
+		r.untilNext(0, 15)
+		r.untilCommitted(0, 15)
+		again := func(n int64) {
+			t.Helper()
+			r.untilNext(0, n)
+			if offsets := r.offsets(); int64(len(offsets)) != n-5 || offsets[0] != 5 {
+				t.Errorf("got %d, want 5 to %d", offsets, n-1)
+			}
+			r.untilCommitted(0, n)
+		}
+		r.store.Lose(r.lane(0))
+		r.fill(c, 0, 10)
+		again(25)
+		w.stop()
+		r.store.Lose(r.lane(0))
+		r.start(nil)
+		again(25)
+		if n := r.log.count("must have lost commits"); n != 2 {
+			t.Errorf("told %d times", n)
+		}
+	})
+}

@@ -21,9 +21,6 @@ type lane struct {
 	topic     string
 	partition int
 
-	committed int64 // the group's committed offset; -1: none
-	asked     bool  // committed is as of this assignment, and not yet used
-
 	beyond  *beyondError // what take last found of that kind
 	problem string       // what the log was last told
 }
@@ -61,11 +58,12 @@ type stand struct {
 // take takes the lane and checks that the broker still has, or will have, the
 // position to begin at.
 func (l *lane) take() (stand, error) {
-	committed, err := l.groupOffset()
+	// As of now: our own commits have moved what came with the assignment.
+	group, err := l.cluster.committed(l.soft, l.topic, l.partition)
 	if err != nil {
 		return stand{}, err
 	}
-	start, err := l.start(committed)
+	start, err := l.start(group.offset)
 	if err != nil {
 		return stand{}, err
 	}
@@ -79,7 +77,8 @@ func (l *lane) take() (stand, error) {
 		Ordered:          true,
 		Incarnation:      ids[l.topic],
 		BrokerGeneration: int64(l.member.ID),
-		Committed:        committed,
+		Committed:        group.offset,
+		Origin:           group.origin,
 		Start:            start,
 		HonourReset:      l.config.OnGroupReset == HonourGroupReset,
 	})
@@ -104,16 +103,6 @@ func (l *lane) take() (stand, error) {
 		s.skipTo = first
 	}
 	return s, nil
-}
-
-// groupOffset is the group's committed offset of the lane as of now. It came
-// with the assignment; later it is asked for, as our own commits have moved it.
-func (l *lane) groupOffset() (int64, error) {
-	if l.asked {
-		l.asked = false
-		return l.committed, nil
-	}
-	return l.cluster.committed(l.soft, l.topic, l.partition)
 }
 
 // start is where the lane begins if the database doesn't know it.

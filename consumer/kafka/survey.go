@@ -30,7 +30,9 @@ func (s *Source) Survey(ctx context.Context) (consumer.Survey, error) {
 		for partition := range counts[topic] {
 			l := consumer.BrokerLane{Name: laneName(topic, partition), Log: ids[topic]}
 			if l.First, l.End, err = cluster.span(ctx, topic, partition); err == nil {
-				l.Committed, err = cluster.committed(ctx, topic, partition)
+				var c committed
+				c, err = cluster.committed(ctx, topic, partition)
+				l.Committed = c.offset
 			}
 			if err != nil {
 				// What keeps one partition from being read keeps the others, too.
