@@ -142,17 +142,22 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			return taken, message.ErrNoStart
 		}
 	}
+	var partitions *int
+	if t.Partition != nil {
+		partitions = &t.Partition.Of
+	}
 	// An epoch is the database's clock in microseconds, or one more than the
 	// last: it only ever rises, and one that was lost with a failover is not
 	// given out again, so that a worker from before can't pass for a new owner.
 	err = tx.QueryRow(ctx, `
-		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, history, log, began)
-		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8::bigint, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END, CASE WHEN $4::boolean THEN nullif($5, '') END, CASE WHEN $4::boolean THEN $8::bigint END)
+		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, history, log, began, partitions)
+		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8::bigint, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END, CASE WHEN $4::boolean THEN nullif($5, '') END, CASE WHEN $4::boolean THEN $8::bigint END, $10)
 		ON CONFLICT (scope, source, lane) DO UPDATE SET
 			epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, EXCLUDED.epoch) ELSE l.epoch END,
 			incarnation       = CASE WHEN $5 = '' OR l.ordered AND NOT coalesce(l.moved AND l.log <> $5, false) THEN l.incarnation ELSE EXCLUDED.incarnation END,
 			log               = CASE WHEN l.log IS NULL OR l.moved THEN coalesce(EXCLUDED.log, l.log) ELSE l.log END,
 			began             = CASE WHEN l.moved AND l.log <> $5 THEN l.next_position ELSE l.began END,
+			partitions        = coalesce(l.partitions, EXCLUDED.partitions),
 			moved             = false,
 			broker_generation = EXCLUDED.broker_generation,
 			owner             = EXCLUDED.owner,
@@ -162,7 +167,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			claimed_at        = now()
 		WHERE l.broker_generation <= EXCLUDED.broker_generation OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $9)
 		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, ordered OR history = `+s.name("history")+`(), coalesce(history, `+s.name("history")+`()), coalesce(log, ''), began`,
-		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(),
+		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(), partitions,
 	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &sameHistory, &taken.History, &log, &began)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return taken, message.ErrStale
@@ -188,6 +193,9 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	}
 	if t.Ordered && created {
 		if err := s.beginAgain(ctx, tx, id, t, &taken); err != nil {
+			return taken, err
+		}
+		if err := s.beginAdded(ctx, tx, id, t, &taken); err != nil {
 			return taken, err
 		}
 		began = &taken.Next

@@ -76,3 +76,24 @@ func (s *Store) beginAgain(ctx context.Context, tx pgx.Tx, id int32, t message.T
 	}
 	return nil
 }
+
+// beginAdded has a new row begin at the partition's beginning if the topic didn't
+// have that partition yet when another of its lanes was first taken. Partitions are
+// numbered in the order in which they come, and none goes. So where a topic is first
+// read, by however many workers, none of its partitions passes for an added one.
+func (s *Store) beginAdded(ctx context.Context, tx pgx.Tx, id int32, t message.Take, taken *message.Taken) error {
+	p := t.Partition
+	if p == nil || p.Added < 0 || t.Committed >= 0 {
+		return nil
+	}
+	done, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, began = $2 WHERE id = $1 AND EXISTS (
+		SELECT FROM `+s.name("lanes")+` WHERE id <> $1 AND scope = $3 AND source = $4 AND starts_with(lane, $5) AND partitions <= $6)`,
+		id, p.Added, s.scope, t.Lane.Source, p.Topic+"/", p.Number)
+	if err != nil {
+		return err
+	}
+	if done.RowsAffected() > 0 {
+		taken.Next = p.Added
+	}
+	return nil
+}

@@ -174,3 +174,48 @@ func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 		})
 	}
 }
+
+// A partition is added if a lane of its topic was first taken when there was none of
+// that number.
+func TestWhereAnAddedPartitionBegins(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const first, end = 5, 50
+	take := func(source, topic string, number, of int, committed, added int64) int64 {
+		t.Helper()
+		start := int64(end)
+		if committed >= 0 {
+			start = committed
+		}
+		taken, err := f.Store.Take(t.Context(), message.Take{
+			Lane: message.Lane{Source: source, Name: fmt.Sprint(topic, "/", number)}, Ordered: true, Committed: committed, Start: start,
+			Partition: &message.Partition{Topic: topic, Number: number, Of: of, Added: added},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return taken.Next
+	}
+	want := func(what string, got, want int64) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s begins at %d, want %d", what, got, want)
+		}
+	}
+	for _, number := range []int{2, 0, 1} {
+		want("a partition of a topic that is first read", take("kafka", "orders", number, 4, -1, first), end)
+	}
+	want("a partition that was added", take("kafka", "orders", 4, 6, -1, first), first)
+	want("the last of the first", take("kafka", "orders", 3, 6, -1, first), end)
+	want("one more that was added", take("kafka", "orders", 5, 6, -1, first), first)
+	want("an added one that the group has an offset of", take("kafka", "orders", 6, 9, 33, first), 33)
+	want("an added one that isn't to be told from others", take("kafka", "orders", 7, 9, -1, -1), end)
+	want("another topic", take("kafka", "orders-2", 8, 9, -1, first), end)
+	want("another source", take("kafka-2", "orders", 8, 9, -1, first), end)
+	if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET partitions = NULL`); err != nil {
+		t.Fatal(err)
+	}
+	want("a partition beside lanes of before", take("kafka", "orders", 8, 9, -1, first), end)
+	take("kafka", "orders", 0, 9, -1, first)
+	want("one that is added after they were taken", take("kafka", "orders", 9, 10, -1, first), first)
+}

@@ -119,11 +119,24 @@ type Take struct {
 	Origin string
 	// Start is where a lane without a row begins; -1: nowhere, ErrNoStart.
 	Start int64
+	// Partition is what the lane is of a topic. Nil: it is no partition.
+	Partition *Partition
 	// HonourReset lets a broker position that was moved back win over the row.
 	HonourReset bool
 	// Consumed tells that the broker deletes what it was told of, and can't
 	// deliver it again.
 	Consumed bool
+}
+
+// Partition tells which partition of a topic a lane is.
+type Partition struct {
+	Topic  string
+	Number int
+	// Of is how many partitions the topic has.
+	Of int
+	// Added is where a lane without a row begins if the topic didn't have the
+	// partition yet when another of its lanes was first taken; -1: at Start, too.
+	Added int64
 }
 
 // Taken is a lane that is now ours.

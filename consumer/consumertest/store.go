@@ -54,6 +54,8 @@ type row struct {
 	history   int  // how often it has
 	moved     bool // by hand, since it was taken
 	began     int64
+	topic     string
+	of        int // partitions of the topic, when it was first taken
 	brokerGen int64
 	updated   time.Time
 }
@@ -259,6 +261,14 @@ func (s *Store) newRow(t message.Take) *row {
 	if r.Incarnation == "" {
 		s.incarnated++
 		r.Incarnation = fmt.Sprintf("incarnation-%d", s.incarnated)
+	}
+	if p := t.Partition; p != nil {
+		for l, other := range s.rows {
+			if l.Source == t.Lane.Source && other.topic == p.Topic && other.of <= p.Number && p.Added >= 0 && t.Committed < 0 {
+				r.Next, r.began = p.Added, p.Added // it was added since
+			}
+		}
+		r.topic, r.of = p.Topic, p.Of
 	}
 	s.rows[t.Lane] = r
 	return r

@@ -241,7 +241,7 @@ func (c *cluster) leave(member string) error {
 }
 
 // partitions counts the partitions of each topic that exists, as known for at
-// most two seconds.
+// most two seconds. The error says of which topics nothing is known.
 func (c *cluster) partitions(ctx context.Context) (map[string]int, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -254,15 +254,16 @@ func (c *cluster) partitions(ctx context.Context) (map[string]int, error) {
 		return nil, fmt.Errorf("look up the topics: %w", errAnswer)
 	}
 	counts := make(map[string]int, len(c.topics))
+	var problems []error
 	for _, t := range r.Topics {
 		// Partitions whose leader is missing for the moment count as well.
 		if len(t.Partitions) > 0 {
 			counts[t.Name] = len(t.Partitions)
 		} else if t.ErrorCode != 0 && kafkago.Error(t.ErrorCode) != kafkago.UnknownTopicOrPartition {
-			return counts, fmt.Errorf("look up topic %s: %w", t.Name, kafkago.Error(t.ErrorCode))
+			problems = append(problems, fmt.Errorf("look up topic %s: %w", t.Name, kafkago.Error(t.ErrorCode)))
 		}
 	}
-	return counts, nil
+	return counts, errors.Join(problems...)
 }
 
 // settings are what a topic is configured to, by name: those that were asked for

@@ -67,6 +67,10 @@ func (l *lane) take() (stand, error) {
 	if err != nil {
 		return stand{}, err
 	}
+	part, err := l.part(group.offset)
+	if err != nil {
+		return stand{}, err
+	}
 	ids, err := l.cluster.identities(l.soft)
 	if err != nil {
 		return stand{}, err
@@ -80,6 +84,7 @@ func (l *lane) take() (stand, error) {
 		Committed:        group.offset,
 		Origin:           group.origin,
 		Start:            start,
+		Partition:        part,
 		HonourReset:      l.config.OnGroupReset == HonourGroupReset,
 	})
 	if errors.Is(err, message.ErrNoStart) {
@@ -118,6 +123,28 @@ func (l *lane) start(committed int64) (int64, error) {
 		return -1, nil
 	}
 }
+
+// part tells of the lane's partition; nil: what is known of the topic is older than
+// the assignment. StartLatest is meant for what the topic holds when it is first
+// read: of a partition that is added, nothing was there to be left out.
+func (l *lane) part(committed int64) (*message.Partition, error) {
+	open := l.config.Start == StartLatest && committed < 0
+	counts, err := l.cluster.partitions(l.soft)
+	switch {
+	case counts[l.topic] <= l.partition && open:
+		return nil, errors.Join(err, errNoPartition)
+	case counts[l.topic] <= l.partition:
+		return nil, nil //nolint:nilnil // it is only noted
+	}
+	p := &message.Partition{Topic: l.topic, Number: l.partition, Of: counts[l.topic], Added: -1}
+	if !open {
+		return p, nil
+	}
+	p.Added, err = l.cluster.start(l.soft, l.topic, l.partition, firstOffset)
+	return p, err
+}
+
+var errNoPartition = errors.New("the broker tells of no such partition")
 
 var errNoStart = errors.New("neither the database nor the group has a position, and start is group: commit an offset for the group, or choose another start")
 

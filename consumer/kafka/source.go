@@ -55,8 +55,9 @@ type Config struct {
 	Group string
 	// Start says where a lane without a position begins, if the group has
 	// committed none either: StartEarliest (default), StartLatest (after what is
-	// committed now), or StartGroup (nowhere: a lane without an offset of the
-	// group is held until somebody commits one).
+	// committed now; a partition that is added later begins with its first
+	// message), or StartGroup (nowhere: a lane without an offset of the group is
+	// held until somebody commits one).
 	Start string
 	// Isolation is ReadCommitted (default) or ReadUncommitted.
 	Isolation string

@@ -30,6 +30,40 @@ func TestStartLatest(t *testing.T) {
 	})
 }
 
+// What a partition holds that is added later was never there to be left out, whether
+// a worker runs when it comes or not.
+func TestStartLatestOfAddedPartitions(t *testing.T) {
+	t.Parallel()
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 3, nil)
+		c := r.client()
+		latest := func(c *Config) { c.Start = StartLatest }
+		for p := range int32(3) {
+			r.put(c, p, "old")
+		}
+		first, second := r.start(latest), r.start(latest)
+		first.untilReady()
+		second.untilReady()
+		r.until("all lanes were taken", func() bool { return len(r.store.Lanes()) == 3 })
+		first.stop()
+		second.stop()
+		r.check(b.AddPartitions(r.ctx, r.topic, 4))
+		r.put(r.client(), 3, "while nobody reads")
+		w := r.start(latest)
+		r.untilNext(3, 1)
+		w.untilReady()
+		r.check(b.AddPartitions(r.ctx, r.topic, 5))
+		r.put(r.client(), 4, "while somebody does")
+		r.untilNext(4, 1)
+		w.untilReady()
+		r.put(r.client(), 0, "new")
+		r.untilNext(0, 2)
+		if diff := cmp.Diff([]string{"while nobody reads", "while somebody does", "new"}, r.values()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
 // Without a position anywhere, start: group waits for somebody to set one.
 func TestStartGroup(t *testing.T) {
 	t.Parallel()
@@ -199,10 +233,11 @@ func TestTakeSaysWhereToStart(t *testing.T) {
 	lanes.mu.Lock()
 	defer lanes.mu.Unlock()
 	slices.SortFunc(lanes.all, func(a, b message.Take) int { return a.Lane.Compare(b.Lane) })
+	of := func(n int) *message.Partition { return &message.Partition{Topic: r.topic, Number: n, Of: 3, Added: -1} }
 	want := []message.Take{
-		{Lane: r.lane(0), Ordered: true, Committed: -1, Start: 0, HonourReset: true},
-		{Lane: r.lane(1), Ordered: true, Committed: -1, Start: 4, HonourReset: true},
-		{Lane: r.lane(2), Ordered: true, Committed: 7, Start: 7, HonourReset: true},
+		{Lane: r.lane(0), Ordered: true, Committed: -1, Start: 0, Partition: of(0), HonourReset: true},
+		{Lane: r.lane(1), Ordered: true, Committed: -1, Start: 4, Partition: of(1), HonourReset: true},
+		{Lane: r.lane(2), Ordered: true, Committed: 7, Start: 7, Partition: of(2), HonourReset: true},
 	}
 	for i := range lanes.all {
 		if lanes.all[i].BrokerGeneration <= 0 {
