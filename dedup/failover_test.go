@@ -16,11 +16,10 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// A queue has no position by which a failover would show that lost commits. It is
-// noticed all the same, by a worker that goes on and by one that starts, and
-// nothing is written before what may be lost is delivered again.
-func TestAQueueNoticesAFailover(t *testing.T) {
-	t.Parallel()
+// replicated is a fixture whose database fails over. replica makes a replica of it,
+// which is no longer told of anything; failOver has the workers go on with that.
+func replicated(t *testing.T) (f *fixture, replica func() (failOver func())) {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("runs two servers of its own")
 	}
@@ -58,8 +57,30 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 	if _, err := store.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	f := newFixture(t)
+	f = newFixture(t)
 	f.pool, f.Store = pool, store
+	return f, func() (failOver func()) {
+		standby, err := primary.Standby(t.Context(), host(primary), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = standby.Stop() })
+		if err := standby.Promote(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			line.Redirect(host(standby))
+			line.CutAll()
+		}
+	}
+}
+
+// A queue has no position by which a failover would show that lost commits. It is
+// noticed all the same, by a worker that goes on and by one that starts, and
+// nothing is written before what may be lost is delivered again.
+func TestAQueueNoticesAFailover(t *testing.T) {
+	t.Parallel()
+	f, replica := replicated(t)
 	l := f.takeQueue("nats")
 	if l.Rewound {
 		t.Error("a new queue was rewound")
@@ -68,17 +89,9 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 	first.BrokerPosition = 17
 	f.handle(first)
 
-	standby, err := primary.Standby(t.Context(), host(primary), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = standby.Stop() })
-	if err := standby.Promote(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	failOver := replica()
 	f.handle(second) // by the old primary, which is about to be lost
-	line.Redirect(host(standby))
-	line.CutAll()
+	failOver()
 
 	refused := func() {
 		t.Helper()
@@ -103,11 +116,11 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 	refused() // the broker has yet to be asked
 	// A worker that was told of a position by the database before has asked the
 	// broker for less than was lost.
-	if sure, err := store.Resumed(t.Context(), l.Lane, 18); err != nil || sure != 17 {
+	if sure, err := f.Store.Resumed(t.Context(), l.Lane, 18); err != nil || sure != 17 {
 		t.Fatalf("resumed from 18: sure is %d, %v", sure, err)
 	}
 	refused()
-	if sure, err := store.Resumed(t.Context(), l.Lane, 17); err != nil || sure != 17 {
+	if sure, err := f.Store.Resumed(t.Context(), l.Lane, 17); err != nil || sure != 17 {
 		t.Fatalf("resumed from 17: sure is %d, %v", sure, err)
 	}
 	f.handle(second)
@@ -117,9 +130,31 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 		t.Error("a queue that has resumed was rewound again")
 	}
 	// A stream that was made anew has other positions.
-	if taken, err := store.Take(t.Context(), message.Take{Lane: l.Lane, Incarnation: "stream-2", Committed: -1}); err != nil || taken.BrokerPosition != -1 {
+	if taken, err := f.Store.Take(t.Context(), message.Take{Lane: l.Lane, Incarnation: "stream-2", Committed: -1}); err != nil || taken.BrokerPosition != -1 {
 		t.Errorf("taken from a stream made anew: %+v, %v", taken, err)
 	}
+}
+
+// A lane that is younger than the replica has lost its row: all of it is read again.
+func TestAFailoverLosesALane(t *testing.T) {
+	t.Parallel()
+	f, replica := replicated(t)
+	f.handle(f.take("kafka", "orders/0").batch("a"))
+	failOver := replica()
+	l := f.take("kafka", "orders/1")
+	f.handle(l.batch("b", "c"))
+	failOver()
+	take := message.Take{Lane: l.Lane, Ordered: true, Committed: 2, Start: 2, Origin: l.Origin}
+	f.again(func() (err error) {
+		l.Taken, err = f.Store.Take(t.Context(), take)
+		return err
+	})
+	if l.Next != 0 || !l.Rewound {
+		t.Fatalf("taken after a failover: %+v", l.Taken)
+	}
+	l.at = l.Next
+	f.handleAgain(l.batch("b", "c", "d"))
+	f.wantLanded("a", "b", "c", "d")
 }
 
 // However the server is set, a claim transaction survives a crash once it is

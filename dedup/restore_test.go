@@ -281,10 +281,9 @@ func TestLanesThatWentBackAreReadAgain(t *testing.T) {
 	}
 	retake := func(lost *lane, next int64) {
 		t.Helper()
+		take := message.Take{Lane: lost.Lane, Ordered: true, Committed: lost.at, Start: lost.at, Origin: lost.Origin, HonourReset: true}
 		f.again(func() (err error) {
-			lost.Taken, err = f.Store.Take(t.Context(), message.Take{
-				Lane: lost.Lane, Ordered: true, Committed: lost.at, Start: lost.at, Origin: lost.Origin, HonourReset: true,
-			})
+			lost.Taken, err = f.Store.Take(t.Context(), take)
 			return err
 		})
 		if lost.Next != next || !lost.Rewound {
