@@ -65,7 +65,7 @@ $(BIN)/helm: deploy/helm/test/go.mod
 	cd deploy/helm/test && GOBIN=$(CURDIR)/$(BIN) $(GO) install helm.sh/helm/v4/cmd/helm@$$($(GO) list -m -f '{{.Version}}' helm.sh/helm/v4)
 
 $(BIN)/kube-apiserver: deploy/helm/test/apiserver/go.mod
-	cd deploy/helm/test/apiserver && $(GO) build -o ../../../../$@ .
+	cd deploy/helm/test/apiserver && $(GO) build -ldflags "-X k8s.io/component-base/version.gitVersion=$$($(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)" -o ../../../../$@ .
 
 .PHONY: chart-build
 chart-build: $(BIN)/kube-score
