@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -155,6 +156,46 @@ func TestAFailoverLosesALane(t *testing.T) {
 	l.at = l.Next
 	f.handleAgain(l.batch("b", "c", "d"))
 	f.wantLanded("a", "b", "c", "d")
+}
+
+// Where a service forbids the functions that tell the history, or one of them, no
+// failover is noticed; the queue moves all the same.
+func TestAQueueMovesWhereTheHistoryIsForbidden(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ forbidden, history string }{
+		"timeline": {"pg_walfile_name(pg_lsn)", `^[0-9]+/unknown$`},
+		"cluster":  {"pg_control_system()", `^[0-9A-F]{8}$`},
+		"both":     {"pg_walfile_name(pg_lsn), pg_control_system()", `^unknown$`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			role := strings.ReplaceAll(f.db.Name, "pgtest", "worker")
+			limited := asRole(t, f.db, f.pool, role)
+			if err := f.Store.Grant(t.Context(), role); err != nil {
+				t.Fatal(err)
+			}
+			for _, sql := range []string{`GRANT INSERT ON public.rows TO ` + role, `REVOKE EXECUTE ON FUNCTION ` + c.forbidden + ` FROM PUBLIC`} {
+				if _, err := f.pool.Exec(t.Context(), sql); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f.Store = newStore(t, limited, "dedupd", "test")
+			l := f.takeQueue("nats")
+			if !regexp.MustCompile(c.history).MatchString(l.History) {
+				t.Errorf("the queue's history is %q", l.History)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			if err := f.Handle(ctx, []message.Batch{l.batch("a")}); err != nil {
+				t.Fatal(err)
+			}
+			if l := f.takeQueue("nats"); l.Rewound {
+				t.Error("the queue was rewound")
+			}
+			f.wantLanded("a")
+		})
+	}
 }
 
 // However the server is set, a claim transaction survives a crash once it is

@@ -87,6 +87,31 @@ func TestSchemasOfOtherVersionsAreRefused(t *testing.T) {
 	}
 }
 
+// asRole makes a role without rights, and a pool of connections that have its rights.
+func asRole(t *testing.T, db *pgtest.DB, pool *pgxpool.Pool, role string) *pgxpool.Pool {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), `CREATE ROLE `+role+` LOGIN`); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_, _ = pool.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role)
+	})
+	config, err := pgxpool.ParseConfig(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
+		_, err := c.Exec(ctx, `SET ROLE `+role)
+		return err
+	}
+	limited, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(limited.Close)
+	return limited
+}
+
 // TestLeastPrivilege runs what a DBA would: the printed SQL, with grants, in a
 // schema with an awkward name; then the worker's role does its whole work, and
 // is kept from what it has no business with.
@@ -102,26 +127,10 @@ func TestLeastPrivilege(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`CREATE ROLE ` + role + ` LOGIN`)
-	t.Cleanup(func() {
-		_, _ = pool.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role)
-	})
+	limited := asRole(t, db, pool, role)
 	exec(newStore(t, pool, schema, "a-b").MigrationSQL(role))
 	exec(createRows + `; GRANT INSERT ON public.rows TO ` + role)
 
-	config, err := pgxpool.ParseConfig(db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
-		_, err := c.Exec(ctx, `SET ROLE `+role)
-		return err
-	}
-	limited, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(limited.Close)
 	store := newStore(t, limited, schema, "a-b")
 	// A start with database.migrate: true and nothing to do needs no rights.
 	if applied, err := store.Migrate(t.Context()); err != nil || len(applied) != 0 {

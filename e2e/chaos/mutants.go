@@ -74,8 +74,8 @@ var mutants = []mutant{
 	{
 		name: "no fence", fault: "zombie before its transaction", broker: "kafka", times: 2, by: "I6",
 		edits: []edit{{
-			"dedup/migrations/0005_history.sql",
-			"    WHERE id = p_lane AND epoch = p_epoch\n      AND CASE WHEN p_from IS NULL THEN right(history, 8) = {{schema}}.timeline() ELSE next_position = p_from END;\n",
+			"dedup/migrations/0008_history_without_timeline.sql",
+			"    WHERE id = p_lane AND epoch = p_epoch\n      AND CASE WHEN p_from IS NULL THEN pg_catalog.split_part(history, '/', -1) = {{schema}}.timeline() ELSE next_position = p_from END;\n",
 			"    WHERE id = p_lane;\n",
 		}},
 	},
