@@ -158,6 +158,50 @@ func TestAFailoverLosesALane(t *testing.T) {
 	f.wantLanded("a", "b", "c", "d")
 }
 
+// A failover before the first commit finds the position that the broker stood at
+// when the queue was taken, but none that it came to in another history.
+func TestAQueueKeepsWhereTheBrokerStood(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	queue := message.Lane{Source: "nats", Name: "queue"}
+	take := func(incarnation string, committed, want int64) {
+		t.Helper()
+		taken, err := f.Store.Take(t.Context(), message.Take{Lane: queue, Incarnation: incarnation, Committed: committed})
+		if err != nil || taken.BrokerPosition != want {
+			t.Errorf("taken from %s at %d: %+v, %v; want position %d", incarnation, committed, taken, err, want)
+		}
+	}
+	set := func(what string) {
+		t.Helper()
+		if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET `+what); err != nil {
+			t.Fatal(err)
+		}
+	}
+	take("stream-1", -1, -1) // there is no durable yet
+	take("stream-1", 1001, 1001)
+	take("stream-1", 5000, 1001)
+	take("stream-2", 7, 7)
+	set(`history = '1/0000000A'`)
+	take("stream-2", 8, 7)
+	take("stream-3", 9, -1)
+	set(`broker_position = NULL`)
+	take("stream-3", 9, -1)
+	if sure, err := f.Store.Resumed(t.Context(), queue, 1); err != nil || sure != 1 {
+		t.Fatalf("resumed from the start: %d, %v", sure, err)
+	}
+	take("stream-3", 9, 1)
+	// Where the broker begins again is the row's position, too.
+	set(`broker_position = 100`)
+	if sure, err := f.Store.Resumed(t.Context(), queue, 40); err != nil || sure != 100 {
+		t.Fatalf("resumed from 40: %d, %v", sure, err)
+	}
+	take("stream-3", 9, 40)
+	if _, err := f.pool.Exec(t.Context(), `DELETE FROM dedupd.lanes`); err != nil {
+		t.Fatal(err)
+	}
+	take("stream-3", 9, 9)
+}
+
 // Where a service forbids the functions that tell the history, or one of them, no
 // failover is noticed; the queue moves all the same.
 func TestAQueueMovesWhereTheHistoryIsForbidden(t *testing.T) {

@@ -28,7 +28,10 @@ const takeGrace = 25 * time.Second
 // of a row that the database has lost: see beginAgain.
 //
 // A queue has no position to go back to. It notices a failover by the history that
-// its row was taken in, and its source then has the broker deliver again.
+// its row was taken in, and its source then has the broker deliver again: from the
+// last position that the broker confirmed, or from where the broker stood when the
+// row was made, before anything of ours was acknowledged. In another history the
+// latter is not believed, for what was acknowledged since may be lost.
 //
 // The error is message.ErrStale when a newer owner is at work, message.ErrLoss when
 // the database may lose what its broker can't deliver again, message.ErrNoStart
@@ -150,8 +153,9 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	// last: it only ever rises, and one that was lost with a failover is not
 	// given out again, so that a worker from before can't pass for a new owner.
 	err = tx.QueryRow(ctx, `
-		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, history, log, began, partitions)
-		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8::bigint, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END, CASE WHEN $4::boolean THEN nullif($5, '') END, CASE WHEN $4::boolean THEN $8::bigint END, $10)
+		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, history, log, began, partitions, broker_position)
+		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8::bigint, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END, CASE WHEN $4::boolean THEN nullif($5, '') END, CASE WHEN $4::boolean THEN $8::bigint END, $10,
+			CASE WHEN NOT $4::boolean THEN nullif($11::bigint, -1) END)
 		ON CONFLICT (scope, source, lane) DO UPDATE SET
 			epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, EXCLUDED.epoch) ELSE l.epoch END,
 			incarnation       = CASE WHEN $5 = '' OR l.ordered AND NOT coalesce(l.moved AND l.log <> $5, false) THEN l.incarnation ELSE EXCLUDED.incarnation END,
@@ -162,12 +166,13 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			broker_generation = EXCLUDED.broker_generation,
 			owner             = EXCLUDED.owner,
 			takes             = CASE WHEN l.ordered THEN l.takes + 1 ELSE 0 END,
-			broker_position   = CASE WHEN l.ordered OR $5 = '' OR l.incarnation = EXCLUDED.incarnation THEN l.broker_position END,
+			broker_position   = coalesce(CASE WHEN l.ordered OR $5 = '' OR l.incarnation = EXCLUDED.incarnation THEN l.broker_position END,
+				CASE WHEN coalesce(l.history, EXCLUDED.history) = EXCLUDED.history THEN EXCLUDED.broker_position END),
 			history           = coalesce(l.history, EXCLUDED.history),
 			claimed_at        = now()
 		WHERE l.broker_generation <= EXCLUDED.broker_generation OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $9)
 		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, ordered OR history = `+s.name("history")+`(), coalesce(history, `+s.name("history")+`()), coalesce(log, ''), began`,
-		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(), partitions,
+		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(), partitions, t.Committed,
 	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &sameHistory, &taken.History, &log, &began)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return taken, message.ErrStale
@@ -293,11 +298,12 @@ func (s *Store) refuseLoss(ctx context.Context, tx pgx.Tx) error {
 // from is where the broker begins again. A worker may have been told so by a
 // database that has failed over once more since, and lost what was sure then. So
 // from is compared with the row as it is now, and if it lies beyond, nothing is
-// changed: sure is where to begin.
+// changed: sure is where to begin. Else the row has it from then on, for another
+// worker may have taken a later one to be sure.
 func (s *Store) Resumed(ctx context.Context, lane message.Lane, from int64) (sure int64, err error) {
 	err = s.pool.QueryRow(ctx, `
 		WITH l AS (SELECT id, coalesce(broker_position, 1) AS sure FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered FOR UPDATE),
-			resumed AS (UPDATE `+s.name("lanes")+` SET history = `+s.name("history")+`() FROM l WHERE lanes.id = l.id AND $4 <= l.sure)
+			resumed AS (UPDATE `+s.name("lanes")+` SET history = `+s.name("history")+`(), broker_position = coalesce(nullif($4, 0), broker_position) FROM l WHERE lanes.id = l.id AND $4 <= l.sure)
 		SELECT sure FROM l`, s.scope, lane.Source, lane.Name, from).Scan(&sure)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows): // somebody let the lane go: the next take begins a new one

@@ -112,7 +112,9 @@ type Take struct {
 	// BrokerGeneration is the consumer group's generation; an owner with a
 	// higher one that is still at work keeps the lane.
 	BrokerGeneration int64
-	// Committed is the position that the broker keeps for the group; -1: none.
+	// Committed is the position that the broker keeps for the group; -1: none. Of a
+	// queue it is the one below which the broker had all acknowledged when the worker
+	// first looked: what it was told of later may be lost with the database.
 	Committed int64
 	// Origin is what the broker keeps beside Committed: the Origin of the lane's
 	// Taken. Empty: nothing of ours.

@@ -76,21 +76,29 @@ func (s *Store) Rewind(l message.Lane, to int64) {
 		return
 	}
 	r.Next, r.CaughtUp = to, time.Time{}
-	r.past = !r.ordered
 	r.BrokerPosition = min(r.BrokerPosition, to)
+	s.history++
 	s.forget(l, to)
 }
 
-// Lose forgets a lane and its effects, as a failover would to a replica that is older
-// than the lane's row.
+// Lose takes a lane's row and all its effects away, as a failover to a replica from
+// before it was taken would.
 func (s *Store) Lose(l message.Lane) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.notify()
 	delete(s.rows, l)
 	s.lost[l] = true
-	s.losses++
+	s.history++
 	s.forget(l, 0)
+}
+
+// FailOver goes to a replica that lacks nothing. Queues don't move before they have
+// resumed.
+func (s *Store) FailOver() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history++
 }
 
 // forget forgets a lane's effects from a position on.

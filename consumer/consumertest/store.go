@@ -43,15 +43,15 @@ type Store struct {
 	delay      time.Duration
 	hold       chan struct{}
 	incarnated int
-	losses     int // how often a failover has lost a lane
+	queues     int64 // rows of queues that were made
 	lost       map[message.Lane]bool
+	history    int // how often it went back
 }
 
 type row struct {
 	Row
 	ordered   bool
-	past      bool // the store went back since
-	history   int  // how often it has
+	history   int  // in which it moves, if it is a queue's
 	moved     bool // by hand, since it was taken
 	began     int64
 	topic     string
@@ -128,15 +128,20 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 		return message.Taken{}, message.ErrNoStart
 	case !ok:
 		r = s.newRow(t)
-		var losses int
+		var history int
 		var began int64
 		var log string
-		if n, _ := fmt.Sscanf(t.Origin, "%d %d %q", &losses, &began, &log); n == 3 && losses != s.losses && log == t.Incarnation && began < r.Next {
+		if n, _ := fmt.Sscanf(t.Origin, "%d %d %q", &history, &began, &log); n == 3 && history != s.history && log == t.Incarnation && began < r.Next {
 			r.Next, r.began, r.BrokerPosition, rewound = began, began, -1, true
 		}
 	case t.Incarnation == "":
 	case !t.Ordered:
-		r.Incarnation = t.Incarnation
+		if r.Incarnation != t.Incarnation {
+			r.Incarnation, r.BrokerPosition = t.Incarnation, -1
+		}
+		if r.BrokerPosition < 0 && r.history == s.history {
+			r.BrokerPosition = t.Committed
+		}
 	case r.Log == "": // the broker has learnt to tell
 		r.Log = t.Incarnation
 	case r.Log == t.Incarnation:
@@ -154,7 +159,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	taken := message.Taken{Epoch: r.Epoch, Rewound: rewound}
 	switch {
 	case !t.Ordered:
-		taken.Rewound, taken.History = r.past, fmt.Sprint(r.history)
+		taken.Rewound, taken.History = r.history != s.history, fmt.Sprint(r.history)
 	case t.Committed < 0:
 	case t.Committed > r.Next:
 		taken.Rewound = true
@@ -164,7 +169,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	}
 	if t.Ordered {
 		r.began = min(r.began, r.Next)
-		taken.Origin = fmt.Sprintf("%d %d %q", s.losses, r.began, r.Log)
+		taken.Origin = fmt.Sprintf("%d %d %q", s.history, r.began, r.Log)
 	}
 	taken.Next, taken.BrokerPosition, taken.Incarnation = r.Next, r.BrokerPosition, r.Incarnation
 	return taken, nil
@@ -188,9 +193,7 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 		}
 		r := s.rows[c.Lane]
 		if r == nil {
-			if !s.lost[c.Lane] {
-				s.violate("lane %s is told to be caught up, and was never taken", c.Lane)
-			}
+			s.untaken(c.Lane, "is told to be caught up")
 			continue
 		}
 		switch {
@@ -218,13 +221,15 @@ func (s *Store) Resumed(ctx context.Context, lane message.Lane, from int64) (sur
 	defer s.notify()
 	r := s.rows[lane]
 	if r == nil {
-		s.violate("lane %s resumes, and was never taken", lane)
+		s.untaken(lane, "resumes")
 		return from, nil
 	}
 	sure = max(r.BrokerPosition, 1)
-	if r.past && from <= sure {
-		r.past = false
-		r.history++
+	if from <= sure {
+		r.history = s.history
+		if from > 0 {
+			r.BrokerPosition = from
+		}
 	}
 	return sure, nil
 }
@@ -241,7 +246,7 @@ func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 	switch {
 	case r == nil && s.lost[lane]:
 	case r == nil:
-		s.violate("lane %s is let go, and was never taken", lane)
+		s.untaken(lane, "is let go")
 	case r.Epoch == epoch:
 		r.Takes = 0
 	}
@@ -249,13 +254,16 @@ func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 }
 
 func (s *Store) newRow(t message.Take) *row {
-	r := &row{ordered: t.Ordered}
+	r := &row{ordered: t.Ordered, history: s.history}
 	r.Next, r.BrokerPosition, r.Incarnation = t.Start, -1, t.Incarnation
 	if t.Committed >= 0 {
 		r.Next, r.BrokerPosition = t.Committed, t.Committed
 	}
 	if t.Ordered {
 		r.Log = t.Incarnation
+	} else {
+		s.queues++
+		r.Epoch = s.queues
 	}
 	r.began = r.Next
 	if r.Incarnation == "" {
@@ -341,7 +349,7 @@ func (s *Store) commit(batches []message.Batch) error {
 		b := &batches[i]
 		s.inspect(b)
 		r := s.rows[b.Lane]
-		if r == nil || r.past || r.Epoch != b.Epoch || b.Ordered && r.Next != b.From {
+		if r == nil || !r.ordered && r.history != s.history || r.Epoch != b.Epoch || b.Ordered && r.Next != b.From {
 			fenced = append(fenced, b.Lane)
 		}
 	}
@@ -357,9 +365,9 @@ func (s *Store) commit(batches []message.Batch) error {
 // inspect notes what no source may do, whatever state the store is in.
 func (s *Store) inspect(b *message.Batch) {
 	r := s.rows[b.Lane]
-	if r == nil && !s.lost[b.Lane] {
-		s.violate("lane %s was never taken", b.Lane)
-	} else if r != nil && r.ordered != b.Ordered {
+	if r == nil {
+		s.untaken(b.Lane, "is handed over")
+	} else if r.ordered != b.Ordered {
 		s.violate("lane %s was taken with Ordered=%t and handed over with %t", b.Lane, r.ordered, b.Ordered)
 	}
 	if r != nil && b.Incarnation != r.Incarnation {
@@ -421,6 +429,13 @@ func clone(m *message.Message) message.Message {
 		c.Headers[i].Value = bytes.Clone(c.Headers[i].Value)
 	}
 	return c
+}
+
+// untaken notes what is done to a lane without a row, unless the store has lost it.
+func (s *Store) untaken(l message.Lane, what string) {
+	if !s.lost[l] {
+		s.violate("lane %s %s, and was never taken", l, what)
+	}
 }
 
 func (s *Store) violate(format string, args ...any) {
