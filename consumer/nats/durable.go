@@ -215,6 +215,15 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 		d.log.Warn("the durable delivered headers only; that is now off", "durable", d.config.Durable)
 		want.HeadersOnly = false
 	}
+	if was.InactiveThreshold > 0 {
+		// The server gives it to all durables of a stream that has such a limit.
+		if stream.CachedInfo().Config.ConsumerLimits.InactiveThreshold > 0 {
+			d.log.Warn("the stream has its durables deleted when nobody reads for a while", "durable", d.config.Durable, "inactive_threshold", was.InactiveThreshold)
+		} else {
+			d.log.Warn("the durable was to be deleted when nobody reads for a while; that is now off", "durable", d.config.Durable, "inactive_threshold", was.InactiveThreshold)
+			want.InactiveThreshold = 0
+		}
+	}
 	want.MaxRequestBatch, want.MaxRequestExpires, want.MaxRequestMaxBytes = 0, 0, 0
 	want.AckWait = max(was.AckWait, defaultAckWait)
 	if d.config.AckWait > 0 {
@@ -242,7 +251,7 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 func same(a, b jetstream.ConsumerConfig) bool {
 	return a.MaxDeliver == b.MaxDeliver && len(a.BackOff) == len(b.BackOff) && a.HeadersOnly == b.HeadersOnly &&
 		a.MaxRequestBatch == b.MaxRequestBatch && a.MaxRequestExpires == b.MaxRequestExpires && a.MaxRequestMaxBytes == b.MaxRequestMaxBytes &&
-		a.AckWait == b.AckWait && a.MaxAckPending == b.MaxAckPending &&
+		a.InactiveThreshold == b.InactiveThreshold && a.AckWait == b.AckWait && a.MaxAckPending == b.MaxAckPending &&
 		a.FilterSubject == b.FilterSubject && slices.Equal(a.FilterSubjects, b.FilterSubjects)
 }
 

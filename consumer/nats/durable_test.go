@@ -78,7 +78,7 @@ func TestDurableAmended(t *testing.T) {
 	stream := createStream(t, js, jetstream.StreamConfig{})
 	_, err := stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{
 		Durable: "dedupd", AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: 5, BackOff: []time.Duration{time.Second, 2 * time.Second},
-		MaxAckPending: 10, HeadersOnly: true, FilterSubject: "orders.>", MaxRequestBatch: 5,
+		MaxAckPending: 10, HeadersOnly: true, FilterSubject: "orders.>", MaxRequestBatch: 5, InactiveThreshold: time.Hour,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -90,12 +90,12 @@ func TestDurableAmended(t *testing.T) {
 	if got := string(store.Effects()[0].Message.Value); got != "value" {
 		t.Errorf("value %q", got)
 	}
-	for _, want := range []string{"gave up on messages", "redelivery backoff", "headers only", "filter is changed"} {
+	for _, want := range []string{"gave up on messages", "redelivery backoff", "headers only", "filter is changed", "deleted when nobody reads"} {
 		if !r.log.has(want) {
 			t.Errorf("nothing about %q was logged", want)
 		}
 	}
-	if c := durable(t, js).Config; c.MaxDeliver != -1 || len(c.BackOff) != 0 || c.MaxAckPending < 100_000 || c.AckWait != 10*time.Second || c.HeadersOnly {
+	if c := durable(t, js).Config; c.MaxDeliver != -1 || len(c.BackOff) != 0 || c.MaxAckPending < 100_000 || c.AckWait != 10*time.Second || c.HeadersOnly || c.InactiveThreshold != 0 {
 		t.Errorf("%+v", c)
 	}
 }
@@ -158,4 +158,17 @@ func TestStreamLimitsPendingAcks(t *testing.T) {
 	}
 	r.stop()
 	start(t, newSource(t, s), store).ready() // it exists now
+}
+
+// A stream may give all durables a time after which they are deleted.
+func TestStreamDeletesIdleDurables(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{ConsumerLimits: jetstream.StreamConsumerLimits{InactiveThreshold: time.Hour}})
+	store := consumertest.NewStore()
+	r := start(t, newSource(t, s), store)
+	r.ready()
+	if !r.log.has("the stream has its durables deleted") {
+		t.Error("nothing was logged")
+	}
 }
