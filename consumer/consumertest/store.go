@@ -197,7 +197,7 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 			continue
 		}
 		switch {
-		case r.Epoch != c.Epoch, r.past, r.ordered && r.Next < c.Next:
+		case r.Epoch != c.Epoch, !r.ordered && r.history != s.history, r.ordered && r.Next < c.Next:
 			gone = append(gone, c.Lane)
 			continue
 		case r.ordered && r.Next != c.Next:

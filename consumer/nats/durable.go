@@ -30,10 +30,14 @@ type durable struct {
 	incarnation string
 	ackFloor    uint64
 	history     string
+	// The lane's row that we read under, by its epoch, which it keeps for life; and
+	// the floor that we found: all that we had acknowledged is above it.
+	epoch int64
+	first uint64
 }
 
 // binding is a consumer that is ready to be read, or nil in the place of one that
-// is gone and that the database has to be asked about.
+// isn't there: where it begins, the database has to be asked.
 type binding struct {
 	consumer    jetstream.Consumer
 	info        *jetstream.ConsumerInfo
@@ -66,7 +70,7 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		if d.incarnation != "" {
 			d.log.Warn("the stream was created anew: reading it from its start", "stream", d.config.Stream)
 		}
-		d.incarnation, d.ackFloor = incarnation, 0
+		d.incarnation, d.ackFloor, d.first = incarnation, 0, 0
 	}
 	if info.Config.Retention == jetstream.WorkQueuePolicy && d.config.Start == StartLatest {
 		return nil, &configError{fmt.Sprintf("stream %s has WorkQueue retention, which can't be read from %s; set start: %s", d.config.Stream, StartLatest, StartEarliest)}
@@ -74,14 +78,16 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 	b := &binding{incarnation: incarnation, durable: d, stream: stream, consumed: info.Config.Retention != jetstream.LimitsPolicy}
 	found, err := stream.Consumer(ctx, d.config.Durable)
 	switch {
-	case errors.Is(err, jetstream.ErrConsumerNotFound) && d.known && !b.consumed:
-		// Another worker may be having it rewound at this moment.
+	case errors.Is(err, jetstream.ErrConsumerNotFound) && !b.consumed:
+		// The lane may have come far, with this worker or before it. And another one
+		// may be having it rewound at this moment.
 		return b, nil
 	case errors.Is(err, jetstream.ErrConsumerNotFound):
-		found, err = stream.CreateConsumer(ctx, d.fresh(&info.Config))
-		if err == nil {
-			d.log.Info("created the durable consumer", "durable", d.config.Durable, "start", d.config.Start)
+		position := int64(-1)
+		if d.known && info.Config.Retention != jetstream.WorkQueuePolicy {
+			position = int64(d.ackFloor) + 1
 		}
+		found, err = stream.CreateConsumer(ctx, d.fresh(&info.Config, position))
 	case errors.Is(err, jetstream.ErrNotPullConsumer):
 		return nil, &configError{fmt.Sprintf("durable %s is a push consumer; name another durable", d.config.Durable)}
 	case err == nil:
@@ -91,11 +97,11 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		return nil, fmt.Errorf("durable %s: %w", d.config.Durable, err)
 	}
 	b.consumer, b.info = found, found.CachedInfo()
-	d.seen(b.info)
+	d.seen(b.info.AckFloor.Stream)
 	return b, nil
 }
 
-// rewind has the server deliver again all from a position on, -1 being the start.
+// rewind has the server deliver again all from a position on.
 // What was acknowledged for the database that is gone is so no more; what is
 // there, the claims tell. An acknowledgement from before that is still on its way
 // could pass for one of the new consumer's: none waits for a connection
@@ -126,42 +132,95 @@ func (b *binding) rewind(ctx context.Context, position int64) error {
 	}
 }
 
-// create makes a consumer that begins at a position.
+// create makes a consumer that begins at a position; -1: where start says.
 func (b *binding) create(ctx context.Context, position int64) error {
 	d := b.durable
-	d.known, d.ackFloor = true, uint64(max(position, 1)-1)
-	made, err := b.stream.CreateConsumer(ctx, d.fresh(&b.stream.CachedInfo().Config))
-	if err != nil {
+	if position > 0 {
+		d.seen(uint64(position) - 1)
+		d.ackFloor = uint64(position) - 1
+	}
+	made, err := b.stream.CreateConsumer(ctx, d.fresh(&b.stream.CachedInfo().Config, position))
+	if err != nil || position < 0 {
 		return err
 	}
-	if floor := made.CachedInfo().AckFloor.Stream; floor > d.ackFloor {
-		return fmt.Errorf("%w: it stands at %d, not at %d", errNotFresh, floor+1, d.ackFloor+1)
+	floor := made.CachedInfo().AckFloor.Stream
+	beyond, err := b.beyond(ctx, floor, position)
+	if err == nil && beyond {
+		err = fmt.Errorf("%w: it stands at %d, not at %d", errNotFresh, floor+1, position)
 	}
-	return nil
+	return err
+}
+
+// beyond tells that a consumer's ack floor skips messages from a position on. What
+// the stream has deleted by its limits isn't skipped: no consumer can begin there.
+func (b *binding) beyond(ctx context.Context, floor uint64, position int64) (bool, error) {
+	if position < 0 || floor < uint64(position) {
+		return false, nil
+	}
+	info, err := b.stream.Info(ctx)
+	if err != nil {
+		return false, err
+	}
+	if first := info.State.FirstSeq; floor < first {
+		b.durable.log.Warn("the stream no longer has the durable's next messages", "durable", b.durable.config.Durable, "sequence", position, "first", first)
+		return false, nil
+	}
+	return true, nil
+}
+
+// misplaced tells that somebody who doesn't know the lane's row has made the
+// durable anew, and that it begins beyond the row's position: what lies between was
+// neither delivered nor acknowledged. A floor that moved by acknowledgements is
+// beyond the row's position, too, but then messages were delivered; and whoever
+// names a sequence knows what it is for, as we do.
+func (b *binding) misplaced(ctx context.Context, position int64) (bool, error) {
+	if b.consumed || b.info.Delivered.Consumer > 0 || b.info.Config.DeliverPolicy == jetstream.DeliverByStartSequencePolicy {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return b.beyond(ctx, b.info.AckFloor.Stream, position)
 }
 
 // errNotFresh: the server gave a new consumer what it had stored of a deleted one.
 var errNotFresh = errors.New("the new consumer has the old one's state")
 
-func (d *durable) seen(info *jetstream.ConsumerInfo) {
-	d.known, d.ackFloor = true, max(d.ackFloor, info.AckFloor.Stream)
+// seen notes an ack floor of the consumer.
+func (d *durable) seen(floor uint64) {
+	if !d.known {
+		d.known, d.first = true, floor
+	}
+	d.ackFloor = max(d.ackFloor, floor)
 }
 
-// livesIn notes the history of the database. In another one than before, only
-// what the database itself tells is sure of what was seen till now. Where nothing
-// is committed yet, a start at the latest keeps to where it began.
-func (d *durable) livesIn(taken message.Taken) {
-	if taken.History == d.history {
-		return
+// begun is the position that this worker found the consumer at; -1: it has seen
+// none. What is below was acknowledged by others before.
+func (d *durable) begun() int64 {
+	if !d.known {
+		return -1
 	}
-	d.history = taken.History
-	if taken.BrokerPosition >= 0 || d.config.Start != StartLatest {
+	return int64(d.first) + 1
+}
+
+// livesIn notes the history of the database and the lane's row. In another history
+// than before, only what the row tells is sure of what was seen till now.
+func (d *durable) livesIn(taken message.Taken) {
+	if taken.History != d.history {
 		d.ackFloor = min(d.ackFloor, uint64(max(taken.BrokerPosition, 1)-1))
 	}
+	d.history, d.epoch = taken.History, taken.Epoch
 }
 
-// fresh is the configuration of a consumer that doesn't exist.
-func (d *durable) fresh(stream *jetstream.StreamConfig) jetstream.ConsumerConfig {
+// rowLost tells that a failover has taken the row that we read under, with all
+// that was committed since: the present one was made after it, and may have taken
+// the consumer's ack floor for what is sure.
+func (d *durable) rowLost(taken message.Taken) bool {
+	return d.history != "" && taken.History != d.history && taken.Epoch != d.epoch
+}
+
+// fresh is the configuration of a consumer that doesn't exist, from a position on;
+// -1: where start says.
+func (d *durable) fresh(stream *jetstream.StreamConfig, position int64) jetstream.ConsumerConfig {
 	c := jetstream.ConsumerConfig{
 		Durable:        d.config.Durable,
 		Description:    "dedupd source " + d.config.Name,
@@ -179,17 +238,19 @@ func (d *durable) fresh(stream *jetstream.StreamConfig) jetstream.ConsumerConfig
 		c.MaxAckPending = limit
 	}
 	switch {
-	case d.known && stream.Retention != jetstream.WorkQueuePolicy:
-		// Somebody deleted it, or the stream, while we ran. All up to its ack floor is durable;
-		// from "latest" we would skip messages, from "earliest" read the whole
-		// stream again, with ids that may be older than the window.
-		d.log.Warn("the durable consumer is gone: creating it again where it stood", "durable", d.config.Durable, "sequence", d.ackFloor+1)
-		c.DeliverPolicy, c.OptStartSeq = jetstream.DeliverByStartSequencePolicy, d.ackFloor+1
+	case position >= 0:
+		// Somebody deleted it, or the stream. All below the position is durable; from
+		// "latest" we would skip messages, from "earliest" read the whole stream
+		// again, with ids that may be older than the window.
+		d.log.Warn("the durable consumer is gone: creating it again where it stood", "durable", d.config.Durable, "sequence", position)
+		c.DeliverPolicy, c.OptStartSeq = jetstream.DeliverByStartSequencePolicy, uint64(position)
+		return c
 	case d.config.Start == StartLatest:
 		c.DeliverPolicy = jetstream.DeliverNewPolicy
 	default:
 		c.DeliverPolicy = jetstream.DeliverAllPolicy
 	}
+	d.log.Info("creating the durable consumer", "durable", d.config.Durable, "start", d.config.Start)
 	return c
 }
 
@@ -218,7 +279,7 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 	if was.InactiveThreshold > 0 {
 		// The server gives it to all durables of a stream that has such a limit.
 		if stream.CachedInfo().Config.ConsumerLimits.InactiveThreshold > 0 {
-			d.log.Warn("the stream has its durables deleted when nobody reads for a while", "durable", d.config.Durable, "inactive_threshold", was.InactiveThreshold)
+			d.log.Warn("the stream has its durables deleted when nobody reads for a while; it is created again where the database stands", "durable", d.config.Durable, "inactive_threshold", was.InactiveThreshold)
 		} else {
 			d.log.Warn("the durable was to be deleted when nobody reads for a while; that is now off", "durable", d.config.Durable, "inactive_threshold", was.InactiveThreshold)
 			want.InactiveThreshold = 0

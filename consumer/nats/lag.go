@@ -53,7 +53,7 @@ func (x *session) inspect() {
 	case info.Config.AckPolicy != jetstream.AckExplicitPolicy || info.Config.MaxDeliver > 0:
 		x.end(errors.New("somebody changed the durable consumer"))
 	default:
-		x.bound.durable.seen(info)
+		x.bound.durable.seen(info.AckFloor.Stream)
 		x.measure(info, before)
 		if drained(info) {
 			for _, slot := range x.slots {

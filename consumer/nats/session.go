@@ -60,25 +60,34 @@ type delivery struct {
 // session reads until ctx ends or the consumer is no longer the one that was
 // bound; the error says why.
 func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Logger, conn *natsgo.Conn, bound *binding) error {
+	d := bound.durable
 	taken, err := in.Take(ctx, message.Take{
-		Lane: s.lane(), Incarnation: bound.incarnation, Committed: -1, Start: 0, Consumed: bound.consumed,
+		Lane: s.lane(), Incarnation: bound.incarnation, Committed: d.begun(), Start: 0, Consumed: bound.consumed,
 	})
 	switch {
 	case errors.Is(err, message.ErrLoss):
 		return &lossError{s.config.Stream, err}
 	case err != nil:
 		return err
+	case d.rowLost(taken):
+		log.Warn("the database has lost the queue's row and what was committed under it: reading again from where this worker began", "position", d.begun())
+		if err := s.rewind(ctx, in, bound, d.begun()); err != nil {
+			return fmt.Errorf("have the server deliver again what the database has lost: %w", err)
+		}
+		d.livesIn(taken)
+		return errRewound
 	case taken.Rewound:
 		if err := s.rewind(ctx, in, bound, taken.BrokerPosition); err != nil {
 			return fmt.Errorf("have the server deliver again what the database may have lost: %w", err)
 		}
 		return errRewound
 	case bound.consumer == nil:
-		// Somebody deleted it. What we have seen of it is sure unless the database
-		// has failed over since, and another worker had it rewound.
-		position := int64(bound.durable.ackFloor) + 1
-		if taken.History != bound.durable.history {
-			position = min(position, max(taken.BrokerPosition, 1))
+		// It was never there, or somebody deleted it: then all below the row's position
+		// is sure, and what we have seen of it since, unless the database has failed
+		// over in between, and another worker had it rewound.
+		position := taken.BrokerPosition
+		if taken.History == d.history {
+			position = int64(d.ackFloor) + 1
 		}
 		err := bound.create(ctx, position)
 		if errors.Is(err, errNotFresh) {
@@ -91,7 +100,18 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 		}
 		return errRewound
 	}
-	bound.durable.livesIn(taken)
+	misplaced, err := bound.misplaced(ctx, taken.BrokerPosition)
+	if err != nil {
+		return err
+	}
+	if misplaced {
+		log.Warn("somebody made the durable consumer anew, and it would skip messages: setting it back to where the database stands", "durable", s.config.Durable, "sequence", taken.BrokerPosition)
+		if err := s.rewind(ctx, in, bound, taken.BrokerPosition); err != nil {
+			return fmt.Errorf("set the durable consumer back: %w", err)
+		}
+		return errRewound
+	}
+	d.livesIn(taken)
 	closing, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	x := &session{
@@ -108,10 +128,10 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 // agrees that all below is sure: it may fail over once more meanwhile.
 func (s *Source) rewind(ctx context.Context, in *consumer.Intake, bound *binding, position int64) error {
 	for {
-		if err := bound.rewind(ctx, position); err != nil {
+		from := max(position, 1)
+		if err := bound.rewind(ctx, from); err != nil {
 			return err
 		}
-		from := max(position, 1)
 		if bound.consumed {
 			from = 0 // what is lost is lost
 		}
