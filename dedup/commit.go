@@ -43,7 +43,7 @@ func (s *Store) commit(ctx context.Context, conn *pgx.Conn, steps []step) error 
 
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
-	takeWarning(conn) // of an earlier statement
+	_ = takeWarning(conn) // of an earlier statement
 	err := roundTrip(ctx, conn, s.prepare, steps)
 	if err == nil {
 		if w := takeWarning(conn); w != nil {
