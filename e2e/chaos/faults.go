@@ -264,12 +264,14 @@ var faults = []*fault{
 		after:  everyPoint,
 	},
 	{
-		name: "rotations", workers: 4, rate: 3000, short: 30, long: 1000,
+		name: "rotations", workers: 4, short: 30, long: 1000,
 		config: "retention: {generation: 4h, schedule: 1h, window: 1d}\n", // the rig rotates
 		strike: func(r *run, _ int) error { return r.rotate() },
 	},
 	{
-		name: "poison", allow: "poison,no_id", each: true, short: 1, long: 10, config: rotating,
+		// A tenth of it is poison, and each one costs its search: more than a hundred
+		// transactions a second.
+		name: "poison", allow: "poison,no_id", each: true, rate: 500, short: 1, long: 10, config: rotating,
 		prepare: func(r *run) error {
 			r.load.poison.Store(10)
 			return nil
