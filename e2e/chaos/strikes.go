@@ -188,7 +188,7 @@ func (r *run) rotate() error {
 			_, err := tx.Exec(r.ctx, `SELECT dedupd.prepare_generation('chaos')`)
 			return err
 		})
-		if isState(err, "42P07") {
+		if isState(err, "42P07") || isState(err, "23505") {
 			continue // the workers' leader was at it, which has just begun
 		}
 		if err != nil {
