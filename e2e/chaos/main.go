@@ -63,7 +63,11 @@ func begin() error {
 			fmt.Fprintln(os.Stderr, "chaos:", err)
 		}
 	}()
-	say("seed %d, %d runs", *seed, len(jobs))
+	if *hunting {
+		say("seed %d, %d mutants at most", *seed, len(mutants))
+	} else {
+		say("seed %d, %d runs", *seed, len(jobs))
+	}
 	if err := g.start(ctx); err != nil {
 		return err
 	}
