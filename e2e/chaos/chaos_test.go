@@ -24,9 +24,7 @@ func TestSlice(t *testing.T) {
 		seed = n
 	}
 	t.Logf("DEDUPD_TEST_SEED=%d", seed)
-	if err := os.Chdir("../.."); err != nil { // programs are built from the repository
-		t.Fatal(err)
-	}
+	t.Chdir("../..") // programs are built from the repository
 	g := &rig{folder: t.TempDir()}
 	t.Cleanup(func() {
 		if err := g.stop(); err != nil {
