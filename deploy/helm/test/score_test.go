@@ -19,8 +19,10 @@ func TestKubeScore(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs a program that make chart-test builds")
 	}
-	args := []string{"score", "-", "--kubernetes-version", "v1.36", "--exit-one-on-warning", "--output-format", "ci",
-		"--ignore-container-cpu-limit"} // it would take threads away from Go; the request is what counts
+	args := []string{
+		"score", "-", "--kubernetes-version", "v1.36", "--exit-one-on-warning", "--output-format", "ci",
+		"--ignore-container-cpu-limit",
+	} // it would take threads away from Go; the request is what counts
 	for check := range unasked {
 		args = append(args, "--ignore-test", check)
 	}
