@@ -244,7 +244,6 @@ func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 	defer s.notify()
 	r := s.rows[lane]
 	switch {
-	case r == nil && s.lost[lane]:
 	case r == nil:
 		s.untaken(lane, "is let go")
 	case r.Epoch == epoch:
