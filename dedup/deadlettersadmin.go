@@ -43,8 +43,9 @@ type DeadLetter struct {
 	// CreatedAt is when it was buried, LastAt when it was last tried.
 	CreatedAt time.Time `json:"created_at"`
 	LastAt    time.Time `json:"last_at"`
-	// LaneNumber is what claims and books know its lane by; nil: that lane is gone.
-	LaneNumber *int32 `json:"-"`
+	// LaneNumber is what claims and books knew its lane by when it was buried; the lane
+	// may be gone.
+	LaneNumber int32 `json:"-"`
 	// Incarnation is that of its topic or stream.
 	Incarnation string `json:"-"`
 }
@@ -82,13 +83,12 @@ type DeadLetterFilter struct {
 func (s *Store) fromDeadLetters() string {
 	return `
 	FROM ` + s.name("dead_letters") + ` d
-	LEFT JOIN ` + s.name("lanes") + ` l ON l.id = d.original_lane
-	LEFT JOIN ` + s.name("lanes") + ` old ON d.lane_id IS NULL AND old.scope = d.scope AND old.source = d.source AND old.lane = d.lane`
+	LEFT JOIN ` + s.name("lanes") + ` l ON l.id = d.original_lane`
 }
 
 const selectDeadLetters = `SELECT d.id, d.scope, d.source, d.lane, d.position, d.class, d.attempts, d.reason, d.sqlstate, d.claim_key::text,
 	d.message_id, d.topic, d.key, d.value, d.header_keys, d.header_values, d.broker_time, l.source, l.lane, d.original_position, d.created_at, d.last_at,
-	coalesce(d.lane_id, old.id), coalesce(d.incarnation, old.incarnation, '')`
+	d.lane_id, d.incarnation`
 
 // whereDeadLetters is a filter in SQL. Every condition is always there, so that
 // the statement is one.

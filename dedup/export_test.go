@@ -2,8 +2,6 @@ package dedup
 
 import (
 	"context"
-	"fmt"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -48,12 +46,3 @@ func (p *Processor) NoteAges(now time.Time, seconds ...float64) { p.ages.note(se
 
 // RecentAge is the largest age of the time before now.
 func (p *Processor) RecentAge(now time.Time) float64 { return p.ages.largest(now) }
-
-// SQLUpTo makes the schema as it was at a version, with the scope.
-func (s *Store) SQLUpTo(version int) string {
-	sql := []string{`CREATE SCHEMA ` + s.schema, s.createMigrations()}
-	for _, m := range migrations[:version] {
-		sql = append(sql, s.sqlFor(m), fmt.Sprintf(`INSERT INTO %s (version, name) VALUES (%d, '%s')`, s.name("migrations"), m.Version, m.Name))
-	}
-	return strings.Join(append(sql, s.createScope()...), ";\n")
-}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/e2e/tap"
 	"github.com/dedupd/dedupd/internal/pgtest"
 	"github.com/dedupd/dedupd/message"
@@ -276,6 +277,48 @@ func (s *settings) Write(ctx context.Context, tx sinks.Tx, msgs []message.Messag
 		return err
 	}
 	return s.sink.Write(ctx, tx, msgs)
+}
+
+// Whatever the sink's table does to the setting, and when, the transaction commits
+// with the one it began with.
+func TestATriggerDoesNotMakeACommitLessDurable(t *testing.T) {
+	t.Parallel()
+	for name, trigger := range map[string]string{
+		"a trigger":          `CREATE TRIGGER lowers AFTER INSERT ON public.rows FOR EACH ROW EXECUTE FUNCTION public.lower()`,
+		"a deferred trigger": `CREATE CONSTRAINT TRIGGER lowers AFTER INSERT ON public.rows DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.lower()`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			// What is deferred after the sink's triggers sees what they have left.
+			for _, sql := range []string{
+				`CREATE FUNCTION public.lower() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN SET LOCAL synchronous_commit = off; RETURN NULL; END $$`,
+				trigger,
+				`CREATE TABLE public.seen (of text, setting text)`,
+				`CREATE FUNCTION public.look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.seen VALUES (TG_TABLE_NAME, current_setting('synchronous_commit')); RETURN NULL; END $$`,
+				`CREATE CONSTRAINT TRIGGER look AFTER UPDATE ON dedupd.lanes DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.look()`,
+				`CREATE CONSTRAINT TRIGGER look AFTER DELETE ON dedupd.dead_letters DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.look()`,
+			} {
+				if _, err := f.pool.Exec(t.Context(), sql); err != nil {
+					t.Fatal(err)
+				}
+			}
+			l := f.take("kafka", "orders/0")
+			f.handle(l.batch("a", "b=check"))
+			if _, err := f.pool.Exec(t.Context(), `ALTER TABLE public.rows DROP CONSTRAINT rows_value_check`); err != nil {
+				t.Fatal(err)
+			}
+			if r, err := f.Replay(t.Context(), "ann@host", f.letters()[0].ID); err != nil || r.Outcome != dedup.ReplayApplied {
+				t.Fatalf("replay: %+v, %v", r, err)
+			}
+			f.wantLanded("a", "b")
+			var moved, replayed, low int
+			if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE of = 'lanes'), count(*) FILTER (WHERE of = 'dead_letters'), count(*) FILTER (WHERE setting <> 'on') FROM public.seen`).
+				Scan(&moved, &replayed, &low); err != nil || moved == 0 || replayed == 0 || low != 0 {
+				t.Errorf("%d moves and %d replays were seen, %d of them with a lower setting: %v", moved, replayed, low, err)
+			}
+		})
+	}
 }
 
 // A broker that deletes what it was told of is refused, unless the loss is

@@ -18,7 +18,9 @@ type grant struct {
 
 // grants are all of them, but for the right to use the schema, to read all its
 // tables, and to insert into the generations that take claims. Generations are
-// made, sealed and dropped by functions that have their owner's rights.
+// made, sealed and dropped by functions that have their owner's rights. Functions
+// are named one by one, all of them: what everybody may call is the database's
+// default privileges to say.
 var grants = []grant{
 	{rights: []string{"INSERT"}, on: "TABLE", objects: []string{"claims_root"}},
 	{rights: []string{"INSERT", "UPDATE"}, on: "TABLE", objects: []string{"lanes"}},
@@ -26,6 +28,8 @@ var grants = []grant{
 	{rights: []string{"UPDATE"}, columns: []string{"attempts", "last_at", "reason", "sqlstate"}, on: "TABLE", objects: []string{"dead_letters"}},
 	{rights: []string{"INSERT", "UPDATE", "DELETE"}, on: "TABLE", objects: []string{"duplicate_ages", "attempts"}},
 	{rights: []string{"EXECUTE"}, on: "FUNCTION", objects: []string{
+		"clock()", "timeline()", "history()", "stream_clock(text)", "enter(integer, uuid, text, text, text)", "leave()",
+		"advance(integer, bigint, bigint, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint)", "replayed(bigint, integer, text)",
 		"prepare_generation(text)", "rotate(text, uuid, text)", "expire(text, interval, interval, text)", "drop_generation(text, integer, text)",
 		"sweep(text, text)", "hold_claim(uuid, uuid)", "note_dead_letter(text, text, text, bigint, text)",
 	}},

@@ -252,6 +252,50 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 }
 
+// What everybody may call is for the database's default privileges to say, so the
+// grants name every function; and nobody else may call one.
+func TestGrantsNameEveryFunction(t *testing.T) {
+	t.Parallel()
+	for _, defaults := range []string{`REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC`, `GRANT EXECUTE ON FUNCTIONS TO PUBLIC`} {
+		db := pgtest.New(t)
+		pool := db.Pool(t)
+		role := strings.ReplaceAll(db.Name, "pgtest", "worker")
+		limited := asRole(t, db, pool, role)
+		// In this database only, by the one role that migrates.
+		if _, err := pool.Exec(t.Context(), `ALTER DEFAULT PRIVILEGES `+defaults+`; `+createRows+`; GRANT INSERT ON public.rows TO `+role); err != nil {
+			t.Fatal(err)
+		}
+		owner := newStore(t, pool, "dedupd", "test")
+		if _, err := owner.Migrate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		store := newStore(t, limited, "dedupd", "test")
+		if err := owner.Grant(t.Context(), role); err != nil {
+			t.Fatal(err)
+		}
+		var strangers, worker []string
+		if err := pool.QueryRow(t.Context(), `
+			SELECT coalesce(array_agg(p.oid::regprocedure::text) FILTER (WHERE EXISTS (SELECT FROM aclexplode(coalesce(proacl, acldefault('f', proowner))) WHERE grantee = 0)), '{}'),
+				coalesce(array_agg(p.oid::regprocedure::text) FILTER (WHERE NOT has_function_privilege($1, p.oid, 'EXECUTE')), '{}')
+			FROM pg_proc p WHERE pronamespace = 'dedupd'::regnamespace`, role).Scan(&strangers, &worker); err != nil || len(strangers) > 0 || len(worker) > 0 {
+			t.Errorf("%s: everybody may call %q, the worker may not call %q: %v", defaults, strangers, worker, err)
+		}
+		if missing, err := store.MissingRights(t.Context()); err != nil || len(missing) > 0 {
+			t.Errorf("%s: the role is said to lack %q, %v", defaults, missing, err)
+		}
+		f := newFixture(t)
+		f.Store, f.pool = store, pool
+		f.handle(f.take("kafka", "orders/0").batch("a"))
+		f.wantLanded("a")
+		if _, err := pool.Exec(t.Context(), `REVOKE EXECUTE ON FUNCTION dedupd.leave() FROM `+role); err != nil {
+			t.Fatal(err)
+		}
+		if missing, err := store.MissingRights(t.Context()); err != nil || !slices.Equal(missing, []string{`EXECUTE ON FUNCTION "dedupd"."leave"()`}) {
+			t.Errorf("%s: the role is said to lack %q, %v", defaults, missing, err)
+		}
+	}
+}
+
 func isDenied(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.Code == "42501"

@@ -99,7 +99,7 @@ func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Repla
 type lostReplay struct {
 	error
 	Replayed
-	lane *int32
+	lane int32
 }
 
 func (e *lostReplay) Error() string { return e.error.Error() }
@@ -115,8 +115,8 @@ func (s *Store) confirmReplay(ctx context.Context, lost *lostReplay) (Replayed, 
 	if err == nil && !landed {
 		return Replayed{ID: lost.ID, Outcome: ReplayGone}, nil
 	}
-	if err == nil && lost.lane != nil {
-		err = s.waitForStandby(ctx, *lost.lane)
+	if err == nil {
+		err = s.waitForStandby(ctx, lost.lane)
 	}
 	if err != nil {
 		return lost.Replayed, fmt.Errorf("dead letter %d is gone, but whether it was replayed, and durably, is not known: %w", lost.ID, err)
@@ -262,12 +262,8 @@ func (p *Processor) replayOn(ctx context.Context, conn *pgx.Conn, c *catalog, ac
 // its own, and gives the message its outcome. A claim that it lost to, or holds,
 // can't be forgotten any more before the transaction ends.
 func (p *Processor) claimAgain(ctx context.Context, conn *pgx.Conn, c *catalog, g *group, d *DeadLetter) error {
-	var values claimValues
-	g.lanes = make([]int32, 1)
-	if d.LaneNumber != nil {
-		g.lanes[0] = *d.LaneNumber
-		values = claimValues{lanes: g.lanes, fingerprint: !p.Fingerprint.none()}
-	}
+	g.lanes = []int32{d.LaneNumber}
+	values := claimValues{lanes: g.lanes, fingerprint: !p.Fingerprint.none()}
 	rows, counts, err := p.Store.claimKeys(ctx, conn, p.Store.prepare, c, g, []step{p.Store.enterStep(c)}, values)
 	p.Metrics.probed(counts)
 	if err != nil {
@@ -326,15 +322,11 @@ func (s *Store) replayedSteps(actor string, d *DeadLetter, r Replayed, o outcome
 	if err != nil {
 		return nil, err
 	}
-	var lane []byte
-	if d.LaneNumber != nil {
-		lane = int4(*d.LaneNumber)
-	}
 	return []step{{
 		name:   "dedupd_replayed",
 		sql:    `SELECT ` + s.name("replayed") + `($1::bigint, $2::integer, $3::text)`,
 		oids:   []uint32{pgtype.Int8OID, pgtype.Int4OID, pgtype.TextOID},
-		params: [][]byte{int8b(d.ID), lane, []byte(booked)},
+		params: [][]byte{int8b(d.ID), int4(d.LaneNumber), []byte(booked)},
 	}, {
 		name:   "dedupd_note_dead_letter",
 		sql:    `SELECT ` + s.name("note_dead_letter") + `($1::text, $2::text, 'replay', $3::bigint, $4::text)`,

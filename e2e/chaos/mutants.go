@@ -62,19 +62,19 @@ var mutants = []mutant{
 	},
 	{
 		name: "no rotation lock", fault: "rotations", broker: "kafka", times: 120, by: "I2",
-		edits: []edit{{"dedup/migrations/0002_generations.sql", "    PERFORM pg_catalog.pg_advisory_xact_lock_shared({{rotation_lock}}, p_scope_id);\n", ""}},
+		edits: []edit{{"dedup/migrations/0001_initial.sql", "    PERFORM pg_catalog.pg_advisory_xact_lock_shared({{rotation_lock}}, p_scope_id);\n", ""}},
 	},
 	{
 		name: "one snapshot for the whole transaction", fault: "rotations", broker: "kafka", times: 120, by: "I2",
 		edits: []edit{
 			{"dedup/claim.go", "begin isolation level read committed", "begin isolation level repeatable read"},
-			{"dedup/migrations/0002_generations.sql", "<> 'read committed' THEN", "= 'never' THEN"},
+			{"dedup/migrations/0001_initial.sql", "<> 'read committed' THEN", "= 'never' THEN"},
 		},
 	},
 	{
 		name: "no fence", fault: "zombie before its transaction", broker: "kafka", times: 2, by: "I6",
 		edits: []edit{{
-			"dedup/migrations/0008_history_without_timeline.sql",
+			"dedup/migrations/0001_initial.sql",
 			"    WHERE id = p_lane AND epoch = p_epoch\n      AND CASE WHEN p_from IS NULL THEN pg_catalog.split_part(history, '/', -1) = {{schema}}.timeline() ELSE next_position = p_from END;\n",
 			"    WHERE id = p_lane;\n",
 		}},
@@ -110,7 +110,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "the window is forgotten", fault: "expiry", broker: "kafka", times: 1, by: "I2",
-		edits: []edit{{"dedup/migrations/0002_generations.sql", "sealed_at + p_window < {{schema}}.stream_clock(p_scope)", "sealed_at < {{schema}}.stream_clock(p_scope)"}},
+		edits: []edit{{"dedup/migrations/0001_initial.sql", "sealed_at + p_window < {{schema}}.stream_clock(p_scope)", "sealed_at < {{schema}}.stream_clock(p_scope)"}},
 	},
 	{
 		name: "a filter that finds nothing", fault: "expiry", broker: "kafka", times: 1, by: "I2",

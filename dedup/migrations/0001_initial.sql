@@ -1,0 +1,586 @@
+-- The tables of dedupd. {{schema}} is replaced by the quoted name of its schema.
+-- Everything is named with its schema: behind a pooler the search path may be
+-- anything.
+--
+-- Until the first release this file is edited in place; after it, changes come as
+-- numbered files beside it.
+
+-- The database's clock, as everything about claims reads it: no worker's clock
+-- decides anything about them. It is a function so that a test can move it.
+CREATE FUNCTION {{schema}}.clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.now()';
+
+-- A scope is a consumer's name; ids are unique within it.
+--
+-- catalog is random and new with every change of the scope's generations. A claim
+-- transaction names the catalog it was built for, and enter() refuses any other. A
+-- counter could not tell one history from another: after a failover or a restore
+-- that lost a rotation, the same number comes again with other tables behind it.
+-- catalog_epoch counts the changes, for people.
+CREATE TABLE {{schema}}.scopes (
+    id            integer GENERATED ALWAYS AS IDENTITY,
+    scope         text NOT NULL,
+    catalog       uuid NOT NULL DEFAULT gen_random_uuid(),
+    catalog_epoch bigint NOT NULL DEFAULT 1,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT scopes_pkey PRIMARY KEY (id),
+    CONSTRAINT scopes_scope_key UNIQUE (scope)
+);
+
+-- The catalog of generations. next: made ahead of time, empty; open: takes claims;
+-- sealed: never written again; dropping: out of the catalog, its table still to be
+-- dropped.
+--
+-- The identity is random, and renewed when a generation is sealed: whatever a
+-- process remembers of a sealed table (a filter) belongs to this seal and no other.
+-- After a failover the same number may mean another table, and a database that
+-- lost the seal may seal the same table again with other claims in it.
+--
+-- first_key and last_key (the zone map) are NULL for a generation that was empty
+-- when it was sealed.
+CREATE TABLE {{schema}}.generations (
+    scope      text NOT NULL,
+    generation integer NOT NULL,
+    identity   uuid NOT NULL DEFAULT gen_random_uuid(),
+    table_name text NOT NULL,
+    state      text NOT NULL,
+    opened_at  timestamptz NOT NULL DEFAULT now(),
+    sealed_at  timestamptz,
+    first_key  uuid,
+    last_key   uuid,
+    CONSTRAINT generations_pkey PRIMARY KEY (scope, generation),
+    CONSTRAINT generations_table_name_key UNIQUE (table_name),
+    CONSTRAINT generations_identity_key UNIQUE (identity),
+    CONSTRAINT generations_scope_fkey FOREIGN KEY (scope) REFERENCES {{schema}}.scopes (scope),
+    CONSTRAINT generations_state_check CHECK (state IN ('next', 'open', 'sealed', 'dropping')),
+    CONSTRAINT generations_sealed_check CHECK ((sealed_at IS NOT NULL) = (state IN ('sealed', 'dropping')))
+);
+-- Two open generations could both take the same key.
+CREATE UNIQUE INDEX generations_one_open ON {{schema}}.generations (scope) WHERE state = 'open';
+CREATE UNIQUE INDEX generations_one_next ON {{schema}}.generations (scope) WHERE state = 'next';
+
+-- The parent of every claims_<scope>_<generation>. It never holds a row itself;
+-- it gives the view "claims" one name for all of them. Plain inheritance and not
+-- partitions: a partitioned table's primary key would have to contain the
+-- partition column, and dropping a partition locks the parent.
+--
+-- lane and position are NULL for claims that came by no lane; fingerprint is
+-- NULL where payloads are not compared. Wide columns first: no padding.
+CREATE TABLE {{schema}}.claims_root (
+    key         uuid NOT NULL,
+    claimed_at  timestamptz NOT NULL DEFAULT {{schema}}.clock(),
+    fingerprint bigint,
+    position    bigint,
+    lane        integer
+);
+
+-- The filters of sealed generations, in chunks: chunk n covers the keys above
+-- chunk n-1's last_key, up to its own. last marks the one that ends the
+-- generation. The checksum covers everything else in the row.
+CREATE TABLE {{schema}}.filters (
+    identity uuid NOT NULL,
+    chunk    integer NOT NULL,
+    claims   integer NOT NULL,
+    last_key uuid NOT NULL,
+    last     boolean NOT NULL,
+    checksum bigint NOT NULL,
+    data     bytea NOT NULL,
+    CONSTRAINT filters_pkey PRIMARY KEY (identity, chunk)
+);
+-- Fingerprints don't compress.
+ALTER TABLE {{schema}}.filters ALTER COLUMN data SET STORAGE EXTERNAL;
+
+-- One row for each lane: fence, resume point and books in one, moved by
+-- compare-and-set in the transaction of the effects. The fill factor leaves room
+-- for HOT updates: no index but the keys, whose columns never change.
+--
+-- history is the one in which all that a queue's broker was told is durable. In
+-- another one it may have been told of commits that are lost. NULL for an ordered
+-- lane.
+-- log is the broker's own mark of the log that an ordered lane reads, such as a
+-- Kafka topic's id: a topic that was deleted and created anew holds other messages
+-- at the same positions. NULL: the broker had none to tell.
+-- moved tells that an operator has set the position since the lane was taken: it
+-- holds for whatever log is found.
+-- began is the lowest position of the present log that the lane has begun at or was
+-- set to: below it nothing had an effect. NULL: not known.
+-- partitions is how many of them the lane's topic had when the lane was first
+-- taken. NULL: the lane is no partition.
+-- takes counts how often an ordered lane was taken since it last moved, was caught
+-- up, or was let go as it should be.
+-- recent_dead are the last dead letters of a lane, by their numbers as fetched
+-- counts them: a worker that ends must not make its successors forget how many
+-- there were.
+CREATE TABLE {{schema}}.lanes (
+    id                integer GENERATED ALWAYS AS IDENTITY,
+    scope             text NOT NULL,
+    source            text NOT NULL,
+    lane              text NOT NULL,
+    ordered           boolean NOT NULL,
+    incarnation       text NOT NULL,
+    epoch             bigint NOT NULL,
+    broker_generation bigint NOT NULL,
+    owner             text NOT NULL,
+    next_position     bigint NOT NULL,
+    broker_position   bigint,
+    stream_time       timestamptz,
+    lag               bigint,
+    fetched           bigint NOT NULL DEFAULT 0,
+    applied           bigint NOT NULL DEFAULT 0,
+    redelivered       bigint NOT NULL DEFAULT 0,
+    resent            bigint NOT NULL DEFAULT 0,
+    cross_source      bigint NOT NULL DEFAULT 0,
+    conflicts         bigint NOT NULL DEFAULT 0,
+    dead              bigint NOT NULL DEFAULT 0,
+    claimed_at        timestamptz NOT NULL DEFAULT now(),
+    updated_at        timestamptz NOT NULL DEFAULT now(),
+    history           text,
+    log               text,
+    moved             boolean NOT NULL DEFAULT false,
+    began             bigint,
+    partitions        integer,
+    takes             integer NOT NULL DEFAULT 0,
+    recent_dead       bigint[] NOT NULL DEFAULT '{}',
+    CONSTRAINT lanes_pkey PRIMARY KEY (id),
+    CONSTRAINT lanes_lane_key UNIQUE (scope, source, lane),
+    CONSTRAINT lanes_scope_fkey FOREIGN KEY (scope) REFERENCES {{schema}}.scopes (scope),
+    -- Every message has exactly one outcome, at every commit.
+    CONSTRAINT lanes_books_balance CHECK (fetched = applied + redelivered + resent + cross_source + conflicts + dead)
+) WITH (fillfactor = 50);
+
+-- Messages that end the process: out of memory, a crash, a sink that hangs. No
+-- error tells of them, so the database must.
+--
+-- A message of a lane under suspicion, noted before the sink is given it, and
+-- forgotten when the try has an answer: what stands here ended its worker, or is
+-- being tried now. tries counts the former, and the latter as one. worker is a
+-- process: what a process that goes on tries again has had its answer.
+CREATE TABLE {{schema}}.attempts (
+    lane     integer NOT NULL,
+    position bigint NOT NULL,
+    worker   uuid NOT NULL,
+    tries    integer NOT NULL DEFAULT 1,
+    first_at timestamptz NOT NULL DEFAULT now(),
+    last_at  timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT attempts_pkey PRIMARY KEY (lane, position),
+    CONSTRAINT attempts_lane_fkey FOREIGN KEY (lane) REFERENCES {{schema}}.lanes (id) ON DELETE CASCADE
+);
+
+-- Messages that had no effect in the sink, kept whole and raw: bytea, since what
+-- is wrong with them may be their very bytes. People replay or discard them.
+--
+-- lane_id is the lanes.id under which the message was claimed, and whose books
+-- count it; a lane of the same name may be another one by now. incarnation is the
+-- stream's, without which an id that is a place can't be found again.
+--
+-- attempts counts the tries to apply it: its burial, and each replay that failed.
+-- reason and sqlstate are of the last one, at last_at.
+--
+-- created_at is the very moment of the claim that the burial made, for both are
+-- the database's clock in one transaction. By that a dead letter knows its claim
+-- from one that the same place made later, when its id had been forgotten and the
+-- message was read again.
+CREATE TABLE {{schema}}.dead_letters (
+    id                bigint GENERATED ALWAYS AS IDENTITY,
+    scope             text NOT NULL,
+    source            text NOT NULL,
+    lane              text NOT NULL,
+    lane_id           integer NOT NULL,
+    incarnation       text NOT NULL,
+    position          bigint NOT NULL,
+    class             text NOT NULL,
+    reason            text NOT NULL,
+    sqlstate          text,
+    claim_key         uuid NOT NULL,
+    message_id        bytea,
+    topic             bytea NOT NULL,
+    key               bytea,
+    value             bytea,
+    header_keys       bytea[] NOT NULL,
+    header_values     bytea[] NOT NULL,
+    broker_time       timestamptz,
+    original_lane     integer,
+    original_position bigint,
+    attempts          integer NOT NULL DEFAULT 1,
+    created_at        timestamptz NOT NULL DEFAULT {{schema}}.clock(),
+    last_at           timestamptz NOT NULL DEFAULT {{schema}}.clock(),
+    CONSTRAINT dead_letters_pkey PRIMARY KEY (id)
+);
+-- A conflict or a duplicate has no claim, and a queue may deliver it again after
+-- it was buried: it is buried once. Any other dead letter has won the claim of its
+-- id, or of its place. A place that wins once more, since the claim expired or was
+-- forgotten, makes one more dead letter: else the claim would be nobody's, and the
+-- message lost.
+--
+-- By the key first: claims why asks for it, and it tells rows apart sooner than
+-- texts that they all share. The texts compare as bytes, whatever the database's
+-- collation: they are never sorted for people, and a locale's order costs more.
+CREATE UNIQUE INDEX dead_letters_place ON {{schema}}.dead_letters
+    (claim_key, position, class COLLATE "C", lane COLLATE "C", source COLLATE "C", scope COLLATE "C") WHERE class IN ('conflict', 'duplicate');
+CREATE INDEX dead_letters_claim_key ON {{schema}}.dead_letters (claim_key);
+CREATE INDEX dead_letters_scope_created_at ON {{schema}}.dead_letters (scope, created_at);
+
+-- How old duplicates were, by day: what the window is judged by. up_to_seconds is
+-- the upper bound of a bucket; the largest number stands for "or older".
+CREATE TABLE {{schema}}.duplicate_ages (
+    scope         text NOT NULL,
+    day           date NOT NULL,
+    up_to_seconds bigint NOT NULL,
+    duplicates    bigint NOT NULL,
+    CONSTRAINT duplicate_ages_pkey PRIMARY KEY (scope, day, up_to_seconds)
+);
+
+-- What people did by hand to claims and lanes.
+CREATE TABLE {{schema}}.audit (
+    id      bigint GENERATED ALWAYS AS IDENTITY,
+    at      timestamptz NOT NULL DEFAULT now(),
+    scope   text NOT NULL,
+    actor   text NOT NULL,
+    db_role text NOT NULL DEFAULT current_user,
+    action  text NOT NULL,
+    subject text NOT NULL,
+    detail  jsonb NOT NULL DEFAULT '{}',
+    CONSTRAINT audit_pkey PRIMARY KEY (id)
+);
+
+-- enter() opens a claim transaction: it waits for a rotation that is under way,
+-- keeps the next one out until the transaction ends, and refuses a transaction
+-- that was built for an older catalog. It must be a statement of its own: the
+-- claims that follow need a snapshot taken after the lock. (VOLATILE, so that the
+-- check below sees what was committed while the lock was waited for.)
+--
+-- The time-outs are set here, and not for the session, since behind a pooler a
+-- session is somebody else's a moment later. synchronous_commit is never lowered:
+-- only "off" is raised, for an acknowledged message must survive a crash.
+CREATE FUNCTION {{schema}}.enter(p_scope_id integer, p_catalog uuid, p_lock_timeout text, p_statement_timeout text, p_idle_timeout text)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_sync text := pg_catalog.current_setting('synchronous_commit');
+BEGIN
+    PERFORM pg_catalog.set_config('lock_timeout', p_lock_timeout, true),
+            pg_catalog.set_config('statement_timeout', p_statement_timeout, true),
+            pg_catalog.set_config('idle_in_transaction_session_timeout', p_idle_timeout, true),
+            pg_catalog.set_config('synchronous_commit', CASE v_sync WHEN 'off' THEN 'on' ELSE v_sync END, true),
+            pg_catalog.set_config('dedupd.entered', CASE v_sync WHEN 'off' THEN 'on' ELSE v_sync END, true);
+    -- One snapshot for the whole transaction would show the catalog as it was
+    -- before the lock was waited for, and the claims of a table sealed since.
+    IF pg_catalog.current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'claims need a READ COMMITTED transaction, this one is %', upper(pg_catalog.current_setting('transaction_isolation')) USING ERRCODE = 'DD005';
+    END IF;
+    PERFORM pg_catalog.pg_advisory_xact_lock_shared({{rotation_lock}}, p_scope_id);
+    IF NOT EXISTS (SELECT FROM {{schema}}.scopes WHERE id = p_scope_id AND catalog = p_catalog) THEN
+        RAISE EXCEPTION 'the catalog of generations has changed' USING ERRCODE = 'DD002';
+    END IF;
+END $$;
+
+-- leave() stands before whatever ends a transaction that enter() has opened. It
+-- refuses one that enter() has not: a sink that ends the transaction it was given
+-- and begins another would leave effects without claims, or claims without effects.
+-- The mark is gone with the end of its transaction.
+--
+-- A trigger of the sink's table may have lowered synchronous_commit for the rest of
+-- the transaction: it is as durable as it was to be when it began. Constraints that
+-- were deferred are checked now, so that nothing of the sink runs after this.
+CREATE FUNCTION {{schema}}.leave() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF coalesce(pg_catalog.current_setting('dedupd.entered', true), '') = '' THEN
+        RAISE EXCEPTION 'the sink ended the transaction it was given: it must neither commit nor roll back' USING ERRCODE = 'DD003';
+    END IF;
+    SET CONSTRAINTS ALL IMMEDIATE;
+    PERFORM pg_catalog.set_config('synchronous_commit', pg_catalog.current_setting('dedupd.entered'), true);
+END $$;
+
+-- Failovers of the database, as a queue must notice them. An ordered lane sees by
+-- its position that commits are lost; a queue has none.
+--
+-- timeline() is the history that the server writes: a promoted replica and a
+-- restore to a point in time begin a new one. history() tells clusters apart, too,
+-- such as one that a dump was restored into. It reads a file, which is too dear for
+-- every transaction. Where a service forbids these functions nothing is noticed.
+CREATE FUNCTION {{schema}}.timeline() RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8);
+EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
+    RETURN 'unknown';
+END $$;
+
+CREATE FUNCTION {{schema}}.history() RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT system_identifier FROM pg_catalog.pg_control_system()) || '/' || {{schema}}.timeline();
+EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
+    RETURN {{schema}}.timeline();
+END $$;
+
+-- advance() moves one lane and books what became of its messages. It raises an
+-- error when another worker has the lane or the lane isn't where the batch
+-- started, so that COMMIT can be sent behind it without waiting for its answer:
+-- a zero-row update is no error, and a fenced worker's writes would be committed.
+--
+-- A lane without order (p_from is NULL) has no position to compare; its epoch only
+-- says that it is still the same row. It doesn't move in a history that isn't the
+-- one it was taken in.
+--
+-- A lane that moves is past what may have ended a process.
+CREATE FUNCTION {{schema}}.advance(
+    p_lane integer, p_epoch bigint, p_from bigint, p_next bigint, p_broker_position bigint, p_stream_time timestamptz, p_lag bigint,
+    p_applied bigint, p_redelivered bigint, p_resent bigint, p_cross_source bigint, p_conflicts bigint, p_dead bigint)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM {{schema}}.leave();
+    UPDATE {{schema}}.lanes SET
+        next_position   = CASE WHEN p_from IS NULL THEN greatest(next_position, p_next) ELSE p_next END,
+        broker_position = coalesce(p_broker_position, broker_position),
+        -- Producers may set timestamps; the database's clock bounds them. A batch
+        -- without any, such as one over a hole in the log, tells nothing of the time
+        -- (and least() of NULL and the clock is the clock).
+        stream_time     = CASE WHEN p_stream_time IS NULL THEN stream_time ELSE greatest(stream_time, least(p_stream_time, {{schema}}.clock())) END,
+        lag             = coalesce(p_lag, lag),
+        fetched         = fetched + p_applied + p_redelivered + p_resent + p_cross_source + p_conflicts + p_dead,
+        applied         = applied + p_applied,
+        redelivered     = redelivered + p_redelivered,
+        resent          = resent + p_resent,
+        cross_source    = cross_source + p_cross_source,
+        conflicts       = conflicts + p_conflicts,
+        dead            = dead + p_dead,
+        updated_at      = now(),
+        takes           = 0
+    WHERE id = p_lane AND epoch = p_epoch
+      AND CASE WHEN p_from IS NULL THEN pg_catalog.split_part(history, '/', -1) = {{schema}}.timeline() ELSE next_position = p_from END;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'lane % is fenced', p_lane USING ERRCODE = 'DD001';
+    END IF;
+END $$;
+
+-- hold_claim() reads a claim and keeps it from being forgotten until the
+-- transaction ends: what is decided by it stays right. The transaction must be
+-- one that enter() has opened, so that the generation is what the caller thinks.
+-- It has its owner's rights, since a row's lock needs the right to update.
+CREATE FUNCTION {{schema}}.hold_claim(p_generation uuid, p_key uuid, OUT r_position bigint, OUT r_claimed_at timestamptz)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_table text;
+BEGIN
+    SELECT table_name INTO v_table FROM {{schema}}.generations WHERE identity = p_generation;
+    EXECUTE format('SELECT position, claimed_at FROM {{schema}}.%I WHERE key = $1 FOR KEY SHARE', v_table) INTO r_position, r_claimed_at USING p_key;
+    IF r_claimed_at IS NULL THEN
+        RAISE EXCEPTION 'a claim vanished while it was looked at' USING ERRCODE = '40001';
+    END IF;
+END $$;
+
+-- replayed() ends the replay of a dead letter: it is gone with the transaction
+-- that had its effect, or that found that its id has had one. Its lane's books
+-- counted it when it was buried, and count it now as what it has become; fetched
+-- stays. Where the lane is gone, or its books are not those that counted it, they
+-- stay as they are. The lane itself doesn't move, and updated_at, which tells
+-- whether its owner is at work, stays.
+CREATE FUNCTION {{schema}}.replayed(p_letter bigint, p_lane integer, p_outcome text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_letter {{schema}}.dead_letters%ROWTYPE;
+    v_was text;
+BEGIN
+    PERFORM {{schema}}.leave();
+    DELETE FROM {{schema}}.dead_letters WHERE id = p_letter RETURNING * INTO v_letter;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the dead letter % went while it was replayed', p_letter USING ERRCODE = '40001';
+    END IF;
+    v_was := CASE v_letter.class
+        WHEN 'conflict' THEN 'conflict'
+        WHEN 'duplicate' THEN CASE WHEN (SELECT source FROM {{schema}}.lanes WHERE id = v_letter.original_lane) <> v_letter.source THEN 'cross_source' ELSE 'resent' END
+        ELSE 'dead' END;
+    UPDATE {{schema}}.lanes SET
+        applied      = applied + (p_outcome = 'applied')::integer,
+        redelivered  = redelivered + (p_outcome = 'redelivered')::integer,
+        resent       = resent + (p_outcome = 'resent')::integer - (v_was = 'resent')::integer,
+        cross_source = cross_source + (p_outcome = 'cross_source')::integer - (v_was = 'cross_source')::integer,
+        conflicts    = conflicts - (v_was = 'conflict')::integer,
+        dead         = dead - (v_was = 'dead')::integer
+    WHERE id = p_lane AND CASE v_was WHEN 'conflict' THEN conflicts WHEN 'resent' THEN resent WHEN 'cross_source' THEN cross_source ELSE dead END > 0;
+END $$;
+
+-- note_dead_letter() writes what somebody did to a dead letter into the audit, and
+-- nothing else: a worker's role may not write other lines, and so is kept from
+-- what is done to claims and lanes by hand.
+CREATE FUNCTION {{schema}}.note_dead_letter(p_scope text, p_actor text, p_action text, p_letter bigint, p_detail text) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO {{schema}}.audit (scope, actor, db_role, action, subject, detail)
+    VALUES (p_scope, p_actor, session_user, 'dlq ' || p_action, 'dead letter ' || p_letter, p_detail::jsonb)
+$$;
+
+-- How far the scope's stream has come: the clock of the lane that is furthest
+-- behind. A lane of which nothing is known yet may have any backlog. A scope
+-- without lanes has the database's time.
+CREATE FUNCTION {{schema}}.stream_clock(p_scope text) RETURNS timestamptz LANGUAGE sql STABLE AS $$
+    SELECT least({{schema}}.clock(), (SELECT min(coalesce(stream_time, '-infinity')) FROM {{schema}}.lanes WHERE scope = p_scope))
+$$;
+
+-- The functions below make, seal and drop tables with their owner's rights, so
+-- that a worker's role needs none. They are for whoever holds the retention lock.
+
+-- prepare_generation() makes the table that the next rotation opens, ahead of
+-- time: making a table takes far longer than a rotation may hold everybody up.
+-- One that was lost meanwhile held nothing, and is made again.
+CREATE FUNCTION {{schema}}.prepare_generation(p_scope text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_number integer;
+    v_table text;
+    v_grant text;
+BEGIN
+    IF NOT EXISTS (SELECT FROM {{schema}}.scopes WHERE scope = p_scope) THEN
+        RAISE EXCEPTION 'there is no scope %', p_scope;
+    END IF;
+    DELETE FROM {{schema}}.generations WHERE scope = p_scope AND state = 'next'
+      AND NOT EXISTS (SELECT FROM pg_class WHERE relname = table_name AND relnamespace = $s${{schema}}$s$::regnamespace);
+    IF EXISTS (SELECT FROM {{schema}}.generations WHERE scope = p_scope AND state = 'next') THEN
+        RETURN;
+    END IF;
+    -- Above every number in the catalog, and above every table there is: one that
+    -- the catalog doesn't know may hold anything.
+    SELECT 1 + greatest(
+        (SELECT max(generation) FROM {{schema}}.generations WHERE scope = p_scope),
+        (SELECT max(substring(relname FROM '_([0-9]{1,9})$')::integer) FROM pg_class
+         WHERE relnamespace = $s${{schema}}$s$::regnamespace AND relname ~ ('^claims_' || p_scope || '_[0-9]{1,9}$')))
+    INTO v_number;
+    v_table := format('claims_%s_%s', p_scope, v_number);
+    -- A plan made while a table is small reads all of it, and is kept while the
+    -- table grows. Without statistics the planner takes the index, so there are
+    -- none until the table is large.
+    EXECUTE format('CREATE TABLE {{schema}}.%I (PRIMARY KEY (key)) INHERITS ({{schema}}.claims_root)
+        WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_insert_threshold = 100000)', v_table);
+    -- Whoever may claim may claim here, too; default privileges would only count
+    -- for tables of the role that set them.
+    FOR v_grant IN
+        SELECT format('GRANT %s ON {{schema}}.%I TO %s', privilege_type, v_table, CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
+        FROM pg_class, aclexplode(relacl) WHERE oid = $s${{schema}}.claims_root$s$::regclass AND grantee <> relowner
+    LOOP
+        EXECUTE v_grant;
+    END LOOP;
+    INSERT INTO {{schema}}.generations (scope, generation, table_name, state, opened_at)
+    VALUES (p_scope, v_number, v_table, 'next', {{schema}}.clock());
+END $$;
+
+-- rotate() seals the open generation and opens the next. Claim transactions hold
+-- the rotation lock shared: once it is ours, every claim in the open table is
+-- committed and visible, and none is under way. A request that waits holds up all
+-- later claims, so the wait must be short; 55P03 means to try again. Nor may a
+-- client that freezes before its COMMIT keep the lock: it has a second for it.
+--
+-- False: the open generation isn't the one meant, or none is prepared, or the
+-- prepared one has lost its table.
+CREATE FUNCTION {{schema}}.rotate(p_scope text, p_open uuid, p_lock_timeout text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_table text;
+    v_first uuid;
+    v_last uuid;
+    v_now timestamptz;
+BEGIN
+    PERFORM set_config('lock_timeout', p_lock_timeout, true), set_config('idle_in_transaction_session_timeout', '1s', true);
+    PERFORM pg_advisory_xact_lock({{rotation_lock}}, (SELECT id FROM {{schema}}.scopes WHERE scope = p_scope));
+    SELECT table_name INTO v_table FROM {{schema}}.generations WHERE scope = p_scope AND state = 'open' AND identity = p_open;
+    IF NOT FOUND OR NOT EXISTS (
+        SELECT FROM {{schema}}.generations JOIN pg_class ON relname = table_name AND relnamespace = $s${{schema}}$s$::regnamespace
+        WHERE scope = p_scope AND state = 'next') THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('SELECT (SELECT key FROM {{schema}}.%1$I ORDER BY key LIMIT 1), (SELECT key FROM {{schema}}.%1$I ORDER BY key DESC LIMIT 1)', v_table)
+    INTO v_first, v_last;
+    -- The transaction's own time is from before the lock was waited for.
+    v_now := {{schema}}.clock() + (clock_timestamp() - now());
+    UPDATE {{schema}}.generations SET state = 'sealed', identity = gen_random_uuid(), sealed_at = v_now, first_key = v_first, last_key = v_last
+    WHERE scope = p_scope AND state = 'open';
+    UPDATE {{schema}}.generations SET state = 'open', opened_at = v_now WHERE scope = p_scope AND state = 'next';
+    UPDATE {{schema}}.scopes SET catalog_epoch = catalog_epoch + 1, catalog = gen_random_uuid() WHERE scope = p_scope;
+    RETURN true;
+END $$;
+
+-- expire() takes generations out of the catalog whose claims nobody needs any
+-- more: every lane's clock has passed their end by the window, or they have been
+-- held for so long that no lane may hold them longer. It tells how many. Their
+-- tables are dropped later, when no transaction knows of them.
+CREATE FUNCTION {{schema}}.expire(p_scope text, p_window interval, p_max_hold interval, p_lock_timeout text) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_count integer;
+BEGIN
+    PERFORM set_config('lock_timeout', p_lock_timeout, true), set_config('idle_in_transaction_session_timeout', '1s', true);
+    PERFORM pg_advisory_xact_lock({{rotation_lock}}, (SELECT id FROM {{schema}}.scopes WHERE scope = p_scope));
+    UPDATE {{schema}}.generations SET state = 'dropping'
+    WHERE scope = p_scope AND state = 'sealed'
+      AND (sealed_at + p_window < {{schema}}.stream_clock(p_scope) OR sealed_at + p_max_hold < {{schema}}.clock());
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count > 0 THEN
+        UPDATE {{schema}}.scopes SET catalog_epoch = catalog_epoch + 1, catalog = gen_random_uuid() WHERE scope = p_scope;
+    END IF;
+    RETURN v_count;
+END $$;
+
+-- drop_generation() drops the table of a generation that expired, with all that
+-- is kept about it. A long reader of the table, such as a backup, makes the wait
+-- for its lock fail soon (55P03): who waited longer would make others wait, too.
+CREATE FUNCTION {{schema}}.drop_generation(p_scope text, p_generation integer, p_lock_timeout text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_table text;
+    v_identity uuid;
+BEGIN
+    PERFORM set_config('lock_timeout', p_lock_timeout, true);
+    DELETE FROM {{schema}}.generations WHERE scope = p_scope AND generation = p_generation AND state = 'dropping'
+    RETURNING table_name, identity INTO v_table, v_identity;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    EXECUTE format('DROP TABLE IF EXISTS {{schema}}.%I', v_table);
+    DELETE FROM {{schema}}.filters WHERE identity = v_identity;
+END $$;
+
+-- sweep() drops tables of claims that the catalog doesn't know, and filters of
+-- generations that are gone, and names what it dropped. Neither can come of a
+-- crash, for every step is one transaction; but of a hand, or of a restore of a
+-- part. A catalog without an open generation is no catalog: a restore is under
+-- way, which puts the tables back before the rows that tell of them.
+CREATE FUNCTION {{schema}}.sweep(p_scope text, p_lock_timeout text) RETURNS SETOF text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_prefix text := 'claims_' || p_scope || '_';
+    v_table text;
+BEGIN
+    IF NOT EXISTS (SELECT FROM {{schema}}.generations WHERE scope = p_scope AND state = 'open') THEN
+        RETURN;
+    END IF;
+    PERFORM set_config('lock_timeout', p_lock_timeout, true);
+    FOR v_table IN
+        SELECT relname FROM pg_class
+        WHERE relnamespace = $s${{schema}}$s$::regnamespace AND relkind = 'r'
+          AND starts_with(relname, v_prefix) AND substr(relname, length(v_prefix) + 1) ~ '^[0-9]{1,9}$'
+          AND NOT EXISTS (SELECT FROM {{schema}}.generations WHERE table_name = relname)
+    LOOP
+        EXECUTE format('DROP TABLE {{schema}}.%I', v_table);
+        RETURN NEXT v_table;
+    END LOOP;
+    DELETE FROM {{schema}}.filters f WHERE NOT EXISTS (SELECT FROM {{schema}}.generations g WHERE g.identity = f.identity);
+END $$;
+
+-- For people with psql.
+CREATE VIEW {{schema}}.books AS
+SELECT scope, source, lane, fetched, applied,
+       redelivered + resent + cross_source AS duplicates,
+       redelivered, resent, cross_source, conflicts, dead,
+       next_position, lag, stream_time, owner, updated_at
+FROM {{schema}}.lanes;
+
+CREATE VIEW {{schema}}.claims AS
+SELECT g.scope, g.generation, c.key, c.fingerprint, l.source, l.lane, c.position, c.claimed_at
+FROM {{schema}}.claims_root c
+JOIN pg_catalog.pg_class t ON t.oid = c.tableoid
+JOIN {{schema}}.generations g ON g.table_name = t.relname
+LEFT JOIN {{schema}}.lanes l ON l.id = c.lane;
+
+-- Whoever may call a function is told so by name (GrantSQL): a database's default
+-- privileges may give everybody the right, or nobody.
+REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text, text, text), {{schema}}.leave(),
+    {{schema}}.timeline(), {{schema}}.history(), {{schema}}.stream_clock(text),
+    {{schema}}.advance(integer, bigint, bigint, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint),
+    {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
+    {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),
+    {{schema}}.drop_generation(text, integer, text), {{schema}}.sweep(text, text)
+FROM PUBLIC;
