@@ -222,14 +222,25 @@ func (a attempt) reason() string {
 }
 
 // openAttempts tells whether there are notes of a lane's messages that are still
-// to come, and forgets those that nobody will ask for: a lane was moved past
-// them, or a queue's message was deleted at the broker.
-func (s *Store) openAttempts(ctx context.Context, tx pgx.Tx, lane int32, ordered bool, next int64) (open bool, err error) {
-	err = tx.QueryRow(ctx, `
-		WITH gone AS (DELETE FROM `+s.name("attempts")+` WHERE lane = $1 AND ($2 AND position < $3 OR last_at < now() - interval '30 days'))
-		SELECT EXISTS (SELECT FROM `+s.name("attempts")+` WHERE lane = $1 AND position >= $3 AND last_at >= now() - interval '30 days')`,
-		lane, ordered, next).Scan(&open)
+// to come. It takes no locks: its transaction holds the lane's row, and everybody
+// else locks notes before lanes.
+func (s *Store) openAttempts(ctx context.Context, tx pgx.Tx, lane int32, next int64) (open bool, err error) {
+	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("attempts")+` WHERE lane = $1 AND position >= $2 AND last_at >= now() - interval '30 days')`,
+		lane, next).Scan(&open)
 	return open, err
+}
+
+// forgetAttempts forgets the notes that nobody will ask for: a lane was moved past
+// them, or a queue's message was deleted at the broker. Those that stay for now, the
+// next take forgets.
+func (s *Store) forgetAttempts(ctx context.Context, lane message.Lane, ordered bool, next int64) {
+	id, err := s.laneID(lane)
+	if err == nil {
+		_, err = s.pool.Exec(ctx, `DELETE FROM `+s.name("attempts")+` WHERE lane = $1 AND ($2 AND position < $3 OR last_at < now() - interval '30 days')`, id, ordered, next)
+	}
+	if err != nil {
+		s.log.Debug("forget old attempts", "source", lane.Source, "lane", lane.Name, "error", err)
+	}
 }
 
 // attempts reads the notes of a batch's messages, by position. What this process

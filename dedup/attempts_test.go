@@ -499,3 +499,40 @@ func one[T any](f *fixture, sql string) (v T) {
 	}
 	return v
 }
+
+// TestTakeMeetsAMove has a lane taken while its last owner's transaction, which has
+// forgotten its notes, is about to move it: the one waits for the other.
+func TestTakeMeetsAMove(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a", "b"))
+	f.exec(`INSERT INTO dedupd.attempts (lane, position, worker) SELECT id, 0, gen_random_uuid() FROM dedupd.lanes`)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), `DELETE FROM dedupd.attempts`); err != nil {
+		t.Fatal(err)
+	}
+	taken := make(chan error, 1)
+	go func() {
+		_, err := f.Store.Take(t.Context(), message.Take{Lane: l.Lane, Ordered: true, Committed: -1})
+		taken <- err
+	}()
+	f.awaitLock()
+	if _, err := tx.Exec(t.Context(), `UPDATE dedupd.lanes SET updated_at = now()`); err != nil {
+		t.Fatalf("the lane's row, while it is taken: %v", err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-taken; err != nil {
+		t.Fatal(err)
+	}
+	var left int
+	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM dedupd.attempts`).Scan(&left); err != nil || left != 0 {
+		t.Errorf("%d notes are left, %v", left, err)
+	}
+}

@@ -50,6 +50,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (taken message.Taken, 
 	if taken.Rewound {
 		s.Forget("lane " + t.Lane.String() + " went back")
 	}
+	s.forgetAttempts(ctx, t.Lane, t.Ordered, taken.Next)
 	return taken, nil
 }
 
@@ -223,7 +224,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	if began != nil {
 		taken.Origin = origin{Scope: s.scope, Source: t.Lane.Source, Began: *began, Epoch: taken.Epoch, History: taken.History, Log: log}.String()
 	}
-	tried, err := s.openAttempts(ctx, tx, id, t.Ordered, taken.Next)
+	tried, err := s.openAttempts(ctx, tx, id, taken.Next)
 	if err != nil {
 		return taken, err
 	}

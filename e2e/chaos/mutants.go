@@ -43,7 +43,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "claims in a transaction of their own", fault: "killed at a point", broker: "kafka", times: 5, by: "I1",
-		edits: []edit{{"dedup/transaction.go", "	claimed := time.Now()\n", `	if _, err := conn.Exec(ctx, "commit; begin; SELECT set_config('dedupd.entered', 'yes', true)", pgx.QueryExecModeSimpleProtocol); err != nil {
+		edits: []edit{{"dedup/transaction.go", "	claimed := time.Now()\n", `	if _, err := conn.Exec(ctx, "commit; begin; SELECT set_config('dedupd.entered', 'on', true)", pgx.QueryExecModeSimpleProtocol); err != nil {
 		return nil, err
 	}
 	claimed := time.Now()
