@@ -26,6 +26,7 @@ type rig struct {
 	*consumer.Worker
 	t        *testing.T
 	store    *consumertest.Store
+	ledger   *ledger
 	registry *prometheus.Registry
 	lanes    []*lane
 	end      context.CancelFunc
@@ -64,7 +65,7 @@ func (s *script) Run(ctx context.Context, in *consumer.Intake) error { return s.
 func newRig(t *testing.T, lanes int, changes ...any) *rig {
 	t.Helper()
 	budget := consumer.NewBudget(1 << 30)
-	r := &rig{t: t, store: consumertest.NewStore(), registry: prometheus.NewRegistry(), done: make(chan error, 1)}
+	r := &rig{t: t, store: consumertest.NewStore(), ledger: newLedger(t), registry: prometheus.NewRegistry(), done: make(chan error, 1)}
 	opened := make(chan struct{})
 	r.Worker = &consumer.Worker{
 		Handler: r, Lanes: r.store, Sources: []consumer.Source{&script{"test", func(ctx context.Context, in *consumer.Intake) error {
@@ -100,11 +101,8 @@ func (r *rig) open(ctx context.Context, in *consumer.Intake, i int, changes []an
 		r.t.Error(err)
 	}
 	l.epoch, l.next = taken.Epoch, taken.Next
-	o := consumer.LaneOptions{
-		Lane: l.name, Epoch: taken.Epoch, Next: taken.Next,
-		Committed: func(next int64, tokens []any) { l.told(&l.committed, tokens); l.position = next },
-		Abandoned: func(tokens []any) { l.told(&l.abandoned, tokens) },
-	}
+	o := consumer.LaneOptions{Lane: l.name, Epoch: taken.Epoch, Next: taken.Next}
+	l.track(&o)
 	for _, f := range changes {
 		if f, ok := f.(func(*consumer.LaneOptions)); ok {
 			f(&o)
@@ -127,12 +125,10 @@ func (r *rig) closeAll(in *consumer.Intake) {
 	all.Wait()
 }
 
-func (l *lane) told(list *[]int, tokens []any) {
+func (l *lane) note(list *[]int, tokens []int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, t := range tokens {
-		*list = append(*list, t.(int))
-	}
+	*list = append(*list, tokens...)
 }
 
 func (l *lane) outcome() (committed, abandoned []int) {
@@ -175,10 +171,14 @@ func (r *rig) Handle(ctx context.Context, group []message.Batch) error {
 	r.groups = append(r.groups, group)
 	handle := r.handle
 	r.mu.Unlock()
-	if handle != nil {
-		return handle(ctx, group)
+	if handle == nil {
+		handle = r.store.Handle
 	}
-	return r.store.Handle(ctx, group)
+	err := handle(ctx, group)
+	if err == nil {
+		r.ledger.handled(group)
+	}
+	return err
 }
 
 func (r *rig) setHandle(f func(context.Context, []message.Batch) error) {
@@ -220,6 +220,7 @@ func (r *rig) checkEnd() {
 	for _, v := range r.store.Violations() {
 		r.t.Error("contract broken: ", v)
 	}
+	r.ledger.check()
 	if held := r.metric("dedupd_lanes_held"); held != 0 {
 		r.t.Errorf("%v lanes are held", held)
 	}

@@ -39,6 +39,7 @@ func (r *rig) hung() *consumer.HangError {
 	if n := r.Budget.Used(); n != 0 {
 		r.t.Errorf("the budget holds %d bytes", n)
 	}
+	r.ledger.check()
 	return hang
 }
 

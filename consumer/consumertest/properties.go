@@ -66,6 +66,41 @@ func testTransient(f *fixture) {
 	f.stop(r)
 }
 
+func testFailedIsNotAcked(f *fixture) {
+	held := f.store.Hold() // until all lanes have something at hand
+	defer held()
+	const forEver = 1_000_000
+	f.store.FailBefore(forEver, errTransient)
+	f.produce(f.Messages)
+	r := f.start(func(w *consumer.Worker) { w.Writers = 2 })
+	calls := func(n int) {
+		f.Helper()
+		_, _, before := f.store.Counts()
+		f.eventually("more hand-overs", func() bool { _, _, all := f.store.Counts(); return all >= before+n })
+	}
+	none := func(of string) {
+		f.Helper()
+		for range 20 {
+			if n := f.sub.Acked(f.T); n > 0 {
+				f.Fatalf("%d records are done for the broker after %s, none in the store", n, of)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	f.eventually("a hand-over", func() bool { _, _, all := f.store.Counts(); return all > 0 })
+	held()
+	calls(3)
+	none("transient errors")
+	f.store.Heal()
+	f.store.FailBefore(forEver, &message.HoldError{Lane: f.store.Lanes()[0], Err: errors.New("the table is missing")})
+	calls(2)
+	none("holds of one lane")
+	f.store.Heal()
+	f.all()
+	f.acked()
+	f.stop(r)
+}
+
 func testAmbiguous(f *fixture) {
 	f.produce(f.Messages / 2)
 	f.store.FailAfter(3, errTransient)

@@ -87,6 +87,7 @@ func Run(t *testing.T, c Config) {
 		{"everything produced is handled, in lane order", testEverything, false},
 		{"nothing is acknowledged before it is durable", testAckAfterCommit, false},
 		{"a transient error loses nothing", testTransient, false},
+		{"nothing that failed is acknowledged", testFailedIsNotAcked, false},
 		{"a lost answer to a commit loses nothing", testAmbiguous, false},
 		{"a restart resumes", testRestart, false},
 		{"a stop in the middle of a transaction loses nothing", testCutOff, false},
