@@ -189,8 +189,9 @@ type cutter struct {
 
 type cutConn struct {
 	net.Conn
-	c    *cutter
-	dead atomic.Bool
+	c      *cutter
+	dead   atomic.Bool
+	answer atomic.Bool // the next thing to be read is the answer to lose
 }
 
 var errCut = errors.New("cut by the test")
@@ -211,16 +212,23 @@ func (c *cutConn) Write(b []byte) (int, error) {
 		_ = c.Conn.Close()
 		return len(b), nil // as a kernel would: taken, then lost
 	case 2:
-		n, err := c.Conn.Write(b)
-		// Wait for the answer, which shows that it is done, and lose it.
-		_ = c.Conn.SetReadDeadline(time.Now().Add(5 * time.Second))
-		_, _ = c.Conn.Read(make([]byte, 1))
+		c.answer.Store(true)
+	}
+	return c.Conn.Write(b)
+}
+
+// Read loses the answer to COMMIT: that it came shows that COMMIT is done. It is
+// lost here and not in Write, for the driver reads beside a Write that takes long.
+func (c *cutConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	// Whatever is read before COMMIT was sent has been answered before.
+	if n > 0 && c.answer.Swap(false) {
 		c.c.landed.Add(1)
 		c.dead.Store(true)
 		_ = c.Conn.Close()
-		return n, err
+		return 0, errCut
 	}
-	return c.Conn.Write(b)
+	return n, err
 }
 
 // TestLostAnswerToCommit cuts the connection before and after COMMIT reached the
@@ -385,10 +393,16 @@ func (f *fixture) meetTwin(l *lane, commit bool, more ...string) {
 	done := make(chan error, 1)
 	b := l.batch(append(ids, more...)...)
 	go func() { done <- f.Handle(t.Context(), []message.Batch{b}) }()
-	select {
-	case err := <-done:
-		t.Fatalf("the twin did not wait: %v", err)
-	case <-time.After(200 * time.Millisecond):
+	for waiting := false; !waiting; {
+		select {
+		case err := <-done:
+			t.Fatalf("the twin did not wait: %v", err)
+		case <-time.After(10 * time.Millisecond):
+		}
+		// Not granted, and in this transaction's way.
+		if err := f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if commit {
 		err = tx.Commit(t.Context())

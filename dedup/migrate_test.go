@@ -208,8 +208,16 @@ func TestLeastPrivilege(t *testing.T) {
 	if err := f.FlushAges(t.Context()); err != nil {
 		t.Fatalf("flush ages again: %v", err)
 	}
-	if all, err := store.DuplicateAges(t.Context(), 600*24*time.Hour); err != nil || len(all) != 1 || all[0].Duplicates != 4 {
-		t.Fatalf("ages %+v, %v", all, err)
+	all, err := store.DuplicateAges(t.Context(), 600*24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	duplicates := int64(0)
+	for _, bucket := range all { // how old they are depends on how fast this runs
+		duplicates += bucket.Duplicates
+	}
+	if duplicates != 4 {
+		t.Fatalf("%d duplicates in the ages %+v", duplicates, all)
 	}
 	var audited int
 	// A person may act on dead letters with the worker's configuration.

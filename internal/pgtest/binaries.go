@@ -114,6 +114,9 @@ func (b *binaries) fetch(version string, progress func(done, total int64) error)
 	if err := os.WriteFile(filepath.Join(barren, "PG_VERSION"), []byte(major), 0o600); err != nil {
 		return err
 	}
+	// The library leaves its connection to the next request, and a test that looks
+	// for leaks would find it.
+	defer http.DefaultClient.CloseIdleConnections()
 	if progress != nil {
 		before := http.DefaultTransport
 		http.DefaultTransport = meter{before, progress}

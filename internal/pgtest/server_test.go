@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
 )
 
 func start(t *testing.T, o Options) *Server {
@@ -302,7 +303,11 @@ func TestAnUnknownVersionSaysSo(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs the network")
 	}
+	before := goleak.IgnoreCurrent()
 	_, err := StartServer(Options{Version: "18.999"})
+	if err := goleak.Find(before); err != nil {
+		t.Errorf("the attempt to fetch it left behind: %v", err)
+	}
 	if err == nil || !strings.Contains(err.Error(), "18.999") {
 		t.Errorf("got %v, want an error that names the version", err)
 	}
