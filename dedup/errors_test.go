@@ -41,6 +41,7 @@ func TestErrorsHaveOneMeaning(t *testing.T) {
 		{context.DeadlineExceeded, retry},
 		{context.Canceled, retry},
 		{&net.OpError{Op: "read", Err: errors.New("connection reset by peer")}, retry},
+		{fmt.Errorf("write failed: %w", net.ErrClosed), retry},
 		{fmt.Errorf("%w: %w", errConnection, errors.New("conn closed")), retry},
 		{&commitError{&pgconn.PgError{Code: "57P01", SeverityUnlocalized: "FATAL"}}, retry},
 		{sinks.Permanent(errors.New("bad")), isolate},

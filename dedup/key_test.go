@@ -57,6 +57,25 @@ func TestKeysKeepIDsApart(t *testing.T) {
 	}
 }
 
+// What only looks like a UUID keeps the bytes of none: it would have another's key.
+func TestHyphensOfAUUID(t *testing.T) {
+	t.Parallel()
+	const uuid = "550e8400-e29b-41d4-a716-446655440000"
+	for _, at := range []int{8, 13, 18, 23} {
+		for _, c := range []string{"X", "_", " ", "0"} {
+			id := uuid[:at] + c + uuid[at+1:]
+			if KeyOf(id) != hashKey(namespaceID, id) {
+				t.Errorf("%s has the key of a UUID, %s", id, KeyOf(id))
+			}
+		}
+	}
+	for _, id := range []string{uuid + "0", uuid[:35], "550e8400e29b41d4a716446655440000", "0" + uuid[:8] + "-" + uuid[9:35]} {
+		if KeyOf(id) != hashKey(namespaceID, id) {
+			t.Errorf("%s has the key of a UUID, %s", id, KeyOf(id))
+		}
+	}
+}
+
 func FuzzKeyOf(f *testing.F) {
 	f.Add("550e8400-e29b-41d4-a716-446655440000", "01ARZ3NDEKTSV4RRFFQ69G5FAV")
 	f.Add("a", "ab")

@@ -189,6 +189,12 @@ func TestJSONText(t *testing.T) {
 		`"🎈"`:                   "🎈",
 		`"\u0000"`:              "\x00",
 		`"\ufffd"`:              "\ufffd",
+		`"\ud7ff"`:              "\ud7ff", // the last before the surrogates
+		`"\ue000"`:              "\ue000", // the first behind them
+		`"\ud800\udc00"`:        "\U00010000",
+		`"\ud800\udfff"`:        "\U000103ff",
+		`"\udbff\udc00"`:        "\U0010fc00",
+		`"\udbff\udfff"`:        "\U0010ffff",
 		`"\\ud83d"`:             `\ud83d`,
 		`"\\\\ud83d"`:           `\\ud83d`,
 		`1.50`:                  "1.50",
@@ -205,6 +211,7 @@ func TestJSONText(t *testing.T) {
 	}
 	for _, raw := range []string{
 		`"\ud83c"`, `"\udf88"`, `"\udf88\ud83c"`, `"\ud83cx\udf88"`, `"\ud83c\ud83c\udf88"`, `"\ud83c\udf88\udf88"`,
+		`"\ud800"`, `"\udbff"`, `"\udc00"`, `"\udfff"`, `"\ud800\ud7ff"`, `"\udbff\ue000"`, `"\ud7ff\udc00"`, `"\ue000\udfff"`, `"\udbff\udbff"`,
 		`"\uD83C\n"`, `"\ud83c\\udf88"`, `"x\ud83c\u0041"`, `"\\\ud83c"`,
 	} {
 		if got, err := JSONText(gjson.Parse(raw)); err == nil {

@@ -25,7 +25,11 @@ func current(value Secret, file string) (string, error) {
 		return "", fmt.Errorf("read a secret: %w", err)
 	}
 	// Editors and echo end a file with a line break, which is no part of it.
-	return strings.TrimRight(string(text), "\r\n"), nil
+	secret := strings.TrimRight(string(text), "\r\n")
+	if secret == "" {
+		return "", fmt.Errorf("read a secret: %s is empty", file)
+	}
+	return secret, nil
 }
 
 // readSecrets fills in each secret that stands in a file, as it is now.

@@ -41,6 +41,17 @@ sink: {probe: {name: x}}
 	if got, err := c.Database.Connection(); got != "postgres://h/two" || err != nil {
 		t.Errorf("after a change: %q, %v", got, err)
 	}
+	// A secret that can't be read now is an error, and no empty secret.
+	write(password, "\n")
+	if got, err := c.Sources[0].Kafka.SASL.CurrentPassword(); err == nil || !strings.Contains(err.Error(), password+" is empty") {
+		t.Errorf("an empty file gives %q, %v", got, err)
+	}
+	if err := os.Rename(dsn, dsn+".gone"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := c.Database.Connection(); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that is gone gives %q, %v", got, err)
+	}
 	var out strings.Builder
 	if err := c.Print(&out); err != nil || strings.Contains(out.String(), "pass ") || strings.Contains(out.String(), "//h/") {
 		t.Errorf("print shows a secret: %v\n%s", err, out.String())

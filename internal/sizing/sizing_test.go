@@ -181,3 +181,94 @@ func TestEstimate(t *testing.T) {
 		}
 	}
 }
+
+func TestEstimateOfAQueue(t *testing.T) {
+	in := usual()
+	e := Make(in)
+	queue := in
+	queue.Broker = BrokerNATS
+	q := Make(queue)
+	if !near(q.WorkerMicros-e.WorkerMicros, workerMicrosNATS-workerMicros) || !near(q.PostgresMicros-e.PostgresMicros, postgresMicrosNATS-postgresMicros) || q.WALBytesPerDay != e.WALBytesPerDay {
+		t.Errorf("a queue takes %.1f and %.1f µs, Kafka %.1f and %.1f", q.WorkerMicros, q.PostgresMicros, e.WorkerMicros, e.PostgresMicros)
+	}
+}
+
+func TestEstimateOfTheSinksIndex(t *testing.T) {
+	in := usual()
+	e := Make(in)
+	indexed := in
+	indexed.SinkIndex = true
+	x := Make(indexed)
+	// What was measured is for each message of a topic a fifth of which is resent.
+	if !near(x.PostgresMicros-e.PostgresMicros, postgresMicrosIndex-postgresMicrosNoIndex) || x.WorkerMicros != e.WorkerMicros {
+		t.Errorf("with an index Postgres takes %.1f µs, without %.1f", x.PostgresMicros, e.PostgresMicros)
+	}
+	if !near(x.WALBytesPerMessage-e.WALBytesPerMessage, walBytesIndex-walBytesNoIndex) {
+		t.Errorf("with an index a message takes %.0f bytes of log, without %.0f", x.WALBytesPerMessage, e.WALBytesPerMessage)
+	}
+}
+
+func TestEstimateOfTheOpenIndex(t *testing.T) {
+	in := usual()
+	for n, grown := range map[int64]float64{fewClaims / 2: 0, fewClaims: 0, (fewClaims + manyClaims) / 2: 0.5, manyClaims: 1, 4 * manyClaims: 1} {
+		open := in
+		open.GenerationMaxClaims, open.FilterMemory = n, 1<<40
+		want := postgresMicros + grown*(postgresMicrosManyClaims-postgresMicrosFewClaims)
+		if got := Make(open); !near(got.PostgresMicros, want) || !near(float64(got.OpenIndexBytes), float64(n)*indexEntryBytes/indexFillRandom) {
+			t.Errorf("with %d claims in the open generation Postgres takes %.1f µs, want %.1f; its index %d bytes", n, got.PostgresMicros, want, got.OpenIndexBytes)
+		}
+	}
+}
+
+func TestEstimateOfWorkers(t *testing.T) {
+	in := usual()
+	busiest := in
+	busiest.Rate, busiest.MessageBytes = 500_000, 1024
+	b := Make(busiest)
+	cores := 500_000 * workerMicros1KiB / 1e6
+	if !near(b.WorkerCores, cores) || b.WorkersNeeded != int(math.Ceil(cores/busy)) || b.Workers != b.WorkersNeeded || b.Connections != 4*b.Workers {
+		t.Errorf("%.2f cores take %d of %d workers and %d connections", b.WorkerCores, b.WorkersNeeded, b.Workers, b.Connections)
+	}
+	busiest.Workers = 3
+	three := Make(busiest)
+	if three.Workers != 3 || three.WorkersNeeded != b.WorkersNeeded || three.Connections != 12 || !near(three.CoresPerWorker, cores/busy/3) {
+		t.Errorf("three workers: %+v", three)
+	}
+	busiest.Workers = 1
+	if one := Make(busiest); one.Workers != 1 || one.Connections != 4 {
+		t.Errorf("one worker: %+v", one)
+	}
+}
+
+func TestEstimateOfTheLog(t *testing.T) {
+	in := usual()
+	e := Make(in)
+	plain := in
+	plain.ID, plain.Duplicates = IDUUIDv7, 0 // no pages after checkpoints
+	if got := Make(plain); !near(got.WALBytesPerMessage, walBytes) || !near(float64(got.WALBytesPerDay), walBytes*86400*in.Rate) {
+		t.Errorf("%.0f bytes of log a message, %d a day", got.WALBytesPerMessage, got.WALBytesPerDay)
+	}
+	for bytes, want := range map[int64]float64{benchmarkBytes + 1000: walBytes + 1000, 0: walBytes - benchmarkBytes} {
+		sized := plain
+		sized.MessageBytes = bytes
+		if got := Make(sized).WALBytesPerMessage; !near(got, want) {
+			t.Errorf("%d bytes a value: %.0f bytes of log a message, want %.0f", bytes, got, want)
+		}
+		sized.Columns = 3 // the document isn't kept
+		if got := Make(sized).WALBytesPerMessage; !near(got, walBytes) {
+			t.Errorf("%d bytes a value, of which columns are kept: %.0f bytes of log a message", bytes, got)
+		}
+	}
+	// Half of the index's pages are there on average, and all are touched between
+	// checkpoints when there are many claims to each.
+	pages := float64(e.OpenIndexBytes) / pageBytes / 2
+	touched := pages * (1 - math.Exp(-4000*300/pages))
+	if !near(float64(e.WALPagesPerDay), touched*pageBytes*indexFillRandom*288) || !near(float64(e.WALBytesPerDay), (walBytes*0.8*86400*in.Rate)+float64(e.WALPagesPerDay)) {
+		t.Errorf("%d bytes of pages a day, of %d", e.WALPagesPerDay, e.WALBytesPerDay)
+	}
+	rarer := in
+	rarer.Checkpoint *= 6
+	if r := Make(rarer); r.WALPagesPerDay >= e.WALPagesPerDay {
+		t.Errorf("rarer checkpoints: %d bytes of pages a day, not fewer than %d", r.WALPagesPerDay, e.WALPagesPerDay)
+	}
+}

@@ -153,6 +153,9 @@ func TestRefusedAtConstruction(t *testing.T) {
 		"SELECT * FROM batch WHERE id = $1":         "$1: parameters are dedupd's",
 		"SELECT 'a FROM batch":                      "a string doesn't end",
 		"SELECT E'a\\' FROM batch":                  "a string doesn't end",
+		"SELECT e'\\' FROM batch'":                  "doesn't mention batch",
+		"SELECT E'\\' FROM batch'":                  "doesn't mention batch",
+		"SELECT e'\\\\' FROM t; FROM batch":         "more than one statement",
 		"SELECT \"a FROM batch":                     "a quoted name doesn't end",
 		"SELECT 1 /* /* */ FROM batch":              "comment /* doesn't end",
 		"SELECT $a$ FROM batch $b$":                 "a dollar-quoted string doesn't end",
@@ -175,6 +178,19 @@ func TestRefusedAtConstruction(t *testing.T) {
 	for _, name := range []string{"ord", "", strings.Repeat("x", 64)} {
 		if _, err := (Config{SQL: "SELECT * FROM batch", Columns: map[string]string{name: "id"}}).Sink(); err == nil {
 			t.Errorf("a column of the name %q is taken", name)
+		}
+	}
+}
+
+// A backslash hides a quote in e'…' and E'…' alone.
+func TestBackslashesInStrings(t *testing.T) {
+	t.Parallel()
+	for _, sql := range []string{
+		`SELECT e'\'' FROM batch`, `SELECT E'\'' FROM batch`, `SELECT e'a''\'b\\' FROM batch`, `SELECT '\' FROM batch`, `SELECT n'\' FROM batch`,
+		`SELECT ee'\' FROM batch`, `SELECT e '\' FROM batch`, `SELECT e, '\' FROM batch`, `SELECT 1 AS e'\'' FROM batch`,
+	} {
+		if _, err := (Config{SQL: sql}).Sink(); err != nil {
+			t.Errorf("%s is refused: %v", sql, err)
 		}
 	}
 }

@@ -230,3 +230,60 @@ func TestCopyFollowsAChangedTable(t *testing.T) {
 	}
 	wantRows(t, pool, `SELECT DISTINCT v FROM t`, msgs[0].ID)
 }
+
+// failingCopies is a transaction in which COPY fails.
+type failingCopies struct {
+	pgx.Tx
+	err error
+}
+
+func (f *failingCopies) CopyFrom(context.Context, pgx.Identifier, []string, pgx.CopyFromSource) (int64, error) {
+	return 0, f.err
+}
+
+// An error of the driver may mean that a column isn't what it was at Prepare: the
+// catalog is read again before the next try. One of the server's says nothing of
+// the plan, and neither does a context that ended.
+func TestCopyDistrustsWhatTheDriverRefuses(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE t (v text)`)
+	msgs := make([]message.Message, copyFrom)
+	for i := range msgs {
+		msgs[i] = msg(fmt.Sprint(i), "")
+	}
+	for name, c := range map[string]struct {
+		err    error
+		ended  bool
+		forget bool
+	}{
+		"the driver":  {errors.New("cannot encode"), false, true},
+		"the server":  {&pgconn.PgError{Code: "53100"}, false, false},
+		"our own end": {context.Canceled, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := build(t, Config{Name: "public.t", Columns: map[string]string{"v": "id"}})
+			if err := prepare(t, pool, s); err != nil {
+				t.Fatal(err)
+			}
+			err := inTx(t, pool, func(tx pgx.Tx) error {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if c.ended {
+					cancel()
+				}
+				return s.Write(ctx, &failingCopies{tx, c.err}, msgs)
+			})
+			if !errors.Is(err, c.err) {
+				t.Fatalf("the error is %v", err)
+			}
+			if forgot := s.current.Load() == nil; forgot != c.forget || s.changed.Load() != c.forget {
+				t.Errorf("the plan is forgotten: %v, COPY is given up: %v; want %v", forgot, s.changed.Load(), c.forget)
+			}
+			// The next try writes all of it, with a plan of its own where the old one is gone.
+			if err := write(t, pool, s, msgs...); err != nil || s.current.Load() == nil {
+				t.Errorf("the next try: %v", err)
+			}
+		})
+	}
+}

@@ -2,12 +2,14 @@ package table
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dedupd/dedupd/internal/pgtest"
@@ -170,6 +172,35 @@ func TestUpsertLastMessageWins(t *testing.T) {
 	}
 	wantRows(t, pool, `SELECT concat_ws(',', coalesce(a, '-'), b, coalesce(v, '-')) FROM lasts ORDER BY 1`,
 		"-,1,null1", "-,1,null2", "x,1,new", "y,1,-")
+}
+
+// A view has no index of its own: the server finds the one of the table behind it,
+// and says so when there is none.
+func TestUpsertIntoAView(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE behind (k text UNIQUE, v text, w text); CREATE VIEW seen AS SELECT k, v FROM behind; CREATE VIEW plain AS SELECT v FROM behind`)
+	for _, mode := range []string{ModeInsert, ModeUpsert} {
+		exec(t, pool, `TRUNCATE behind`)
+		s := build(t, Config{Name: "public.seen", Mode: mode, Key: []string{"k"}, Columns: map[string]string{"k": "json:k", "v": "id"}})
+		if err := prepare(t, pool, s); err != nil {
+			t.Fatal(err)
+		}
+		if err := write(t, pool, s, msg("1", `{"k":"x"}`), msg("2", `{"k":"x"}`), msg("3", `{}`), msg("4", `{}`)); err != nil {
+			t.Fatal(err)
+		}
+		if err := write(t, pool, s, msg("5", `{"k":"x"}`)); err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{ModeInsert: "x=1", ModeUpsert: "x=5"}[mode]
+		wantRows(t, pool, `SELECT coalesce(k, '-') || '=' || v FROM behind ORDER BY k NULLS LAST, v`, want, "-=3", "-=4")
+	}
+	s := build(t, Config{Name: "public.plain", Mode: ModeUpsert, Key: []string{"v"}, Columns: map[string]string{"v": "id"}})
+	err := prepare(t, pool, s)
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != "42P10" || !strings.Contains(err.Error(), "table public.plain") {
+		t.Errorf("without a unique index behind it: %v", err)
+	}
 }
 
 // Keys that differ as text and are one to the index: a statement that sees two

@@ -116,6 +116,51 @@ func TestEscapedNUL(t *testing.T) {
 	}
 }
 
+// What a JSON element becomes depends on the column: an array is a Postgres array
+// only where the column is one, and in an array of JSON its elements stay JSON.
+func TestJSONIntoColumns(t *testing.T) {
+	texts := Type{Name: "text[]", Category: 'A', Element: oidText}
+	jsons := Type{Name: "json[]", Category: 'A', Element: oidJSON}
+	jsonbs := Type{Name: "jsonb[]", Category: 'A', Element: oidJSONB}
+	for _, c := range []struct {
+		typ     Type
+		raw     string
+		want    string
+		null    bool
+		refused error
+	}{
+		{typ: textType, raw: `["a", 1]`, want: `["a", 1]`},
+		{typ: textType, raw: `{"a": [1]}`, want: `{"a": [1]}`},
+		{typ: textType, raw: `"a"`, want: `a`},
+		{typ: textType, raw: `null`, null: true},
+		{typ: textType, raw: ``, null: true},
+		{typ: jsonbType, raw: `["a", 1]`, want: `["a", 1]`},
+		{typ: jsonbType, raw: `["\u0000"]`, refused: errEscapedNUL},
+		{typ: texts, raw: `["a", null, [1, "b\"\\"]]`, want: `{"a",NULL,{"1","b\"\\"}}`},
+		{typ: texts, raw: `{"a": [1]}`, want: `{"a": [1]}`},
+		{typ: jsons, raw: `["a", null, [1, "b"], {"c": 1}]`, want: `{"\"a\"",NULL,"[1, \"b\"]","{\"c\": 1}"}`},
+		{typ: jsonbs, raw: `["a", null, [1]]`, want: `{"\"a\"",NULL,"[1]"}`},
+	} {
+		got, ok, err := jsonColumn(c.typ, gjson.Parse(c.raw))
+		if !errors.Is(err, c.refused) || err == nil && (ok == c.null || got != c.want) {
+			t.Errorf("%s into %s is %q, %v, %v; want %q", c.raw, c.typ.Name, got, ok, err, c.want)
+		}
+	}
+}
+
+func TestBracesOfAUUID(t *testing.T) {
+	const digits = "6ba7b8109dad11d180b400c04fd430c8"
+	for s, want := range map[string]bool{
+		digits: true, "{" + digits + "}": true,
+		"{" + digits: false, digits + "}": false, "{" + digits + "x": false, "x" + digits + "}": false, "{" + digits + "{": false, "}" + digits + "}": false,
+		"{{" + digits + "}}": false, "{" + digits + "}}": false, "{": false, "{}": false, "": false,
+	} {
+		if _, ok := parseUUID(s); ok != want {
+			t.Errorf("%q is a UUID: %v, want %v", s, ok, want)
+		}
+	}
+}
+
 func connect(f testing.TB) *pgx.Conn {
 	conn, err := pgx.Connect(context.Background(), pgtest.New(f).URL)
 	if err != nil {
