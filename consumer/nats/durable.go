@@ -46,6 +46,8 @@ type binding struct {
 	stream      jetstream.Stream
 	// consumed tells that the stream deletes what is acknowledged.
 	consumed bool
+	// read is how long it was read.
+	read time.Duration
 }
 
 // ackPendingFloor leaves room for several workers of this size: what throttles

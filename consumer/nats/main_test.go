@@ -209,4 +209,11 @@ func (l *logged) has(s string) bool {
 	return strings.Contains(l.text.String(), s)
 }
 
+// count is how many times it was logged.
+func (l *logged) count(s string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), s)
+}
+
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

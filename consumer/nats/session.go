@@ -120,7 +120,9 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 		arrived: make(chan delivery, in.MaxMessages()),
 		acks:    newAcker(in, log), closing: closing, end: end, look: make(chan struct{}, 1),
 	}
+	begun := time.Now()
 	x.run()
+	bound.read = time.Since(begun)
 	return context.Cause(closing)
 }
 

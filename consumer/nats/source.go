@@ -4,6 +4,7 @@
 package nats
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -50,12 +51,13 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 	}
 	d := &durable{config: s.config, js: js, log: log, ackPendingFloor: ackPendingFloor(in)}
 
-	said := ""
-	for attempt := 0; ctx.Err() == nil; {
+	var tries retries
+	for ctx.Err() == nil {
+		read := time.Duration(0)
 		bound, err := d.bind(ctx)
 		if err == nil {
-			attempt, said = 0, ""
 			err = s.session(ctx, in, log, conn, bound)
+			read = bound.read
 		}
 		in.Ready(false)
 		if ctx.Err() != nil {
@@ -65,16 +67,15 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 		if errors.As(err, &fatal) || errors.Is(err, message.ErrLoss) {
 			return err
 		}
+		wait := tries.failed(read)
 		if errors.Is(err, errRewound) {
-			continue
+			if tries.attempt == 1 {
+				wait = 0
+			}
+		} else {
+			tries.warn(log, "not reading the stream; trying again", err, "stream", s.config.Stream)
 		}
-		// It is said once per reason: a stream that is missing may stay so.
-		if text := err.Error(); text != said {
-			said = text
-			log.Warn("not reading the stream; trying again", "stream", s.config.Stream, "error", err)
-		}
-		attempt++
-		sleep(ctx, min(100*time.Millisecond<<min(attempt, 10), 5*time.Second))
+		sleep(ctx, wait)
 	}
 	return nil
 }
@@ -93,6 +94,7 @@ func (s *Source) connect(ctx context.Context, in *consumer.Intake, log *slog.Log
 	if err != nil {
 		return nil, err
 	}
+	var said reasons
 	options = append(options,
 		natsgo.MaxReconnects(-1),
 		natsgo.RetryOnFailedConnect(true),
@@ -106,28 +108,29 @@ func (s *Source) connect(ctx context.Context, in *consumer.Intake, log *slog.Log
 		natsgo.DisconnectErrHandler(func(_ *natsgo.Conn, err error) {
 			in.Ready(false)
 			if ctx.Err() == nil {
-				log.Warn("lost the connection to NATS; connecting again", "error", err)
+				said.warn(log, "lost the connection to NATS; connecting again", cmp.Or(err, errDisconnected))
 			}
 		}),
 		natsgo.ConnectHandler(func(nc *natsgo.Conn) { log.Info("connected to NATS", "server", nc.ConnectedUrlRedacted()) }),
 		natsgo.ReconnectHandler(func(nc *natsgo.Conn) { log.Info("connected to NATS again", "server", nc.ConnectedUrlRedacted()) }),
 		natsgo.ErrorHandler(func(_ *natsgo.Conn, _ *natsgo.Subscription, err error) {
-			log.Warn("NATS reports an error", "error", err)
+			said.warn(log, "NATS reports an error", err)
+		}),
+		natsgo.ReconnectErrHandler(func(_ *natsgo.Conn, err error) {
+			if err != nil {
+				said.warn(log, "can't connect to NATS; trying again", err)
+			}
 		}),
 	)
-	said := "" // only the goroutine that reconnects comes here
-	options = append(options, natsgo.ReconnectErrHandler(func(_ *natsgo.Conn, err error) {
-		if err != nil && err.Error() != said {
-			said = err.Error()
-			log.Warn("can't connect to NATS; trying again", "error", err)
-		}
-	}))
 	conn, err := natsgo.Connect(s.config.servers(), options...)
 	if err != nil {
 		return nil, &configError{"connect: " + err.Error()}
 	}
 	return conn, nil
 }
+
+// errDisconnected is the reason where the library tells none.
+var errDisconnected = errors.New("the server closed the connection")
 
 // options are what every connection needs to get in.
 func (s *Source) options() ([]natsgo.Option, error) {
