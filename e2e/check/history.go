@@ -85,7 +85,8 @@ func (l *lane) from(position int64) int {
 // record is one message of the log.
 type record struct {
 	position int64
-	key      key // zero without a usable id
+	at       int64 // the broker's time, in Unix nanoseconds
+	key      key   // zero without a usable id
 	id       textID
 	identity identity
 	sum      checksum // of the value's SHA-256

@@ -41,7 +41,7 @@ func main() {
 const usage = `usage:
   check prepare -database URL [-schema dedupd]
   check run     -database URL -scope SCOPE [-kafka BROKERS -topic TOPIC...] [-nats URL -stream STREAM -source NAME...]
-                -intents FILE -samples FILE -events FILE [-logs FILE...] [-allow poison,...] [-settled] [-output table|json]
+                -intents FILE -samples FILE -events FILE [-logs FILE...] [-allow poison,...] [-settled] [-window 1h] [-output table|json]
 check run -h tells more.
 `
 
@@ -95,6 +95,7 @@ type options struct {
 	logs                     list
 	allow                    string
 	settled                  bool
+	window                   time.Duration
 	seed                     uint64
 	output                   string
 	timeout                  time.Duration
@@ -124,6 +125,7 @@ func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) (c
 	flags.Var(&o.logs, "logs", "a log of the workers, or a pattern of such files; may be given several times")
 	flags.StringVar(&o.allow, "allow", "", "classes of dead letters that the run gave cause for, with commas between them")
 	flags.BoolVar(&o.settled, "settled", false, "the workers had the time to read everything")
+	flags.DurationVar(&o.window, "window", 0, "for how long ids are remembered at least: a copy that comes so much later may land again; 0: for the whole run")
 	flags.Uint64Var(&o.seed, "seed", 0, "the run's seed, to be told with the verdict")
 	flags.StringVar(&o.output, "output", "table", "table or json")
 	flags.DurationVar(&o.timeout, "timeout", 10*time.Minute, "give up after so long")
@@ -192,7 +194,7 @@ func (o *options) check() error {
 }
 
 func (o *options) terms() terms {
-	t := terms{allow: map[string]bool{}, settled: o.settled}
+	t := terms{allow: map[string]bool{}, settled: o.settled, window: o.window}
 	for class := range strings.SplitSeq(o.allow, ",") {
 		if class != "" {
 			t.allow[class] = true

@@ -98,7 +98,7 @@ func (h *history) addRecord(l *lane, r *kgo.Record) {
 			id = hd.Value // the last one counts
 		}
 	}
-	m := record{position: r.Offset, sum: valueSum(r.Value), carried: carriedSum(r.Value), raw: rawSum([]byte(r.Topic), r.Key, r.Value, headers)}
+	m := record{position: r.Offset, at: r.Timestamp.UnixNano(), sum: valueSum(r.Value), carried: carriedSum(r.Value), raw: rawSum([]byte(r.Topic), r.Key, r.Value, headers)}
 	m.identify(id, &h.texts)
 	l.log = append(l.log, m)
 }

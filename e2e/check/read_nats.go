@@ -67,7 +67,7 @@ func (h *history) readStream(ctx context.Context, js jetstream.JetStream, name, 
 			return err
 		}
 		if meta.Sequence.Stream <= state.LastSeq {
-			h.addMessage(l, int64(meta.Sequence.Stream), msg)
+			h.addMessage(l, meta, msg)
 		}
 		if meta.Sequence.Stream >= state.LastSeq || meta.NumPending == 0 {
 			return nil
@@ -77,7 +77,7 @@ func (h *history) readStream(ctx context.Context, js jetstream.JetStream, name, 
 
 // addMessage adds a message as dedupd keeps it: without a key, and with an empty
 // value where there is none.
-func (h *history) addMessage(l *lane, sequence int64, msg jetstream.Msg) {
+func (h *history) addMessage(l *lane, meta *jetstream.MsgMetadata, msg jetstream.Msg) {
 	var headers []header
 	for name, values := range msg.Headers() {
 		for _, v := range values {
@@ -89,7 +89,7 @@ func (h *history) addMessage(l *lane, sequence int64, msg jetstream.Msg) {
 		id = []byte(all[len(all)-1]) // the last one counts
 	}
 	value := append([]byte{}, msg.Data()...)
-	m := record{position: sequence, sum: valueSum(value), carried: carriedSum(value), raw: rawSum([]byte(msg.Subject()), nil, value, headers)}
+	m := record{position: int64(meta.Sequence.Stream), at: meta.Timestamp.UnixNano(), sum: valueSum(value), carried: carriedSum(value), raw: rawSum([]byte(msg.Subject()), nil, value, headers)}
 	m.identify(id, &h.texts)
 	l.log = append(l.log, m)
 }

@@ -66,9 +66,10 @@ func good() *history {
 		}
 	}
 	for i := range int64(5) {
+		at := began.Add(time.Duration(10+i) * time.Second)
 		h.samples = append(h.samples,
-			sample{at: began.Add(time.Duration(i) * time.Second), lane: first, broker: 2*i - 1, next: 2*i + 1},
-			sample{at: began.Add(time.Duration(i) * time.Second), lane: queue, broker: i, next: i + 1})
+			sample{at: at, lane: first, broker: 2*i - 1, next: 2*i + 1},
+			sample{at: at, lane: queue, broker: i, next: i + 1})
 	}
 	return h
 }
@@ -77,7 +78,7 @@ func good() *history {
 func (h *history) append(id laneID, position int64, text string) {
 	l := &h.lanes[id]
 	value := []byte("value of " + text)
-	r := record{position: position, sum: valueSum(value), carried: textSum([]byte("sum of " + text)), raw: rawSum([]byte("orders"), nil, value, nil)}
+	r := record{position: position, at: int64(time.Duration(position) * time.Second), sum: valueSum(value), carried: textSum([]byte("sum of " + text)), raw: rawSum([]byte("orders"), nil, value, nil)}
 	r.identify([]byte(strings.TrimSuffix(text, "!")), &h.texts)
 	l.log = append(l.log, r)
 	l.end = position + 1
@@ -221,6 +222,7 @@ func TestVerdict(t *testing.T) {
 		do        func(h *history)
 		want      string
 		unsettled string // - for nothing; empty: as want
+		window    time.Duration
 		allow     string
 	}{
 		{name: "good", do: func(*history) {}},
@@ -295,12 +297,24 @@ func TestVerdict(t *testing.T) {
 			h.letterOf(classConflict).class = classPoison
 			h.rebook(122, first, conflicts, dead)
 		}, want: "I2"},
+		{name: "twice, within the window", window: 5 * time.Second, do: func(h *history) {
+			h.insert(123, queue, 4, "i")
+			h.rebook(123, queue, resent, applied)
+		}, want: "I2"},
+		{name: "good, twice, the second time beyond the window", window: 4 * time.Second, do: func(h *history) {
+			h.insert(123, queue, 4, "i")
+			h.rebook(123, queue, resent, applied)
+			h.lanes[queue].at(4).at += int64(time.Second)
+		}},
 		{name: "claimed twice", do: func(h *history) {
 			c := *h.claimOf(key("a"))
 			c.generation = 2
 			h.claims = append(h.claims, c)
 		}, want: "I2"},
 
+		{name: "a conflict that nobody is told of", do: func(h *history) {
+			h.letters = slices.DeleteFunc(h.letters, func(d letter) bool { return d.class == classConflict })
+		}, want: "I1"},
 		{name: "another value", do: func(h *history) { h.effectOf("g").sum++ }, want: "I3"},
 		{name: "another value, in a queue", do: func(h *history) { h.effectOf("i").sum++ }, want: "I3"},
 		{name: "no value, and none carried", do: func(h *history) {
@@ -511,6 +525,18 @@ func TestVerdict(t *testing.T) {
 
 		{name: "ahead", do: func(h *history) { ahead(h, 20) }, want: "I7"},
 		{name: "ahead, in a queue", do: func(h *history) { h.samples[1].broker = 9 }, want: "I7"},
+		// j, at 3, lands ten seconds after the beginning.
+		{name: "ahead of a queue's transaction", do: func(h *history) {
+			h.samples = append([]sample{{at(9), queue, 4, 5}}, h.samples...)
+		}, want: "I7"},
+		{name: "good, a queue's transaction before a failover", do: func(h *history) {
+			h.samples = append([]sample{{at(9), queue, 4, 5}}, h.samples...)
+			failover(h, 20)
+			level(h, 21)
+		}},
+		{name: "good, up to a queue's transaction", do: func(h *history) {
+			h.samples = append([]sample{{at(9), queue, 3, 5}}, h.samples...)
+		}},
 		{name: "good, ahead after a failover", do: func(h *history) {
 			failover(h, 20)
 			level(h, 21)
@@ -568,7 +594,7 @@ func TestVerdict(t *testing.T) {
 			}
 			h := good()
 			c.do(h)
-			terms := (&options{allow: allow, settled: settled}).terms()
+			terms := (&options{allow: allow, settled: settled, window: c.window}).terms()
 			var flagged, why []string
 			for _, f := range verdict(h, terms) {
 				if f.count == 0 {

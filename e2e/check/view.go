@@ -1,11 +1,18 @@
 package main
 
+import (
+	"sort"
+	"time"
+)
+
 // terms are what a run was asked to keep.
 type terms struct {
 	// allow are the classes of dead letters that the run gave cause for.
 	allow map[string]bool
 	// settled: the workers had all the time they needed.
 	settled bool
+	// window is for how long ids are remembered at least; 0: for ever.
+	window time.Duration
 }
 
 // view is a history with what the invariants look things up by.
@@ -16,9 +23,13 @@ type view struct {
 	// generation.
 	first   map[key]outcome
 	claimed map[key]int
-	chains  []chain // by lane
+	chains  []chain        // by lane
+	buried  map[place]bool // the places of all dead letters
 	// landings are the moves that took messages over, by transaction.
 	landings map[transaction]int
+	// settledBy tells, of a queue, by when all up to each message of its log had its
+	// outcome, in Unix nanoseconds. Empty: the lane is ordered.
+	settledBy [][]int64
 	// newest is the last transaction that moved a lane, lowest the oldest one
 	// whose claims are still there.
 	newest, lowest uint64
@@ -27,6 +38,12 @@ type view struct {
 // outcome is a row of the sink, or a dead letter in its place: an index into the
 // effects, or the complement of one into the letters.
 type outcome int32
+
+// place is where a message stands.
+type place struct {
+	lane     laneID
+	position int64
+}
 
 // transaction is one lane's part in a transaction, by the number's low half.
 type transaction struct {
@@ -49,14 +66,16 @@ type span struct{ from, to int64 }
 func newView(h *history, t terms) *view {
 	x := &view{
 		history: h, terms: t, chains: make([]chain, len(h.lanes)), landings: make(map[transaction]int, len(h.moves)),
-		first: make(map[key]outcome, len(h.effects)+len(h.letters)), claimed: make(map[key]int, len(h.claims)),
+		first: make(map[key]outcome, len(h.effects)+len(h.letters)), claimed: make(map[key]int, len(h.claims)), buried: map[place]bool{},
 	}
 	for i := range h.effects {
 		x.end(h.effects[i].key, outcome(i))
 	}
 	for i := range h.letters {
-		if h.letters[i].isOutcome() {
-			x.end(h.letters[i].claimKey, ^outcome(i))
+		d := &h.letters[i]
+		x.buried[place{d.lane, d.position}] = true
+		if d.isOutcome() {
+			x.end(d.claimKey, ^outcome(i))
 		}
 	}
 	for i := range h.moves {
@@ -72,8 +91,78 @@ func newView(h *history, t terms) *view {
 		}
 		x.lowest = min(x.lowest, expand(c.xmin, x.newest))
 	}
+	x.settledBy = make([][]int64, len(h.lanes))
+	for li := range h.lanes {
+		if l := &h.lanes[li]; l.row != nil && !l.row.ordered {
+			x.settledBy[li] = x.settling(laneID(li))
+		}
+	}
 	return x
 }
+
+// settling runs through a queue's log: a message is settled when its id, or its
+// place, had its outcome. The moves tell the time from before their COMMIT. Of what
+// never had one noLoss tells.
+func (x *view) settling(id laneID) []int64 {
+	l := &x.lanes[id]
+	all := make([]int64, len(l.log))
+	latest := int64(0)
+	for i := range l.log {
+		at := int64(0)
+		if o, ok := x.outcomeOf(id, &l.log[i]); ok {
+			if m := x.moveOf(o); m != nil {
+				at = m.at.UnixNano()
+			}
+		}
+		latest = max(latest, at)
+		all[i] = latest
+	}
+	return all
+}
+
+// durable is the position up to which everything of a sample's lane was durable
+// then: of an ordered lane its row's, of a queue, whose row tells only how far it
+// has come, that of the first message that had no outcome yet. What the database
+// lost later with a failover can't be told any more.
+func (x *view) durable(s *sample) int64 {
+	all := x.settledBy[s.lane]
+	if len(all) == 0 {
+		return s.next
+	}
+	for i := range x.events {
+		if x.events[i].failover && s.at.Before(x.events[i].at) {
+			return s.next
+		}
+	}
+	open := sort.Search(len(all), func(i int) bool { return all[i] > s.at.UnixNano() })
+	if open == len(all) {
+		return s.next
+	}
+	return min(s.next, x.lanes[s.lane].log[open].position)
+}
+
+// moveOf is the move of the transaction that an outcome came by; nil: there is none.
+func (x *view) moveOf(o outcome) *move {
+	lane, _ := x.where(o)
+	if o >= 0 {
+		return x.landing(uint32(x.effects[o].xid), lane)
+	}
+	return x.landing(x.letters[^o].xmin, lane)
+}
+
+// late tells whether a copy came so much later than another one of its id that it
+// may have landed again: by the messages' own times, as the window is counted.
+func (x *view) late(lane laneID, position int64, first outcome) bool {
+	if x.window == 0 {
+		return false
+	}
+	firstLane, firstPosition := x.where(first)
+	a, b := x.lanes[firstLane].at(firstPosition), x.lanes[lane].at(position)
+	return a != nil && b != nil && time.Duration(b.at-a.at) >= x.window-timeSlack
+}
+
+// timeSlack is by how much the times of a lane's messages may be out of order.
+const timeSlack = time.Second
 
 func (x *view) end(k key, o outcome) {
 	if _, ok := x.first[k]; !ok {

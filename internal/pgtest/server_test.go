@@ -329,3 +329,30 @@ func TestInstalledPrograms(t *testing.T) {
 		t.Errorf("an empty folder: %v", err)
 	}
 }
+
+// An older copy of the data lacks what came after it, and is of the same history.
+func TestSnapshotIsPutBack(t *testing.T) {
+	s := start(t, Options{})
+	url := s.URL("postgres")
+	history := func() string {
+		return query(t, url, "SELECT system_identifier || '/' || timeline_id FROM pg_control_system(), pg_control_checkpoint()")
+	}
+	query(t, url, "CREATE TABLE kept (x int)")
+	query(t, url, "INSERT INTO kept VALUES (1)")
+	before := history()
+	if err := s.Snapshot(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		query(t, url, "INSERT INTO kept VALUES (2)")
+		if err := s.PutBack(); err != nil {
+			t.Fatal(err)
+		}
+		if got := query(t, url, "SELECT string_agg(x::text, ' ') FROM kept"); got != "1" {
+			t.Errorf("the copy holds %q", got)
+		}
+	}
+	if got := history(); got != before {
+		t.Errorf("the copy is of %s, not of %s", got, before)
+	}
+}
