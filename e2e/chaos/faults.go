@@ -42,6 +42,8 @@ type fault struct {
 	relayed bool
 	// disk puts its own postgres or broker on a disk that can be filled.
 	disk string
+	// window is what config sets, where copies come from beyond it.
+	window time.Duration
 	// allow are the classes of dead letters that there is cause for.
 	allow string
 	// short is how often it strikes in the slice that every change must pass (0:
@@ -106,15 +108,7 @@ var faults = []*fault{
 					return err
 				}
 				r.within("taken over within 2 s of a SIGTERM", time.Since(began), 2*time.Second)
-				if err := w.start(); err != nil {
-					return err
-				}
-				if err := r.await(w.name+" starts", 30*time.Second, func() error {
-					if !w.isReady(from) {
-						return errors.New("it doesn't consume yet")
-					}
-					return nil
-				}); err != nil {
+				if err := r.startAgain(w, from); err != nil {
 					return err
 				}
 			}
@@ -291,6 +285,30 @@ var faults = []*fault{
 		},
 	},
 	{
+		name: "copies with another payload", allow: "conflict", each: true, short: 1, long: 10,
+		prepare: func(r *run) error {
+			r.load.differ.Store(20)
+			return nil
+		},
+		strike: func(r *run, _ int) error {
+			r.sleep(3*time.Second, 3*time.Second)
+			return nil
+		},
+		after: func(r *run) error {
+			return r.atLeast(`SELECT count(*) FROM dedupd.dead_letters WHERE class = 'conflict'`, 10)
+		},
+	},
+	{
+		// Groups of many lanes fail, and their lanes are tried alone.
+		name: "transactions that fail", each: true, workers: 2, partitions: 16, short: 1, long: 10,
+		prepare: failingTransactions,
+		strike: func(r *run, _ int) error {
+			r.sleep(3*time.Second, 3*time.Second)
+			return nil
+		},
+		after: func(r *run) error { return r.atLeast(`SELECT last_value FROM public.failures`, 10) },
+	},
+	{
 		name: "twins on two lanes at once", each: true, workers: 4, short: 1, long: 10,
 		prepare: func(r *run) error {
 			r.load.twins.Store(100)
@@ -302,12 +320,9 @@ var faults = []*fault{
 		},
 	},
 	{
-		name: "expiry", each: true, short: 1, long: 5,
+		// Copies come from within the window and from beyond it.
+		name: "expiry", each: true, short: 1, long: 5, window: 15 * time.Second,
 		config: "retention: {generation: 2s, schedule: 1s, window: 15s}\n",
-		prepare: func(r *run) error {
-			r.load.far.Store(4000) // well within the window
-			return nil
-		},
 		strike: func(r *run, _ int) error {
 			return r.await("generations are dropped", time.Minute, func() error {
 				return r.atLeast(`SELECT min(generation) FROM dedupd.generations WHERE scope = 'chaos'`, 3)
@@ -328,6 +343,16 @@ var faults = []*fault{
 	{
 		name: "failover to an asynchronous replica", replicated: true, each: true, config: rotating, short: 1, long: 20,
 		strike: func(r *run, _ int) error { return r.failOver() },
+	},
+	{
+		name: "an older copy of the database is put back", postgres: own, each: true, config: rotating, long: 20,
+		strike: func(r *run, number int) error { return r.putBack(number) },
+	},
+	{
+		// Its claims would expire while somebody else lands today's messages.
+		name: "a slot is held beyond the window", brokers: []string{"nats"}, each: true, long: 5, window: 4 * time.Second,
+		config: "retention: {generation: 1s, schedule: 1s, window: 4s}\n",
+		strike: func(r *run, _ int) error { return r.holdSlot() },
 	},
 	{
 		name: "slow and broken lines to Postgres", config: rotating, long: 60,

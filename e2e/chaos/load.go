@@ -27,6 +27,7 @@ type load struct {
 	poison atomic.Int64 // of a thousand so many can't be applied
 	twins  atomic.Int64 // of a hundred so many are sent to two lanes at once; 1 unless set
 	far    atomic.Int64 // how many ids a copy may lie back; 0: any number
+	differ atomic.Int64 // of a hundred copies so many have another payload
 	total  atomic.Int64
 
 	mu      sync.Mutex
@@ -153,14 +154,17 @@ func (l *load) draw(next *int) []sent {
 	return []sent{m}
 }
 
-// message is a copy of what the nth id stands for: all have the same bytes. One in
-// eight copies goes to another partition.
+// message is a copy of what the nth id stands for: all have the same bytes, unless
+// they are to differ. One in eight copies goes to another partition.
 func (l *load) message(n, copies int) sent {
 	m := sent{id: idOf(n), copy: copies, partition: n % l.broker.Partitions()}
 	if copies > 0 && l.rng.IntN(8) == 0 {
 		m.partition = l.rng.IntN(l.broker.Partitions())
 	}
 	m.value = fmt.Appendf(nil, `{"n":%d,"note":"what the %d-th order is about, at some length"}`, n, n)
+	if copies > 0 && int64(l.rng.IntN(100)) < l.differ.Load() {
+		m.value = fmt.Appendf(nil, `{"n":%d,"note":"something else under the same id: %d"}`, n, l.rng.IntN(3))
+	}
 	switch share := l.poison.Load(); {
 	case share == 0 || int64(hash(n)%1000) >= share:
 	case n%4 == 0:

@@ -394,6 +394,9 @@ func (r *run) judge() (violations int, said string, err error) {
 	for _, w := range r.workers {
 		args = append(args, "-logs", w.log)
 	}
+	if r.fault.window > 0 {
+		args = append(args, "-window", r.fault.window.String())
+	}
 	if r.fault.allow != "" {
 		args = append(args, "-allow", r.fault.allow)
 	}

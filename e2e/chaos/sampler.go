@@ -9,12 +9,17 @@ import (
 
 // sampler looks ten times a second at what the broker knows of each lane, and
 // then at the lane's row, and writes both down.
+//
+// While the database is away no lane moves, and what the broker is told must be
+// durable all the same: such a sample waits for the rows as they are found when the
+// database is back.
 type sampler struct {
-	run    *run
-	file   *os.File
-	quit   chan struct{}
-	ended  chan struct{}
-	failed error
+	waiting []sample
+	run     *run
+	file    *os.File
+	quit    chan struct{}
+	ended   chan struct{}
+	failed  error
 }
 
 // sample is one line of its file.
@@ -63,16 +68,22 @@ func (s *sampler) look(lines *json.Encoder) {
 	ctx, cancel := context.WithTimeout(s.run.ctx, requestTimeout)
 	defer cancel()
 	told, err := s.run.broker.Told(ctx)
-	var next map[string]int64
-	if err == nil {
-		next, err = s.run.positions(ctx)
-	}
 	if err != nil {
 		return // a server that is down can't be asked, which is no fault here
 	}
+	now := time.Now()
 	for lane, at := range told {
-		if err := lines.Encode(sample{time.Now(), lane, at, next[lane]}); err != nil {
+		s.waiting = append(s.waiting, sample{At: now, Lane: lane, Broker: at})
+	}
+	next, err := s.run.positions(ctx)
+	if err != nil {
+		return
+	}
+	for _, w := range s.waiting {
+		w.Next = next[w.Lane]
+		if err := lines.Encode(w); err != nil {
 			s.failed = err
 		}
 	}
+	s.waiting = s.waiting[:0]
 }

@@ -212,6 +212,106 @@ func (r *run) rotate() error {
 	}
 }
 
+// failingTransactions has one insert in eight fail for a reason that passes.
+func failingTransactions(r *run) error {
+	return r.exec(`
+		CREATE SEQUENCE public.failures;
+		CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF random() < 0.125 THEN
+				PERFORM nextval('public.failures');
+				RAISE EXCEPTION 'try again' USING ERRCODE = '55006';
+			END IF;
+			RETURN NULL;
+		END $$;
+		CREATE TRIGGER fail AFTER INSERT ON public.effects FOR EACH STATEMENT EXECUTE FUNCTION public.fail()`)
+}
+
+// putBack puts an older copy of the database's disk in its place: of the same
+// cluster and timeline, without what was committed since. Workers live through it,
+// or one of them does, or none.
+func (r *run) putBack(number int) error {
+	for _, w := range r.workers {
+		w.tap.Down() // nobody is in the middle of a COMMIT that the copy may or may not have
+	}
+	err := r.server.Snapshot()
+	for _, w := range r.workers {
+		w.tap.Up()
+	}
+	if err != nil {
+		return err
+	}
+	r.note("a copy of the database is taken")
+	r.sleep(time.Second, 6*time.Second)
+	before, err := r.positions(r.ctx)
+	if err != nil {
+		return err
+	}
+	dead := r.workers[:[]int{0, len(r.workers), len(r.workers) - 1}[number%3]]
+	for _, w := range dead {
+		w.kill()
+	}
+	r.write(event{What: fmt.Sprintf("%d workers are killed, and the copy is put back", len(dead)), Failover: true})
+	if err := r.server.PutBack(); err != nil {
+		return err
+	}
+	after, err := r.positions(r.ctx)
+	if err != nil {
+		return err
+	}
+	for lane, at := range before {
+		if after[lane] < at {
+			r.count("lanes that went back")
+		}
+	}
+	r.count(fmt.Sprintf("%d of %d workers lived through it", len(r.workers)-len(dead), len(r.workers)))
+	for _, w := range dead {
+		if err := r.startAgain(w, len(w.text())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// holdSlot stops a worker whose transaction is committed and not acknowledged, for
+// longer than the window, while the others go on; then it is killed, and what it held
+// comes again.
+func (r *run) holdSlot() error {
+	victim := r.anyWorker()
+	stopped, release := make(chan struct{}), make(chan struct{})
+	victim.tap.Set(tap.CommitAfter, 1, func(*tap.Held) tap.Verdict {
+		victim.signal(syscall.SIGSTOP)
+		close(stopped)
+		<-release
+		return tap.Cut
+	})
+	select {
+	case <-stopped:
+	case <-time.After(30 * time.Second):
+		victim.tap.Clear()
+		return fmt.Errorf("%s came not to %s within 30 s", victim.name, tap.CommitAfter)
+	}
+	r.note("SIGSTOP %s with what it has committed", victim.name)
+	r.sleep(r.fault.window+8*time.Second, r.fault.window+10*time.Second) // AckWait ends in between
+	r.note("SIGKILL %s", victim.name)
+	victim.kill()
+	close(release)
+	return r.startAgain(victim, len(victim.text()))
+}
+
+// startAgain starts a worker and waits until it consumes: before that a signal just
+// ends it. Its log goes on from there.
+func (r *run) startAgain(w *worker, from int) error {
+	if err := w.start(); err != nil {
+		return err
+	}
+	return r.await(w.name+" starts", 30*time.Second, func() error {
+		if !w.isReady(from) {
+			return errors.New("it doesn't consume yet")
+		}
+		return nil
+	})
+}
+
 // crash kills a server of the broker, and starts it again after a while.
 func (r *run) crash(s server, least, most time.Duration) error {
 	r.note("a server of the broker is killed")
