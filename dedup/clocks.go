@@ -10,16 +10,20 @@ import (
 // clocks are how far the lanes' clocks come with the batches of a hand-over. They
 // are worked out before anything is tried: of a batch that is divided in search
 // of poison, one message would else speak for its lane.
+//
+// An ordered lane comes as far as its batch. A queue's batch tells nothing of the
+// messages that others have in hand, which may be delivered again: its clock comes
+// as far as the oldest of them, if the broker knows.
 type clocks map[message.Lane]time.Time
 
 func clocksOf(batches []message.Batch) clocks {
 	all := make(clocks, len(batches))
 	for i := range batches {
-		lane, at := batches[i].Lane, streamTime(batches[i].Messages)
-		// A queue's row is shared by several batches: it goes by the one that is
-		// furthest behind.
-		if other := all[lane]; other.IsZero() || !at.IsZero() && at.Before(other) {
-			all[lane] = at
+		b := &batches[i]
+		if b.Ordered {
+			all[b.Lane] = streamTime(b.Messages)
+		} else if b.OutstandingSince.After(all[b.Lane]) { // the one that was told last
+			all[b.Lane] = b.OutstandingSince
 		}
 	}
 	return all

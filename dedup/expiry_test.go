@@ -172,6 +172,63 @@ func TestAProducersClockDoesNotMoveALanes(t *testing.T) {
 	}
 }
 
+// TestAQueuesClockIsThatOfTheOldestOutstanding lands messages of a queue of which
+// others hold older ones.
+func TestAQueuesClockIsThatOfTheOldestOutstanding(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	start := time.Now()
+	l := f.takeQueue("nats")
+	land := func(outstanding time.Time, sent time.Time, ids ...string) {
+		t.Helper()
+		b := l.batchAsOf(sent, ids...)
+		b.OutstandingSince = outstanding
+		f.handle(b)
+	}
+	clock := func() (at *time.Time) {
+		t.Helper()
+		if err := f.pool.QueryRow(t.Context(), `SELECT stream_time FROM dedupd.lanes`).Scan(&at); err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	land(time.Time{}, start, "a")
+	if at := clock(); at != nil {
+		t.Errorf("the clock is at %s, and nothing is known of what others hold", at)
+	}
+	land(start, start, "b")
+	f.wantClock(l, start)
+	f.rotate()
+	f.passTime(3 * expiryWindow)
+	later := start.Add(3 * expiryWindow)
+	land(start.Add(time.Hour), later, "c")
+	land(time.Time{}, later, "d")
+	f.wantClock(l, start.Add(time.Hour))
+	// Two slots in one transaction, of which one was told earlier.
+	first, second := l.batchAsOf(later, "e"), l.batchAsOf(later, "f")
+	first.OutstandingSince, second.OutstandingSince = start.Add(2*time.Hour), start.Add(3*time.Hour)
+	f.handle(first, second)
+	f.wantClock(l, start.Add(3*time.Hour))
+	if n := f.expire(); n != 0 {
+		t.Errorf("%d generations expired", n)
+	}
+	land(later, later, "a") // comes again, as the last one
+	if n := f.expire(); n != 1 {
+		t.Errorf("%d generations expired, want 1", n)
+	}
+	f.wantLanded("a", "b", "c", "d", "e", "f")
+
+	// What is delivered again from a position on may be of any time.
+	if _, err := f.Store.Resumed(t.Context(), l.Lane, 1); err != nil {
+		t.Fatal(err)
+	}
+	if at := clock(); at != nil {
+		t.Errorf("the clock is at %s after a rewind", at)
+	}
+	land(start, later, "g")
+	f.wantClock(l, start)
+}
+
 // TestAResetBackStopsExpiry moves a lane back by hand: claims must not expire
 // before what is read again has passed them.
 func TestAResetBackStopsExpiry(t *testing.T) {

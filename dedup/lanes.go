@@ -300,11 +300,12 @@ func (s *Store) refuseLoss(ctx context.Context, tx pgx.Tx) error {
 // database that has failed over once more since, and lost what was sure then. So
 // from is compared with the row as it is now, and if it lies beyond, nothing is
 // changed: sure is where to begin. Else the row has it from then on, for another
-// worker may have taken a later one to be sure.
+// worker may have taken a later one to be sure. The lane's clock isn't known any
+// more: claims must not expire before what comes again has passed them.
 func (s *Store) Resumed(ctx context.Context, lane message.Lane, from int64) (sure int64, err error) {
 	err = s.pool.QueryRow(ctx, `
 		WITH l AS (SELECT id, coalesce(broker_position, 1) AS sure FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered FOR UPDATE),
-			resumed AS (UPDATE `+s.name("lanes")+` SET history = `+s.name("history")+`(), broker_position = coalesce(nullif($4, 0), broker_position) FROM l WHERE lanes.id = l.id AND $4 <= l.sure)
+			resumed AS (UPDATE `+s.name("lanes")+` SET history = `+s.name("history")+`(), broker_position = coalesce(nullif($4, 0), broker_position), stream_time = NULL FROM l WHERE lanes.id = l.id AND $4 <= l.sure)
 		SELECT sure FROM l`, s.scope, lane.Source, lane.Name, from).Scan(&sure)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows): // somebody let the lane go: the next take begins a new one

@@ -253,7 +253,7 @@ func (m *machine) inState(state string) (numbers []int) {
 	return numbers
 }
 
-// batch draws messages for a lane.
+// batch draws messages for a lane, and the hours that its clock goes by.
 func (m *machine) batch(t *rapid.T, l *modelLane, w *modelWorker) (b message.Batch, hours []int) {
 	b = message.Batch{Lane: l.Lane, Ordered: l.ordered, Incarnation: l.incarnation, Epoch: w.epochs[l].Epoch, From: l.next, Lag: 0, BrokerPosition: l.next - 1}
 	if !l.ordered && rapid.Bool().Draw(t, "delivered again") {
@@ -276,7 +276,16 @@ func (m *machine) batch(t *rapid.T, l *modelLane, w *modelWorker) (b message.Bat
 		at++
 	}
 	b.Next = at
-	return b, hours
+	if l.ordered {
+		return b, hours
+	}
+	// Others may hold older messages of a queue; how old, the broker may not know.
+	if rapid.Bool().Draw(t, "outstanding is known") {
+		hour := 5 * rapid.IntRange(-2, m.hours/5).Draw(t, "outstanding since hour/5")
+		b.OutstandingSince = time.Now().Add(time.Duration(hour) * time.Hour)
+		return b, []int{hour}
+	}
+	return b, nil
 }
 
 // Handle gives a worker batches of some lanes, which it takes if they are the
@@ -326,8 +335,9 @@ func (m *machine) Handle(t *rapid.T) {
 		if b := batches[i].BrokerPosition; b >= 0 {
 			l.broker = b
 		}
-		slices.Sort(hours[i])
-		l.follow(min(hours[i][(len(hours[i])-1)/2], m.hours))
+		if slices.Sort(hours[i]); len(hours[i]) > 0 {
+			l.follow(min(hours[i][(len(hours[i])-1)/2], m.hours))
+		}
 	}
 	maps.Copy(m.generations[m.generation("open")].claims, firsts)
 }

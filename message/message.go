@@ -96,6 +96,10 @@ type Batch struct {
 	// BrokerPosition is the last position the broker has confirmed as its copy
 	// of ours; -1 where there is none.
 	BrokerPosition int64
+	// OutstandingSince is, of an unordered lane, a time that nothing which the broker
+	// may still deliver is older than: the lane's clock may come so far, and not as
+	// far as the batch, while an older message is elsewhere. Zero: not known.
+	OutstandingSince time.Time
 	// Bytes is the memory the batch holds of the byte budget.
 	Bytes int64
 }

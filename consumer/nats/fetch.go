@@ -74,6 +74,7 @@ func (x *session) fetchOnce(large bool) (int, error) {
 		if err != nil {
 			return came, err
 		}
+		x.passed.note(meta.Sequence.Stream, meta.Timestamp)
 		d := delivery{msg: msg, meta: meta, bytes: footprint(msg), received: time.Now(), hand: &h}
 		d.at = x.hands.hold(&h, msg)
 		came++

@@ -69,7 +69,8 @@ func (x *session) inspect() {
 // is in our hands changes while the server answers, hence before.
 func (x *session) measure(info *jetstream.ConsumerInfo, before int64) {
 	x.pending.Store(int64(info.NumPending))
-	x.floor.Store(int64(info.AckFloor.Stream) + 1)
+	floor := info.AckFloor.Stream + 1
+	x.stands.Store(&standing{int64(floor), x.passed.since(floor)})
 	x.foreign.Store(max(0, int64(info.NumAckPending)-max(before, x.inHand.Load())))
 	x.report()
 }

@@ -41,10 +41,19 @@ type session struct {
 	look    chan struct{} // watch shall look now
 
 	waiting atomic.Int64 // messages in arrived, or on the way to a slot
-	floor   atomic.Int64 // all below this position was acknowledged
+	stands  atomic.Pointer[standing]
+	passed  passed
 	inHand  atomic.Int64 // messages delivered to us and not yet acknowledged
 	pending atomic.Int64 // messages the server has not delivered to anybody yet
 	foreign atomic.Int64 // messages delivered, but neither acknowledged nor with us
+}
+
+// standing is where the durable stood when it was last looked at.
+type standing struct {
+	floor int64 // all below this position was acknowledged
+	// since is a time that nothing which the server may still deliver is older than;
+	// zero: not known.
+	since time.Time
 }
 
 // delivery is one message of a fetch.

@@ -35,9 +35,10 @@ func (x *session) offer(slot *consumer.Lane) {
 
 // gather makes a batch of a message and of those that have arrived behind it.
 func (x *session) gather(d delivery) (message.Batch, []delivery) {
+	stands := x.stands.Load()
 	b := message.Batch{
 		Lane: x.source.lane(), Incarnation: x.taken.Incarnation, Epoch: x.taken.Epoch,
-		From: int64(d.meta.Sequence.Stream), BrokerPosition: x.floor.Load(),
+		From: int64(d.meta.Sequence.Stream), BrokerPosition: stands.floor, OutstandingSince: stands.since,
 	}
 	var token []delivery
 	for {

@@ -350,7 +350,7 @@ var faults = []*fault{
 	},
 	{
 		// Its claims would expire while somebody else lands today's messages.
-		name: "a slot is held beyond the window", brokers: []string{"nats"}, each: true, long: 5, window: 4 * time.Second,
+		name: "a slot is held beyond the window", brokers: []string{"nats"}, each: true, short: 1, long: 5, window: 4 * time.Second,
 		config: "retention: {generation: 1s, schedule: 1s, window: 4s}\n",
 		strike: func(r *run, _ int) error { return r.holdSlot() },
 	},

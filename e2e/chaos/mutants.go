@@ -113,6 +113,10 @@ var mutants = []mutant{
 		edits: []edit{{"dedup/migrations/0001_initial.sql", "sealed_at + p_window < {{schema}}.stream_clock(p_scope)", "sealed_at < {{schema}}.stream_clock(p_scope)"}},
 	},
 	{
+		name: "a queue's clock goes by its batches", fault: "a slot is held beyond the window", broker: "nats", times: 1, by: "I2",
+		edits: []edit{{"dedup/clocks.go", "		if b.Ordered {\n			all[b.Lane] = streamTime", "		if true {\n			all[b.Lane] = streamTime"}},
+	},
+	{
 		name: "a filter that finds nothing", fault: "expiry", broker: "kafka", times: 1, by: "I2",
 		edits: []edit{{"dedup/filter.go", "found = c.maybe(hashes[from:end], int32(from), found)", "_ = hashes"}},
 	},

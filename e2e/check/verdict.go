@@ -311,7 +311,7 @@ func atomic(x *view, f *finding) {
 		e := &x.effects[i]
 		s := ofPlace(e.key, e.lane, e.position)
 		x.moved(f, s, e.lane, e.position, e.xid)
-		if x.first[e.key] == outcome(i) {
+		if x.claimant(e.key, e.lane, e.position, outcome(i)) {
 			x.sameAsClaim(f, s, e.key, e.lane, e.position, e.xid)
 		}
 	}
@@ -319,7 +319,7 @@ func atomic(x *view, f *finding) {
 		d := &x.letters[i]
 		s, xid := ofPlace(d.key, d.lane, d.position), expand(d.xmin, x.newest)
 		x.moved(f, s, d.lane, d.position, xid)
-		if d.isOutcome() && x.first[d.claimKey] == ^outcome(i) {
+		if d.isOutcome() && x.claimant(d.claimKey, d.lane, d.position, ^outcome(i)) {
 			x.sameAsClaim(f, s, d.claimKey, d.lane, d.position, xid)
 		}
 	}

@@ -306,6 +306,20 @@ func TestVerdict(t *testing.T) {
 			h.rebook(123, queue, resent, applied)
 			h.lanes[queue].at(4).at += int64(time.Second)
 		}},
+		{name: "good, twice, and claimed by the second", window: 4 * time.Second, do: func(h *history) {
+			h.insert(123, queue, 4, "i")
+			h.rebook(123, queue, resent, applied)
+			h.lanes[queue].at(4).at += int64(time.Second)
+			c := h.claimOf(key("i"))
+			c.position, c.xmin = 4, 123
+		}},
+		{name: "twice beyond the window, and claimed elsewhere", window: 4 * time.Second, do: func(h *history) {
+			h.insert(123, queue, 4, "i")
+			h.rebook(123, queue, resent, applied)
+			h.lanes[queue].at(4).at += int64(time.Second)
+			c := h.claimOf(key("i"))
+			c.position, c.xmin = 4, 112
+		}, want: "I6"},
 		{name: "claimed twice", do: func(h *history) {
 			c := *h.claimOf(key("a"))
 			c.generation = 2

@@ -161,6 +161,17 @@ func (x *view) late(lane laneID, position int64, first outcome) bool {
 	return a != nil && b != nil && time.Duration(b.at-a.at) >= x.window-timeSlack
 }
 
+// claimant tells whether a key's claim must be this outcome's: the first one's, or
+// where a late copy has landed again, and has the claim by now, that one's.
+func (x *view) claimant(k key, lane laneID, position int64, o outcome) bool {
+	if i, ok := x.claimed[k]; ok {
+		if c := &x.claims[i]; c.lane != noLane && x.late(c.lane, c.position, x.first[k]) {
+			return c.lane == lane && c.position == position
+		}
+	}
+	return x.first[k] == o
+}
+
 // timeSlack is by how much the times of a lane's messages may be out of order.
 const timeSlack = time.Second
 
