@@ -14,6 +14,7 @@ type Intake struct {
 	source string
 	// Guarded by w.mu.
 	ready, wasReady bool
+	why             error                     // that it isn't ready; nil: it has told no reason
 	held            map[message.Lane]heldLane // lanes that aren't open
 }
 
@@ -92,10 +93,15 @@ func (in *Intake) Hold(lane message.Lane, err error) {
 
 // Ready tells whether the source has reached its broker and opened whatever
 // lanes it has been given.
-func (in *Intake) Ready(ok bool) {
+func (in *Intake) Ready(ok bool) { in.setReady(ok, nil) }
+
+// NotReady tells that the source can't read what it is to read, and why.
+func (in *Intake) NotReady(why error) { in.setReady(false, why) }
+
+func (in *Intake) setReady(ok bool, why error) {
 	in.w.mu.Lock()
 	defer in.w.mu.Unlock()
-	in.ready = ok
+	in.ready, in.why = ok, why
 	in.wasReady = in.wasReady || ok
 	value := 0.0
 	if ok {

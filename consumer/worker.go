@@ -404,6 +404,9 @@ func (w *Worker) Ready() error {
 		for _, h := range in.held {
 			return h.err
 		}
+		if !in.ready && in.why != nil {
+			return fmt.Errorf("source %s: %w", in.source, in.why)
+		}
 		if !in.ready {
 			return fmt.Errorf("source %s is not connected", in.source)
 		}

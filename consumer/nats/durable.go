@@ -22,6 +22,9 @@ type durable struct {
 	log    *slog.Logger
 	// ackPendingFloor is the least MaxAckPending that doesn't throttle us.
 	ackPendingFloor int
+	// allowed is the most pending acks that the server took when it refused more; 0:
+	// it has refused none.
+	allowed int
 
 	// What was last seen of the consumer: where one that somebody deleted while
 	// we ran is to begin again. It is worth something in the history of the
@@ -89,7 +92,7 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		if d.known && info.Config.Retention != jetstream.WorkQueuePolicy {
 			position = int64(d.ackFloor) + 1
 		}
-		found, err = stream.CreateConsumer(ctx, d.fresh(&info.Config, position))
+		found, err = d.within(ctx, d.fresh(&info.Config, position), stream.CreateConsumer)
 	case errors.Is(err, jetstream.ErrNotPullConsumer):
 		return nil, &configError{fmt.Sprintf("durable %s is a push consumer; name another durable", d.config.Durable)}
 	case err == nil:
@@ -141,7 +144,7 @@ func (b *binding) create(ctx context.Context, position int64) error {
 		d.seen(uint64(position) - 1)
 		d.ackFloor = uint64(position) - 1
 	}
-	made, err := b.stream.CreateConsumer(ctx, d.fresh(&b.stream.CachedInfo().Config, position))
+	made, err := d.within(ctx, d.fresh(&b.stream.CachedInfo().Config, position), b.stream.CreateConsumer)
 	if err != nil || position < 0 {
 		return err
 	}
@@ -287,14 +290,13 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 			want.InactiveThreshold = 0
 		}
 	}
-	want.MaxRequestBatch, want.MaxRequestExpires, want.MaxRequestMaxBytes = 0, 0, 0
 	want.AckWait = max(was.AckWait, defaultAckWait)
 	if d.config.AckWait > 0 {
 		want.AckWait = d.config.AckWait
 	}
 	switch {
 	case d.config.MaxAckPending > 0:
-		want.MaxAckPending = d.config.MaxAckPending
+		want.MaxAckPending = d.maxAckPending()
 	case was.MaxAckPending > 0:
 		want.MaxAckPending = max(was.MaxAckPending, d.maxAckPending())
 		if limit := stream.CachedInfo().Config.ConsumerLimits.MaxAckPending; limit > 0 {
@@ -308,12 +310,11 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 	if same(was, want) {
 		return found, nil
 	}
-	return stream.UpdateConsumer(ctx, want)
+	return d.within(ctx, want, stream.UpdateConsumer)
 }
 
 func same(a, b jetstream.ConsumerConfig) bool {
 	return a.MaxDeliver == b.MaxDeliver && len(a.BackOff) == len(b.BackOff) && a.HeadersOnly == b.HeadersOnly &&
-		a.MaxRequestBatch == b.MaxRequestBatch && a.MaxRequestExpires == b.MaxRequestExpires && a.MaxRequestMaxBytes == b.MaxRequestMaxBytes &&
 		a.InactiveThreshold == b.InactiveThreshold && a.AckWait == b.AckWait && a.MaxAckPending == b.MaxAckPending &&
 		a.FilterSubject == b.FilterSubject && slices.Equal(a.FilterSubjects, b.FilterSubjects)
 }
@@ -330,8 +331,12 @@ func sameSubjects(c jetstream.ConsumerConfig, want []string) bool {
 }
 
 func (d *durable) maxAckPending() int {
+	n := d.ackPendingFloor
 	if d.config.MaxAckPending > 0 {
-		return d.config.MaxAckPending
+		n = d.config.MaxAckPending
 	}
-	return d.ackPendingFloor
+	if d.allowed > 0 {
+		n = min(n, d.allowed)
+	}
+	return n
 }

@@ -13,6 +13,10 @@ import (
 // that is gone comes again only after the ack wait.
 const fetchWait = time.Second
 
+// unanswered is how long after the end of a fetch the library gives up waiting for
+// the server to tell it, in silence.
+const unanswered = time.Second
+
 // errors after which the consumer is looked at, or the next fetch waits.
 const fetchPause = 100 * time.Millisecond
 
@@ -27,6 +31,7 @@ func (x *session) fetch() {
 		n, err := x.fetchOnce(large)
 		switch {
 		case err == nil:
+			x.granted()
 			// The server ends a fetch at once, and the library hides why, when the
 			// next message is larger than the fetch may be.
 			large = n == tooLarge && !large
@@ -37,33 +42,38 @@ func (x *session) fetch() {
 		case errors.Is(err, jetstream.ErrConsumerDeleted):
 			x.end(errGone)
 		default:
-			// A server that goes away, a new leader, no one who answers: watch
-			// finds out whether the consumer is still there.
-			x.log.Debug("fetch", "error", err)
-			sleep(x.closing, fetchPause)
+			// A server that goes away, a new leader, a limit that was set: watch
+			// finds out what has become of the consumer.
 			x.lookSoon()
+			sleep(x.closing, x.refused(err))
 		}
 	}
 }
 
 const tooLarge = -1
 
-// fetchOnce asks for a batch. It returns how many messages came, or tooLarge. A
-// large fetch takes one message of whatever size.
-func (x *session) fetchOnce(large bool) (int, error) {
-	n, bytes := x.in.MaxMessages(), x.in.MaxBytes()
-	options := []jetstream.FetchOpt{jetstream.FetchMaxWait(fetchWait), jetstream.FetchMaxBytes(int(bytes))}
+// next is what the next fetch asks for. A large one takes one message of whatever
+// size.
+func (x *session) next(large bool) (pull, []jetstream.FetchOpt) {
+	p := x.limits.Load().apply(pull{messages: x.in.MaxMessages(), bytes: x.in.MaxBytes(), wait: fetchWait})
 	if large {
-		n, bytes = 1, max(bytes, x.conn.MaxPayload())
-		options = options[:1]
+		p.messages, p.bytes = 1, max(x.in.MaxBytes(), x.conn.MaxPayload())
+		return p, []jetstream.FetchOpt{jetstream.FetchMaxWait(p.wait)}
 	}
+	return p, []jetstream.FetchOpt{jetstream.FetchMaxWait(p.wait), jetstream.FetchMaxBytes(int(p.bytes))}
+}
+
+// fetchOnce asks for a batch. It returns how many messages came, or tooLarge.
+func (x *session) fetchOnce(large bool) (int, error) {
+	ask, options := x.next(large)
+	bytes := ask.bytes
 	if err := x.in.Budget().Acquire(x.closing, bytes); err != nil {
 		return 0, err
 	}
 	defer func() { x.in.Budget().Release(bytes) }() // what is left of it
 
 	begun := time.Now()
-	batch, err := x.bound.consumer.Fetch(n, options...)
+	batch, err := x.bound.consumer.Fetch(ask.messages, options...)
 	if err != nil {
 		return 0, err
 	}
@@ -97,8 +107,14 @@ func (x *session) fetchOnce(large bool) (int, error) {
 	if err := batch.Error(); err != nil {
 		return came, err
 	}
-	if came == 0 && time.Since(begun) < fetchWait/2 {
+	switch took := time.Since(begun); {
+	case came > 0:
+	case took < ask.wait/2:
 		return tooLarge, nil
+	case took >= ask.wait+unanswered:
+		return 0, errNoAnswer
+	case ask.wait < fetchPause: // a durable may limit the wait to next to nothing
+		sleep(x.closing, fetchPause)
 	}
 	return came, nil
 }
@@ -132,6 +148,7 @@ func (x *session) connected() bool {
 		case <-time.After(fetchWait): // had it connected before we listened
 		}
 	}
+	x.refusals.n = 0 // what failed for want of a connection was no refusal
 	x.lookSoon()
 	return true
 }

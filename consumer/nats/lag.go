@@ -53,6 +53,7 @@ func (x *session) inspect() {
 	case info.Config.AckPolicy != jetstream.AckExplicitPolicy || info.Config.MaxDeliver > 0:
 		x.end(errors.New("somebody changed the durable consumer"))
 	default:
+		x.learnLimits(&info.Config)
 		x.bound.durable.seen(info.AckFloor.Stream)
 		x.measure(info, before)
 		if drained(info) {
@@ -60,7 +61,7 @@ func (x *session) inspect() {
 				slot.CaughtUp(asked)
 			}
 		}
-		x.in.Ready(x.conn.IsConnected())
+		x.tellReady()
 	}
 }
 

@@ -40,6 +40,10 @@ type session struct {
 	end     context.CancelCauseFunc
 	look    chan struct{} // watch shall look now
 
+	limits   atomic.Pointer[limits]
+	refusals refusals
+	trouble  atomic.Pointer[refusedError] // nil: pulls are answered
+
 	waiting atomic.Int64 // messages in arrived, or on the way to a slot
 	stands  atomic.Pointer[standing]
 	passed  passed
@@ -129,6 +133,7 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 		arrived: make(chan delivery, in.MaxMessages()),
 		acks:    newAcker(in, log), closing: closing, end: end, look: make(chan struct{}, 1),
 	}
+	x.learnLimits(&bound.info.Config)
 	begun := time.Now()
 	x.run()
 	bound.read = time.Since(begun)

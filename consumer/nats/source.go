@@ -59,7 +59,7 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 			err = s.session(ctx, in, log, conn, bound)
 			read = bound.read
 		}
-		in.Ready(false)
+		in.NotReady(err)
 		if ctx.Err() != nil {
 			break
 		}

@@ -52,6 +52,6 @@ func newNATS(name string, n *config.NATS) (consumer.Source, error) {
 	}
 	return nats.New(nats.Config{
 		Name: name, Servers: n.Servers, Stream: n.Stream, Subjects: n.Subjects, Durable: n.Durable,
-		Mode: n.Mode, Start: n.Start, CredsFile: n.CredsFile, NkeySeedFile: n.NKeySeedFile, TLS: tls,
+		Mode: n.Mode, Start: n.Start, MaxAckPending: n.MaxAckPending, CredsFile: n.CredsFile, NkeySeedFile: n.NKeySeedFile, TLS: tls,
 	})
 }

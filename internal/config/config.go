@@ -83,6 +83,8 @@ type NATS struct {
 	Lanes int `yaml:"lanes" min:"0" max:"1024"`
 	// Where a new durable consumer begins.
 	Start string `yaml:"start" enum:"earliest,latest"`
+	// The most messages that all workers together may have in hand, unacknowledged; 0: ample, or as many as the server allows.
+	MaxAckPending int `yaml:"max_ack_pending" min:"0"`
 	// A credentials file (JWT and seed), read again at each connect.
 	CredsFile string `yaml:"creds_file"`
 	// A file with the nkey's seed.

@@ -1,0 +1,165 @@
+package nats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// What the server answers to a consumer that wants more than the server, the
+// account or the stream allows.
+const (
+	codeMaxAckPending   jetstream.ErrorCode = 10121
+	codeMaxRequestBatch jetstream.ErrorCode = 10125
+)
+
+// within makes or changes a consumer by apply, with as much as is allowed of what c
+// wants. The server names the limit only in a text, and to ask for the account's takes
+// a right of its own; so it is found by asking for less.
+func (d *durable) within(ctx context.Context, c jetstream.ConsumerConfig, apply func(context.Context, jetstream.ConsumerConfig) (jetstream.Consumer, error)) (jetstream.Consumer, error) {
+	wanted := c.MaxAckPending
+	for {
+		made, err := apply(ctx, c)
+		var refused *jetstream.APIError
+		switch {
+		case errors.As(err, &refused) && refused.ErrorCode == codeMaxAckPending && c.MaxAckPending > 1:
+			c.MaxAckPending /= 2
+		case errors.As(err, &refused) && refused.ErrorCode == codeMaxRequestBatch && c.MaxRequestBatch > 0:
+			c.MaxRequestBatch = 0 // the server then puts in its own limit
+		case err != nil:
+			return nil, err
+		default:
+			if c.MaxAckPending < wanted {
+				d.allow(c.MaxAckPending, wanted)
+			}
+			return made, nil
+		}
+	}
+}
+
+// allow notes how many pending acks were allowed, for the next time.
+func (d *durable) allow(allowed, wanted int) {
+	if d.allowed == allowed {
+		return
+	}
+	d.allowed = allowed
+	d.log.Warn("the server or the account allows the durable fewer pending acks than wanted, which may slow reading down",
+		"durable", d.config.Durable, "wanted", wanted, "taken", allowed)
+}
+
+// pull is what one fetch asks for.
+type pull struct {
+	messages int
+	bytes    int64
+	wait     time.Duration
+}
+
+// limits are those of the durable on a single pull; 0: none. An operator may set
+// them at any time, or a server's limit when the durable is made or changed.
+type limits struct {
+	messages int
+	bytes    int64
+	wait     time.Duration
+}
+
+func limitsOf(c *jetstream.ConsumerConfig) limits {
+	return limits{messages: c.MaxRequestBatch, bytes: int64(c.MaxRequestMaxBytes), wait: c.MaxRequestExpires}
+}
+
+func (l limits) apply(p pull) pull {
+	if l.messages > 0 {
+		p.messages = min(p.messages, l.messages)
+	}
+	if l.bytes > 0 {
+		p.bytes = min(p.bytes, l.bytes)
+	}
+	if l.wait > 0 {
+		p.wait = min(p.wait, l.wait)
+	}
+	return p
+}
+
+// learnLimits takes the durable's limits from its state.
+func (x *session) learnLimits(c *jetstream.ConsumerConfig) {
+	now := limitsOf(c)
+	if was := x.limits.Swap(&now); was != nil && *was == now || was == nil && now == (limits{}) {
+		return
+	}
+	if now == (limits{}) {
+		x.log.Info("the durable no longer limits a pull", "durable", x.source.config.Durable)
+		return
+	}
+	x.log.Warn("the durable limits what a pull may ask for, which may slow reading down",
+		"durable", x.source.config.Durable, "max_batch", now.messages, "max_bytes", now.bytes, "max_expires", now.wait)
+}
+
+// refusedAfter is for how long the server must have refused every pull before the
+// source isn't ready. A new leader, or a limit that has to be learned, takes less.
+const refusedAfter = 5 * time.Second
+
+// refusals are the pulls that failed one after the other, which only the goroutine
+// that fetches counts.
+type refusals struct {
+	since time.Time
+	n     int
+	reasons
+}
+
+// refused notes a pull that failed, and returns how long to wait.
+func (x *session) refused(err error) time.Duration {
+	r := &x.refusals
+	if r.n++; r.n == 1 {
+		r.since = time.Now()
+	}
+	if time.Since(r.since) >= refusedAfter {
+		err := &refusedError{x.source.config.Durable, err}
+		x.trouble.Store(err)
+		r.warn(x.log, "nothing is read; trying again", err)
+	} else {
+		x.log.Debug("fetch", "error", err)
+	}
+	x.tellReady()
+	return min(fetchPause<<min(r.n-1, 5), 2*time.Second)
+}
+
+// granted notes a pull that the server has answered.
+func (x *session) granted() {
+	r := &x.refusals
+	if r.n == 0 {
+		return
+	}
+	r.n = 0
+	if x.trouble.Swap(nil) != nil {
+		r.forget()
+		x.log.Info("the server answers pulls again")
+		x.tellReady()
+	}
+}
+
+// tellReady tells whether the durable can be read.
+func (x *session) tellReady() {
+	if err := x.trouble.Load(); err != nil {
+		x.in.NotReady(err)
+		return
+	}
+	x.in.Ready(x.conn.IsConnected())
+}
+
+// refusedError says that the server has been refusing all pulls.
+type refusedError struct {
+	durable string
+	err     error
+}
+
+func (e *refusedError) Error() string {
+	return fmt.Sprintf("the server refuses every pull of durable %s (%v): see its limits by \"nats consumer info\", and the server's log", e.durable, e.err)
+}
+
+func (e *refusedError) Unwrap() error { return e.err }
+
+// errNoAnswer is what a pull ends with that the server has said nothing to, not even
+// that there is nothing to read.
+var errNoAnswer = errors.New("no answer; the right to publish to $JS.API.CONSUMER.MSG.NEXT may be missing")
