@@ -301,12 +301,18 @@ var faults = []*fault{
 	{
 		// Groups of many lanes fail, and their lanes are tried alone.
 		name: "transactions that fail", each: true, workers: 2, partitions: 16, short: 1, long: 10,
-		prepare: failingTransactions,
-		strike: func(r *run, _ int) error {
-			r.sleep(3*time.Second, 3*time.Second)
-			return nil
+		prepare: func(r *run) error {
+			r.load.twins.Store(50)
+			return failingTransactions(r)
 		},
-		after: func(r *run) error { return r.atLeast(`SELECT last_value FROM public.failures`, 10) },
+		strike: (*run).killAmidFailures,
+		after:  func(r *run) error { return r.atLeast(`SELECT last_value FROM public.failures`, 10) },
+	},
+	{
+		// Its neighbours go on beside it.
+		name: "one lane is held", brokers: []string{"kafka"}, allow: "poison", each: true, workers: 1, short: 1, long: 5,
+		config: "dead_letters: {max_share: 0.01, window: 1000}\n",
+		strike: (*run).refuseOne,
 	},
 	{
 		name: "twins on two lanes at once", each: true, workers: 4, short: 1, long: 10,

@@ -135,6 +135,35 @@ var mutants = []mutant{
 		edits: []edit{{"dedup/processor.go", "			if !isLost {\n				return err\n			}\n", "			if !isLost {\n				return nil\n			}\n"}},
 	},
 	{
+		name: "a group that failed is told to the broker", fault: "transactions that fail", broker: "kafka", times: 4, by: "I7",
+		edits: []edit{{"consumer/worker.go", "		l.alone = true\n		switch {\n", `		l.alone = true
+		if len(group) > 1 {
+			l.options.Committed(l.flight.batch.Next, l.flight.tokens)
+			l.flight.tokens = nil
+		}
+		switch {
+`}},
+	},
+	{
+		name: "what failed is acknowledged", fault: "transactions that fail", broker: "nats", times: 4, by: "I1",
+		edits: []edit{{"consumer/worker.go", "		l.alone = true\n		switch {\n", `		l.alone = true
+		l.options.Committed(l.flight.batch.Next, l.flight.tokens)
+		l.flight.tokens = nil
+		switch {
+`}},
+	},
+	{
+		name: "a held lane's neighbours are told to the broker", fault: "one lane is held", broker: "kafka", times: 4, by: "I7",
+		edits: []edit{{"consumer/worker.go", "			l.retry(0)\n", `			l.options.Committed(l.flight.batch.Next, l.flight.tokens)
+			l.flight.tokens = nil
+			l.retry(time.Second)
+`}},
+	},
+	{
+		name: "a try begins with what the last one found", fault: "answer to COMMIT lost", broker: "nats", times: 20, by: "I2",
+		edits: []edit{{"dedup/transaction.go", "	g.reset()\n", ""}},
+	},
+	{
 		name: "rows in the wrong order", fault: "none", broker: "kafka", times: 1, by: "I5",
 		edits: []edit{
 			{"dedup/write.go", "	return winners\n}\n", "	slices.Reverse(winners)\n	return winners\n}\n"},

@@ -2,9 +2,12 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -212,18 +215,62 @@ func (r *run) rotate() error {
 	}
 }
 
-// failingTransactions has one insert in eight fail for a reason that passes.
+// failingTransactions has inserts fail for a reason that passes: one in ten, and all
+// of them in one second of four.
 func failingTransactions(r *run) error {
 	return r.exec(`
 		CREATE SEQUENCE public.failures;
 		CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			IF random() < 0.125 THEN
+			IF random() < 0.1 OR floor(extract(epoch FROM clock_timestamp()))::bigint % 4 = 0 THEN
 				PERFORM nextval('public.failures');
 				RAISE EXCEPTION 'try again' USING ERRCODE = '55006';
 			END IF;
 			RETURN NULL;
 		END $$;
 		CREATE TRIGGER fail AFTER INSERT ON public.effects FOR EACH STATEMENT EXECUTE FUNCTION public.fail()`)
+}
+
+// killAmidFailures lets transactions fail for a while, and kills a worker while all
+// of its own do.
+func (r *run) killAmidFailures(int) error {
+	r.sleep(3*time.Second, 3*time.Second)
+	if err := r.exec(`SELECT pg_sleep(ceil(e / 4) * 4 - e + 0.3 + 0.4 * random()) FROM extract(epoch FROM clock_timestamp()) AS e`); err != nil {
+		return err
+	}
+	w := r.anyWorker()
+	w.kill()
+	r.note("SIGKILL %s", w.name)
+	return r.startAgain(w, len(w.text()))
+}
+
+// refuseOne has the sink's table refuse all rows of one lane for a while: a constraint
+// is at fault, and not the messages.
+func (r *run) refuseOne(number int) error {
+	ctx, cancel := context.WithTimeout(r.ctx, requestTimeout)
+	defer cancel()
+	all, err := r.positions(ctx)
+	if err != nil {
+		return err
+	}
+	lanes := slices.Sorted(maps.Keys(all))
+	lane := lanes[number%len(lanes)]
+	r.note("the sink refuses %s", lane)
+	if err := r.exec(`ALTER TABLE public.effects ADD CONSTRAINT refused CHECK (lane <> '` + lane + `') NOT VALID`); err != nil {
+		return err
+	}
+	if err := r.await("the lane is held", 30*time.Second, func() error {
+		for _, w := range r.workers {
+			if strings.Contains(w.text(), "lane held") {
+				return nil
+			}
+		}
+		return errors.New("no worker says so")
+	}); err != nil {
+		return err
+	}
+	r.sleep(2*time.Second, 4*time.Second)
+	r.note("the sink takes %s again", lane)
+	return r.exec(`ALTER TABLE public.effects DROP CONSTRAINT refused`)
 }
 
 // putBack puts an older copy of the database's disk in its place: of the same
