@@ -648,6 +648,79 @@ func TestALeaderThatFreezesLetsClaimsGoOn(t *testing.T) {
 	}
 }
 
+// TestExpiryWaitsForTransactionsUnderWay lets a generation expire while a worker is
+// at its sink and a replay holds a claim of that generation. Both have looked at the
+// catalog as it was: it must not change under them, or a copy of the dead letter
+// would be applied beside it.
+func TestExpiryWaitsForTransactionsUnderWay(t *testing.T) {
+	t.Parallel()
+	for name, begin := range map[string]func(f *fixture, l *lane) (end func()){
+		"a worker's": func(f *fixture, l *lane) func() {
+			g := newGate(f.t, f.sink)
+			f.Sink = g
+			done := make(chan error, 1)
+			go func() { done <- f.Handle(context.Background(), []message.Batch{l.batch("b")}) }()
+			<-g.entered
+			return func() {
+				g.open()
+				if err := <-done; err != nil {
+					f.t.Error(err)
+				}
+			}
+		},
+		"a replay's": func(f *fixture, _ *lane) func() {
+			end := f.replayHeld(f.letters()[0].ID)
+			return func() {
+				if got := end(); got != "applied" {
+					f.t.Errorf("replayed: %s", got)
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			l := f.take("kafka", "orders/0")
+			f.handle(l.batch("a=check"))
+			f.mend()
+			f.rotate() // the claim is sealed
+			f.passTime(3 * time.Hour)
+			end := begin(f, l)
+			keeper, other := attach(t, f.db), attach(t, f.db)
+			var n int
+			expired := make(chan error, 1)
+			go func() (err error) {
+				defer func() { expired <- err }()
+				n, _, err = keeper.Store.Expire(context.Background(), time.Hour, 2*time.Hour)
+				return err
+			}()
+			for waits := false; !waits; time.Sleep(5 * time.Millisecond) {
+				select {
+				case err := <-expired:
+					t.Errorf("%d generations expired under a transaction that knows them: %v", n, err)
+					expired <- nil
+					waits = true
+				default:
+					waits = f.waitsForLock()
+				}
+			}
+			if g := f.generation("sealed"); g != 1 {
+				t.Error("generation 1 was taken out of the catalog under a transaction that knows it")
+			}
+			other.handle(other.take("kafka", "orders/1").batch("a=check"))
+			end()
+			if err := <-expired; err != nil || n != 1 {
+				t.Errorf("%d generations expired after that, want 1: %v", n, err)
+			}
+			if name == "a replay's" {
+				f.wantLanded("a")
+			} else {
+				f.wantLanded("b")
+			}
+		})
+	}
+}
+
 // TestPoisonDoesNotSpeakForItsLane finds a message of a producer whose clock is
 // ahead to be poison: it is then handled alone, but its time is not the lane's.
 func TestPoisonDoesNotSpeakForItsLane(t *testing.T) {

@@ -230,15 +230,20 @@ func TestALaneInHandIsMovedAfterwards(t *testing.T) {
 // awaitLock waits until somebody waits for a lock.
 func (f *fixture) awaitLock() {
 	f.t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
-	for waiting := false; !waiting; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(15 * time.Second); !f.waitsForLock(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			f.t.Fatal("nobody waits for a lock")
 		}
-		if err := f.pool.QueryRow(f.t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waiting); err != nil {
-			f.t.Fatal(err)
-		}
 	}
+}
+
+// waitsForLock tells whether somebody waits for a lock now.
+func (f *fixture) waitsForLock() (waits bool) {
+	f.t.Helper()
+	if err := f.pool.QueryRow(f.t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits); err != nil {
+		f.t.Fatal(err)
+	}
+	return waits
 }
 
 func TestLanesThatCantBeMoved(t *testing.T) {

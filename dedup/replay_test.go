@@ -857,8 +857,8 @@ func TestBuryingDoesntWaitForAReplay(t *testing.T) {
 	})
 }
 
-// commitCutter cuts a connection in the moment of a replay's COMMIT, and may then
-// let no other through.
+// commitCutter cuts a connection in the moment of a COMMIT, a worker's or a
+// replay's, and may then let no other through.
 type commitCutter struct {
 	armed atomic.Int32 // 1: before it reaches the server, 2: after
 	down  atomic.Bool
@@ -882,7 +882,8 @@ type replayConn struct {
 }
 
 func (c *replayConn) Write(b []byte) (int, error) {
-	if !bytes.Contains(b, []byte("dedupd_replayed")) || !bytes.Contains(b, []byte("dedupd_commit")) {
+	moves := bytes.Contains(b, []byte("dedupd_replayed")) || bytes.Contains(b, []byte("dedupd_advance"))
+	if !moves || !bytes.Contains(b, []byte("dedupd_commit")) {
 		return c.Conn.Write(b)
 	}
 	how := c.c.armed.Swap(0)

@@ -1,0 +1,223 @@
+package dedup_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
+)
+
+// newGuarded is a fixture whose lanes may have so many dead letters among so many
+// messages.
+func newGuarded(t *testing.T, limit, window int) *fixture {
+	t.Helper()
+	f := newFixture(t)
+	f.MaxDeadShare, f.DeadWindow = float64(limit)/float64(window), window
+	if err := f.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// somewhatDead are n ids, of which the first so many are missing.
+func somewhatDead(prefix string, deads, n int) []string {
+	all := ids(prefix, n)
+	for i := range deads {
+		all[i] = ""
+	}
+	return all
+}
+
+func wantHeldLane(t *testing.T, err error, lane message.Lane) {
+	t.Helper()
+	var hold *message.HoldError
+	if !errors.As(err, &hold) || hold.Lane != lane {
+		t.Fatalf("got %v, want a hold of lane %s", err, lane)
+	}
+}
+
+// recentDead is what a lane's row remembers.
+func (f *fixture) recentDead(l *lane) (recent []int64) {
+	f.t.Helper()
+	if err := f.pool.QueryRow(f.t.Context(), `SELECT recent_dead FROM dedupd.lanes WHERE source = $1 AND lane = $2`, l.Source, l.Name).Scan(&recent); err != nil {
+		f.t.Fatal(err)
+	}
+	return recent
+}
+
+// Lanes that share a transaction are each held by their own share of dead letters:
+// what one of them buries is not charged to another, neither now nor later.
+func TestEachLaneAnswersForItsOwnDeadLetters(t *testing.T) {
+	t.Parallel()
+	f := newGuarded(t, 10, 100)
+	a, b, c := f.take("kafka", "orders/0"), f.take("kafka", "orders/1"), f.take("kafka", "orders/2")
+
+	// Each of them alone is within its bounds; all together aren't.
+	f.handle(a.batch(somewhatDead("a", 8, 20)...), b.batch(somewhatDead("b", 9, 20)...), c.batch(ids("c", 20)...))
+	f.wantBooks(a, "12/0/0/0/0/8@20")
+	f.wantBooks(b, "11/0/0/0/0/9@20")
+	f.wantBooks(c, "20/0/0/0/0/0@20")
+	if got := f.recentDead(a); !slices.Equal(got, []int64{1, 2, 3, 4, 5, 6, 7, 8}) {
+		t.Errorf("the first lane remembers %v", got)
+	}
+	if got := f.recentDead(b); !slices.Equal(got, []int64{1, 2, 3, 4, 5, 6, 7, 8, 9}) {
+		t.Errorf("the second lane remembers %v", got)
+	}
+	if got := f.recentDead(c); len(got) != 0 {
+		t.Errorf("the third lane remembers %v", got)
+	}
+
+	// The third has room for ten, whatever stands in the rows before it.
+	f.handle(a.batch("a20"), b.batch("b20"), c.batch(somewhatDead("cc", 10, 12)...))
+	f.wantBooks(c, "22/0/0/0/0/10@32")
+
+	// And each is held for its own, by name: the first goes on without the second.
+	first, second := a.batch("", "", "a21"), b.batch("", "", "b21")
+	wantHeldLane(t, f.Handle(t.Context(), []message.Batch{first, second}), b.Lane)
+	f.handle(first)
+	wantHeldLane(t, f.Handle(t.Context(), []message.Batch{second}), b.Lane)
+	f.wantBooks(a, "14/0/0/0/0/10@24")
+	f.wantBooks(b, "12/0/0/0/0/9@21")
+	wantHeldLane(t, f.Handle(t.Context(), []message.Batch{c.batch(""), b.batchAt(21, "b22")}), c.Lane)
+}
+
+// The slots of a queue share one row, and so they share their dead letters.
+func TestAQueuesBatchesShareTheirDeadLetters(t *testing.T) {
+	t.Parallel()
+	f := newGuarded(t, 10, 100)
+	neighbour, q := f.take("kafka", "orders/0"), f.takeQueue("nats")
+	err := f.Handle(t.Context(), []message.Batch{
+		q.batchAt(100, somewhatDead("x", 6, 6)...), neighbour.batch(somewhatDead("n", 1, 3)...), q.batchAt(200, somewhatDead("y", 6, 6)...),
+	})
+	wantHeldLane(t, err, q.Lane)
+	neighbour.at = 0
+	f.handle(q.batchAt(100, somewhatDead("x", 6, 6)...), neighbour.batch(somewhatDead("n", 5, 6)...), q.batchAt(200, somewhatDead("y", 4, 6)...))
+	f.wantBooks(q, "2/0/0/0/0/10@206")
+	f.wantBooks(neighbour, "1/0/0/0/0/5@6")
+}
+
+// The window is the last so many messages, this one among them: a dead letter is
+// forgotten neither a message too early nor one too late, within a batch and from
+// one to the next.
+func TestTheWindowOfDeadLetters(t *testing.T) {
+	t.Parallel()
+	const window = 10
+	for _, test := range []struct {
+		between int // good messages between two dead ones
+		held    bool
+	}{{0, true}, {window - 2, true}, {window - 1, false}, {window, false}} {
+		for _, batches := range []int{1, 2, 3} {
+			t.Run(fmt.Sprintf("%d between, %d batches", test.between, batches), func(t *testing.T) {
+				t.Parallel()
+				f := newGuarded(t, 1, window)
+				l := f.take("kafka", "orders/0")
+				all := append(append(append(ids("before", 15), ""), ids("m", test.between)...), "")
+				switch batches {
+				case 2: // the dead one is the first of its own
+					f.handle(l.batch(all[:15]...))
+					all = all[15:]
+					f.handle(l.batch(all[:1]...))
+					all = all[1:]
+				case 3: // each message comes alone
+					for ; len(all) > 1; all = all[1:] {
+						f.handle(l.batch(all[0]))
+					}
+				}
+				err := f.Handle(t.Context(), []message.Batch{l.batch(all...)})
+				if !test.held && err != nil {
+					t.Fatal(err)
+				}
+				if test.held {
+					wantHeldLane(t, err, l.Lane)
+					wantHold(t, err, fmt.Sprintf("2 of the last %d messages", window))
+				}
+			})
+		}
+	}
+	t.Run("fewer messages than the window", func(t *testing.T) {
+		t.Parallel()
+		f := newGuarded(t, 1, window)
+		wantHold(t, f.Handle(t.Context(), []message.Batch{f.take("kafka", "orders/0").batch("a", "", "")}), "2 of the last 3 messages")
+	})
+}
+
+// While poison is looked for, one part may land and the other fail. The hand-over
+// has failed then: what did not land is given again.
+func TestAHalfThatFailsWhilePoisonIsFound(t *testing.T) {
+	t.Parallel()
+	errAway := fmt.Errorf("the network: %w", context.DeadlineExceeded)
+	for name, wrong := range map[string]error{"transient": errAway, "for good": errors.New("out of ink")} {
+		for place, ids := range map[string]struct {
+			first, second []string
+			landed        []string // before the fault is mended
+		}{
+			"the other lane":         {[]string{"a", "b"}, []string{"c", "wrong"}, []string{"a", "b", "c"}},
+			"one lane, on the right": {[]string{"a", "b", "c", "wrong"}, nil, []string{"a", "b", "c"}},
+			"one lane, on the left":  {[]string{"a", "wrong", "b", "c"}, nil, []string{"a"}},
+			"the first lane":         {[]string{"a", "wrong"}, []string{"b", "c"}, []string{"a"}},
+		} {
+			t.Run(name+", "+place, func(t *testing.T) {
+				t.Parallel()
+				f := newFixture(t)
+				mended := false
+				f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+					switch {
+					case mended:
+					case len(msgs) > 1:
+						return sinks.Permanent(errors.New("one of them is no good"))
+					case msgs[0].ID == "wrong":
+						return wrong
+					}
+					return f.sink.Write(ctx, tx, msgs)
+				})
+				l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+				group := []message.Batch{l.batch(ids.first...)}
+				if ids.second != nil {
+					group = append(group, other.batch(ids.second...))
+				}
+				err := f.Handle(t.Context(), slices.Clone(group))
+				if !errors.Is(err, wrong) {
+					t.Fatalf("got %v, want %v", err, wrong)
+				}
+				f.wantLanded(ids.landed...)
+				mended = true
+				f.handle(group...)
+				f.wantOnce("a", "b", "c", "wrong")
+				f.wantDead()
+			})
+		}
+	}
+}
+
+// A sink that names a message which it was not given has a bug. Its error says no
+// more than that one of them is bad: that one is found, and only that one.
+func TestASinkThatNamesAMessageItWasNotGiven(t *testing.T) {
+	t.Parallel()
+	for name, blame := range map[string]func(bad, n int) error{
+		"one after the last": func(_, n int) error { return sinks.PermanentAt(n, errors.New("no good")) },
+		"far beyond":         func(int, int) error { return sinks.PermanentAt(1<<40, errors.New("no good")) },
+		"before the first":   func(int, int) error { return sinks.PermanentAt(-2, errors.New("no good")) },
+		"beside the right one": func(bad, n int) error {
+			return sinks.JoinPermanent(sinks.PermanentAt(n, errors.New("not there")), sinks.PermanentAt(bad, errors.New("no good")), sinks.PermanentAt(-7, errors.New("not there")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+				if bad := slices.IndexFunc(msgs, func(m message.Message) bool { return m.ID == "bad" }); bad >= 0 {
+					return blame(bad, len(msgs))
+				}
+				return f.sink.Write(ctx, tx, msgs)
+			})
+			l := f.take("kafka", "orders/0")
+			f.handle(l.batch("a", "b", "bad", "c", "d"))
+			f.wantLanded("a", "b", "c", "d")
+			f.wantDead("poison@2")
+		})
+	}
+}

@@ -1,0 +1,101 @@
+package dedup_test
+
+import (
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dedupd/dedupd/dedup"
+)
+
+// A group that is tried again after the answer to COMMIT was lost must find out
+// anew what becomes of its messages: in between, others may have claimed its ids,
+// or let them go. What the first try found is worth nothing then.
+func TestARetryForgetsWhatTheLastTryFound(t *testing.T) { bothWays(t, testARetryForgets) }
+
+func testARetryForgets(t *testing.T, f *fixture) {
+	broken, cut := f.attachBroken()
+	broken.CopyFrom, broken.OnDuplicate = f.CopyFrom, dedup.DuplicateDeadLetter
+	mine, other := broken.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	// lose loses a hand-over's COMMIT before the server has it; meanwhile happens
+	// before the next try.
+	lose := func(meanwhile func(), ids ...string) {
+		t.Helper()
+		cut.then.Store(&meanwhile)
+		cut.armed.Store(1)
+		broken.handle(mine.batch(ids...))
+		if cut.armed.Load() != 0 {
+			t.Fatal("no COMMIT was lost")
+		}
+	}
+	// The first try won a, b and a's claim for its copy; the second wins c alone.
+	lose(func() { f.handle(other.batch("a", "b")) }, "a", "b", "c", "a")
+	f.wantLanded("a", "b", "c")
+	f.wantBooks(mine, "1/0/3/0/0/0@4")
+	f.wantDead("duplicate@0", "duplicate@1", "duplicate@3")
+	if n := count(t, broken.reg, "dedupd_duplicate_age_seconds"); n != 3 {
+		t.Errorf("%d ages of three duplicates were counted", n)
+	}
+
+	// The first try lost d to another; the second wins it.
+	f.handle(other.batch("d"))
+	lose(func() { f.forget("d") }, "d", "e")
+	f.wantLanded("a", "b", "c", "d", "d", "e") // d was forgotten, and may be applied anew
+	f.wantBooks(mine, "3/0/3/0/0/0@6")
+	f.wantDead("duplicate@0", "duplicate@1", "duplicate@3")
+	if n := count(t, broken.reg, "dedupd_duplicate_age_seconds"); n != 3 {
+		t.Errorf("%d ages of three duplicates were counted", n)
+	}
+
+	// Lost both times: it counts once.
+	f.handle(other.batch("g"))
+	lose(func() {}, "g", "h")
+	f.wantBooks(mine, "4/0/4/0/0/0@8")
+	if n := count(t, broken.reg, "dedupd_duplicate_age_seconds"); n != 4 {
+		t.Errorf("%d ages of four duplicates were counted", n)
+	}
+	if n := count(t, broken.reg, "dedupd_dead_letters_total"); n != 4 {
+		t.Errorf("%d of four dead letters were counted", n)
+	}
+
+	// A message without an id that was buried before, and is forgotten in between, is
+	// nobody's copy any more.
+	broken.handle(mine.batch(""))
+	f.exec(`UPDATE dedupd.lanes SET next_position = next_position - 1 WHERE lane = 'orders/0'`)
+	mine.at--
+	lose(func() {
+		f.exec(`DELETE FROM dedupd.claims_root WHERE position = 8; DELETE FROM dedupd.dead_letters WHERE class = 'no_id'`)
+	}, "")
+	f.wantBooks(mine, "4/0/4/0/0/2@9")
+	letters, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Classes: []string{"no_id"}})
+	if err != nil || len(letters) != 1 {
+		t.Fatalf("dead letters: %+v, %v", letters, err)
+	}
+	if d := letters[0]; d.OriginalPosition != nil || d.OriginalLane != nil {
+		t.Errorf("a message whose place nobody had claimed tells of an original: %+v", d)
+	}
+}
+
+// count is a counter's value, or how often a histogram was observed, over all
+// labels.
+func count(t *testing.T, reg *prometheus.Registry, name string) (n int) {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		found = true
+		for _, m := range family.GetMetric() {
+			n += int(m.GetCounter().GetValue()) + int(m.GetHistogram().GetSampleCount())
+		}
+	}
+	if !found {
+		t.Fatalf("there is no metric %s", name)
+	}
+	return n
+}
