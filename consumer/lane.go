@@ -247,10 +247,30 @@ func (l *Lane) retry(after time.Duration) {
 			defer l.w.mu.Unlock()
 			if l.timer != nil {
 				l.timer = nil
+				l.growHeld()
 				l.enqueue()
 			}
 		})
 	}
+}
+
+// growHeld adds what has gathered to the batch of an ordered lane that is held, as
+// far as a batch may grow. A message that was refused is only known to be at fault
+// once another one is written, and in this lane that one comes behind it.
+func (l *Lane) growHeld() {
+	if l.held == nil || l.flight == nil || l.pending == nil || !l.flight.batch.Ordered {
+		return
+	}
+	b, more := &l.flight.batch, &l.pending.batch
+	if len(b.Messages)+len(more.Messages) > l.w.MaxMessages || b.Bytes+more.Bytes > l.w.MaxBytes {
+		return
+	}
+	b.Messages = append(slices.Clip(b.Messages), more.Messages...)
+	b.Next, b.Lag, b.BrokerPosition = more.Next, more.Lag, more.BrokerPosition
+	b.Bytes += more.Bytes
+	l.flight.tokens = append(l.flight.tokens, l.pending.tokens...)
+	l.pending = nil
+	l.signalSpace()
 }
 
 func (l *Lane) loseLocked() {

@@ -225,6 +225,45 @@ func TestErrors(t *testing.T) {
 		}
 		r.stop()
 	})
+	bubble(t, "a held lane takes along what has come since", func(t *testing.T) {
+		r := newRig(t, 1, func(w *consumer.Worker) { w.MaxMessages = 10 })
+		// The first message is refused until another one is beside it.
+		r.setHandle(func(ctx context.Context, group []message.Batch) error {
+			if b := group[0]; b.From == 0 && len(b.Messages) == 1 {
+				return &message.HoldError{Lane: b.Lane, Err: errors.New("whose fault is it?")}
+			}
+			return r.store.Handle(ctx, group)
+		})
+		r.lanes[0].mustOffer(1)
+		time.Sleep(time.Minute)
+		r.lanes[0].mustOffer(2)
+		r.lanes[0].mustOffer(3)
+		time.Sleep(31 * time.Second)
+		if n := len(r.store.Effects()); n != 6 || r.Ready() != nil {
+			t.Fatalf("%d effects, Ready: %v", n, r.Ready())
+		}
+		if committed, abandoned := r.lanes[0].outcome(); !reflect.DeepEqual(committed, []int{0, 1, 3}) || len(abandoned) > 0 {
+			t.Errorf("committed %v, abandoned %v", committed, abandoned)
+		}
+		// But no more than a batch may have.
+		refuse := func(_ context.Context, group []message.Batch) error {
+			return &message.HoldError{Lane: group[0].Lane, Err: errors.New("all of it")}
+		}
+		r.setHandle(refuse)
+		r.lanes[0].mustOffer(8)
+		synctest.Wait()
+		r.lanes[0].mustOffer(3)
+		time.Sleep(time.Minute)
+		if sizes := r.sizes(); slices.Max(sizes) > 10 {
+			t.Errorf("groups of %v", sizes)
+		}
+		r.setHandle(nil)
+		time.Sleep(31 * time.Second)
+		if n := len(r.store.Effects()); n != 17 {
+			t.Errorf("%d effects", n)
+		}
+		r.stop()
+	})
 	bubble(t, "fenced", func(t *testing.T) {
 		r := newRig(t, 3, writers(1))
 		r.store.Steal(r.lanes[0].name)

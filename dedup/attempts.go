@@ -196,13 +196,13 @@ func (p *Processor) attempt(ctx context.Context, run message.Batch, clocks clock
 		if a := noted[run.Messages[0].Position.Offset]; a.tries >= maxEnds {
 			// It isn't tried: the note stays until it is buried.
 			h.reject(&run.Messages[0], &rejection{class: classPoison, reason: a.reason(), attempts: int32(a.tries)})
-			return p.apply(ctx, []message.Batch{run}, h)
+			return p.handOver(ctx, []message.Batch{run}, h)
 		}
 	}
 	if err := p.Store.note(ctx, run); err != nil {
 		return holdUnlessPassing(err)
 	}
-	err := p.apply(ctx, []message.Batch{run}, h)
+	err := p.handOver(ctx, []message.Batch{run}, h)
 	if deadline, ok := ctx.Deadline(); err != nil && !(ok && time.Since(deadline) > answerLimit) {
 		p.Store.unnote(ctx, run)
 	}

@@ -62,8 +62,8 @@ func (s *Store) again(ctx context.Context, work func() error) error {
 	wait := 50 * time.Millisecond
 	for n := 1; ; n++ {
 		err := work()
-		stale := sqlstate(err) == stateCatalog
-		if err == nil || n == tries || answer(err) == nil || !stale && react(err) != retry {
+		stale, reaction := sqlstate(err) == stateCatalog, react(err)
+		if err == nil || n == tries || answer(err) == nil || !stale && reaction != retry && reaction != internal {
 			return err
 		}
 		if stale {

@@ -32,6 +32,12 @@ func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []
 	return p.Store.commit(ctx, conn, append(steps, moves...))
 }
 
+// checkStep checks what the sink's constraints and triggers have put off, in a
+// statement of its own: what fails here is the sink's, and what fails after it is
+// dedupd's own, which has no deferred constraint. (Names don't tell them apart: both
+// may share a schema.)
+var checkStep = step{name: "dedupd_check", sql: "SET CONSTRAINTS ALL IMMEDIATE", ofSink: true}
+
 // commit sends a transaction's last steps and COMMIT in one round trip. The error
 // is a *commitError when nobody knows what became of it; after any other nothing
 // was done.
@@ -39,7 +45,7 @@ func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []
 // Nobody knows it, either, when COMMIT succeeds and warns: its wait for a synchronous
 // standby was cancelled, so that it stands, but here only.
 func (s *Store) commit(ctx context.Context, conn *pgx.Conn, steps []step) error {
-	steps = append(steps, step{name: "dedupd_commit", sql: "commit", tag: "COMMIT"})
+	steps = append(append([]step{checkStep}, steps...), step{name: "dedupd_commit", sql: "commit", tag: "COMMIT", ofSink: true})
 
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
@@ -51,11 +57,12 @@ func (s *Store) commit(ctx context.Context, conn *pgx.Conn, steps []step) error 
 		}
 		return nil
 	}
-	if pg := answer(err); pg != nil {
-		if pg.SchemaName == s.schema {
-			return &ownError{fmt.Errorf("move the lanes: %w", err)}
+	if answer(err) != nil {
+		var failed *stepError
+		if errors.As(err, &failed) && failed.ofSink {
+			return fmt.Errorf("commit: %w", err)
 		}
-		return fmt.Errorf("commit: %w", err) // such as a deferred constraint of the sink's table
+		return &ownError{fmt.Errorf("move the lanes: %w", err)}
 	}
 	if pgconn.SafeToRetry(err) {
 		return fmt.Errorf("commit: %w", err)

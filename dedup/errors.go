@@ -15,14 +15,22 @@ import (
 type reaction int
 
 const (
+	unlisted reaction = iota
 	// retry: it ends by itself. The same messages are tried again.
-	retry reaction = iota
+	retry
 	// fence: a lane isn't ours, or isn't where the batch starts.
 	fence
 	// reload: the catalog has changed; read it and try again at once.
 	reload
 	// isolate: a message is at fault. Find it, and dead-letter it.
 	isolate
+	// doubt: a message is at fault, or the table with its triggers, policies and
+	// grants is; the error doesn't say which. Find the message, and dead-letter it
+	// once another of its lane was written.
+	doubt
+	// internal: the server met what it didn't expect. That passes as a rule; where
+	// it doesn't, it is doubt.
+	internal
 	// hold: somebody has to change something. Nothing is skipped meanwhile.
 	hold
 )
@@ -50,7 +58,8 @@ func react(err error) reaction {
 	}
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
-		return reactToState(pg.Code)
+		var own *ownError
+		return reactToState(pg.Code, errors.As(err, &own))
 	}
 	var (
 		connect *pgconn.ConnectError
@@ -65,39 +74,71 @@ func react(err error) reaction {
 	return hold
 }
 
-func reactToState(code string) reaction {
-	switch code {
-	case stateFenced:
-		return fence
-	case stateCatalog:
-		return reload
-	case "54000", // program_limit_exceeded: an index row too large, and such
-		"54001": // statement_too_complex: JSON nested beyond the server's stack
-		return isolate
-	case "55P03", // lock_not_available: lock_timeout passed
-		"55006",                                     // object_in_use: the object is being changed
-		"57014",                                     // query_canceled: statement_timeout passed
-		"57P01", "57P02", "57P03", "57P04", "57P05", // the server goes down, comes up, or ended an idle session
-		"25P03", // idle_in_transaction_session_timeout
-		"25P04", // transaction_timeout
-		"25006", // read_only_sql_transaction: we still talk to a former primary
-		"XX000": // internal_error: seen when a table is dropped while it is planned
-		return retry
-	case "42P01": // undefined_table: the claims' or the sink's; the caller tells which
-		return reload
+// reactToState is the table of SQLSTATEs. own tells that a statement of dedupd's
+// own met it: no message's data is at fault then.
+func reactToState(code string, own bool) reaction {
+	r := stateReactions[code]
+	if r == unlisted {
+		r = stateReactions[code[:min(2, len(code))]]
 	}
-	switch code[:min(2, len(code))] {
-	case "08", // connection exception
-		"40", // serialization failure, deadlock: a user's trigger may lock in another order than ours
-		"53", // no disk, memory or connections
-		"58": // system error: an I/O error
-		return retry
-	case "21", // cardinality violation: two rows of one batch hit the same target row
-		"22", // data exception
-		"23": // integrity constraint violation
-		return isolate
+	switch {
+	case r == unlisted:
+		return hold
+	case own && code == "42P01": // a table of claims, dropped since the catalog was read
+		return reload
+	case own && (r == isolate || r == doubt):
+		return hold
 	}
-	return hold
+	return r
+}
+
+// stateReactions has SQLSTATEs and, for those that aren't in it, their classes.
+var stateReactions = map[string]reaction{
+	stateFenced:  fence,
+	stateCatalog: reload,
+
+	"08":    retry, // connection exception
+	"25P03": retry, // idle_in_transaction_session_timeout
+	"25P04": retry, // transaction_timeout
+	"25006": retry, // read_only_sql_transaction: we still talk to a former primary
+	"40":    retry, // serialization failure, deadlock: a user's trigger may lock in another order than ours
+	"53":    retry, // no disk, memory or connections
+	"55P03": retry, // lock_not_available: lock_timeout passed
+	"55006": retry, // object_in_use: the object is being changed
+	"57014": retry, // query_canceled: statement_timeout passed
+	"57P01": retry, // the server goes down,
+	"57P02": retry,
+	"57P03": retry, // comes up,
+	"57P04": retry,
+	"57P05": retry, // or ended an idle session
+	"58":    retry, // system error: an I/O error
+
+	"21":    isolate, // cardinality violation: two rows of one batch hit the same target row
+	"22":    isolate, // data exception
+	"23":    isolate, // integrity constraint violation
+	"54000": isolate, // program_limit_exceeded: an index row too large, and such
+	"54001": isolate, // statement_too_complex: JSON nested beyond the server's stack
+
+	"P0":    doubt, // RAISE, ASSERT or STRICT in a trigger: of this row, or of every row
+	"09":    doubt, // triggered_action_exception, raised by hand
+	"20":    doubt, // case_not_found: a CASE of a trigger that lacks this value
+	"2F":    doubt, // a function's own exception
+	"38":    doubt, // the same, of one that isn't written in SQL
+	"39":    doubt,
+	"45":    doubt, // what people raise who come from other databases
+	"HV":    doubt, // a foreign data wrapper's
+	"0A000": doubt, // feature_not_supported: a numeric NaN as an integer, or a plan that is out of date
+	"3F000": doubt, // invalid_schema_name: a regnamespace, or a dropped schema
+	"42501": doubt, // insufficient_privilege: row security, or a missing grant
+	"42601": doubt, // syntax_error: a tsquery, jsonpath or ltree, or SQL within a function
+	"42602": doubt, // invalid_name: a regclass
+	"42704": doubt, // undefined_object: a regtype or regconfig, or a dropped type
+	"42725": doubt, // ambiguous_function: a regproc
+	"42883": doubt, // undefined_function: a regproc, or a dropped function
+	"42P01": doubt, // undefined_table: a regclass, or the sink's table
+	"44000": doubt, // with_check_option_violation: of a view that takes other rows
+
+	"XX000": internal, // of PostGIS for bad geometry; of the server when a table is dropped while it is planned
 }
 
 // isLostConnection tells apart what pgx reports as plain errors when a

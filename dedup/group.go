@@ -52,6 +52,8 @@ type rejection struct {
 	reason   string
 	sqlstate string
 	attempts int32 // to apply it; 0 is 1
+	// suspected, if not nil, is the error that may be the table's fault as well.
+	suspected error
 }
 
 // The classes of dead letters.
@@ -84,6 +86,8 @@ type group struct {
 	lanes []int32
 	// catalog is the one that the last try was built for.
 	catalog *catalog
+	// began is doubts.now at the last try's beginning.
+	began uint64
 	// ages are those of the duplicates found by the last try, in seconds.
 	ages []float64
 }

@@ -127,17 +127,25 @@ func (g *group) deadParts(all []tally) (parts []deadPart) {
 // handOver is what all parts of a divided hand-over share.
 type handOver struct {
 	clocks clocks
-	// known are the messages known to be poison, by their address.
-	known map[*message.Message]*rejection
+	// known are the messages known to be poison, by their places.
+	known map[message.Position]*rejection
 	// noted is set where its messages stand in the table of attempts.
 	noted bool
+
+	// What there is of doubt: see doubt.go.
+	suspects map[message.Position]*suspect
+	putOff   []message.Batch
+	landed   []*group // since the first doubt
+	doubted  bool
+	examined bool
+	internal int // errors so far
 }
 
 func (h *handOver) reject(m *message.Message, why *rejection) {
 	if h.known == nil {
-		h.known = make(map[*message.Message]*rejection)
+		h.known = make(map[message.Position]*rejection)
 	}
-	h.known[m] = why
+	h.known[m.Position] = why
 }
 
 // belongTo makes a group a part of a hand-over, of which something may be known.
@@ -147,7 +155,7 @@ func (g *group) belongTo(h *handOver) {
 		return
 	}
 	for i := range g.items {
-		if why := h.known[g.message(&g.items[i])]; why != nil {
+		if why := h.known[g.message(&g.items[i]).Position]; why != nil {
 			g.items[i].reject = why
 		}
 	}
@@ -156,11 +164,22 @@ func (g *group) belongTo(h *handOver) {
 // isolate finds the messages that the sink can't take. Those that it has named
 // are dead-lettered when the group is tried again; else the group is divided and each
 // part made durable by itself, in order, down to one message: about 2·log2(n)
-// transactions for each such message among n.
+// transactions for each such message among n. Where the cause leaves it in doubt
+// whether a message is at fault at all, the one that is found is a suspect.
 func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handOver) error {
 	candidates := len(g.winners())
+	if candidates == 0 {
+		// The database objects to data although the sink was given none.
+		return &message.HoldError{Err: cause}
+	}
 	bad := sinks.AllPermanent(cause)
 	if candidates == 1 {
+		if react(cause) != isolate {
+			if !h.suspect(g.message(g.candidate(0)), cause) && !pause(ctx, doubtPause) {
+				return ctx.Err()
+			}
+			return p.apply(ctx, g.batches, h)
+		}
 		bad = map[int]error{0: cause}
 	}
 	found := false
@@ -172,10 +191,6 @@ func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handO
 	}
 	if found {
 		return p.apply(ctx, g.batches, h)
-	}
-	if candidates == 0 {
-		// The database objects to data although the sink was given none.
-		return &message.HoldError{Err: cause}
 	}
 	p.Metrics.retries.WithLabelValues("poison").Inc()
 	left, right := g.divide(candidates)

@@ -56,6 +56,7 @@ type Processor struct {
 	Metrics *Metrics
 
 	guard     deadGuard
+	doubts    doubts
 	twins     twinGuard
 	ages      ageCounter
 	sinkStale atomic.Bool // the sink's view of the database may be out of date
@@ -133,12 +134,20 @@ func (p *Processor) together(ctx context.Context, batches []message.Batch, clock
 		return err
 	}
 	defer p.sinking.Release(1)
-	return p.apply(ctx, batches, &handOver{clocks: clocks})
+	return p.handOver(ctx, batches, &handOver{clocks: clocks})
 }
 
-// apply tries a group until it is durable or the worker has to decide.
+// handOver applies batches, and settles what they left in doubt.
+func (p *Processor) handOver(ctx context.Context, batches []message.Batch, h *handOver) error {
+	if err := p.apply(ctx, batches, h); err != nil {
+		return err
+	}
+	return p.settleDoubts(ctx, h)
+}
+
+// apply tries a group until it is durable, put off, or the worker has to decide.
 func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handOver) error {
-	g, err := p.prepare(batches)
+	g, err := p.prepare(h.join(batches))
 	if err != nil {
 		return err
 	}
@@ -149,10 +158,8 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handO
 			p.landed(g, all)
 			return nil
 		}
-		var own *ownError
-		var sink *sinkError
 		var lost *commitError
-		isOwn, isSink, isLost := errors.As(err, &own), errors.As(err, &sink), errors.As(err, &lost)
+		isLost := errors.As(err, &lost)
 		if isLost {
 			// Send the same batch again: if the commit landed, its lane has moved,
 			// and the fence says so. The server may even be at it still; then this
@@ -160,10 +167,13 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handO
 			// and an ordered lane one transaction at a time.
 			p.remember(g, all)
 		}
-		if errors.Is(err, errTwin) {
+		switch {
+		case errors.Is(err, errTwin):
 			p.twins.met(g)
 			p.Metrics.retries.WithLabelValues("twin").Inc()
 			continue
+		case errors.Is(err, errUnproven):
+			return p.putOff(h, g.batches)
 		}
 		switch react(err) {
 		case fence:
@@ -173,26 +183,22 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handO
 			}
 			return p.apply(ctx, rest, h)
 		case reload:
-			if isSink {
-				p.sinkStale.Store(true)
-				return &message.HoldError{Err: err}
-			}
 			p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
-			if now, err := p.Store.loaded(ctx); err == nil && g.catalog != nil && now.identity != g.catalog.identity {
-				continue // another writer has read it anew
-			}
-			now, failed := p.Store.refresh(ctx)
-			if failed != nil {
-				return holdUnlessPassing(failed)
-			}
-			if g.catalog != nil && now.identity == g.catalog.identity {
-				return &message.HoldError{Err: fmt.Errorf("a table of claims is gone that the catalog has (`dedupd retention status` tells which): %w", err)}
+			if err := p.reload(ctx, g, err); err != nil {
+				return err
 			}
 		case isolate:
-			if isOwn {
-				return &message.HoldError{Err: err}
-			}
 			return p.isolate(ctx, g, err, h)
+		case internal:
+			p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
+			if h.internal++; h.internal > internalTries {
+				return p.doubt(ctx, g, err, h)
+			}
+			if !pause(ctx, doubtPause) {
+				return err
+			}
+		case doubt:
+			return p.doubt(ctx, g, err, h)
 		case retry:
 			p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
 			if !isLost {
@@ -201,17 +207,40 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handO
 			if !pause(ctx, 50*time.Millisecond) {
 				return err
 			}
-		case hold:
-			var held *message.HoldError
-			if errors.As(err, &held) {
-				return held
-			}
-			if isSink {
-				p.sinkStale.Store(true)
-			}
-			return &message.HoldError{Err: err}
+		default:
+			return p.held(err)
 		}
 	}
+}
+
+// reload reads the catalog anew. The error is a *message.HoldError where nothing
+// has changed, so that the next try would fail as well.
+func (p *Processor) reload(ctx context.Context, g *group, cause error) error {
+	if now, err := p.Store.loaded(ctx); err == nil && g.catalog != nil && now.identity != g.catalog.identity {
+		return nil // another writer has read it anew
+	}
+	now, err := p.Store.refresh(ctx)
+	if err != nil {
+		return holdUnlessPassing(err)
+	}
+	if g.catalog != nil && now.identity == g.catalog.identity {
+		return &message.HoldError{Err: fmt.Errorf("a table of claims is gone that the catalog has (`dedupd retention status` tells which): %w", cause)}
+	}
+	return nil
+}
+
+// held makes an error one that the worker understands. What the sink knows of the
+// database may be out of date then.
+func (p *Processor) held(err error) error {
+	var held *message.HoldError
+	if errors.As(err, &held) {
+		return held
+	}
+	var sink *sinkError
+	if errors.As(err, &sink) {
+		p.sinkStale.Store(true)
+	}
+	return &message.HoldError{Err: err}
 }
 
 // holdUnlessPassing makes an error of dedupd's own look-ups one that the worker
@@ -236,6 +265,10 @@ func pause(ctx context.Context, d time.Duration) bool {
 func (p *Processor) landed(g *group, all []tally) {
 	p.Metrics.observe(p, g, all)
 	p.ages.note(g.ages, time.Now())
+	p.doubts.landed(g)
+	if g.doubted {
+		g.handOver.landed = append(g.handOver.landed, g)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.unknown) > 0 {

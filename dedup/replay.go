@@ -79,16 +79,25 @@ func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Repla
 			r = Replayed{ID: id, Outcome: refused.outcome, MessageID: r.MessageID, Reason: string(cleanText(refused.reason)), SQLState: refused.sqlstate}
 			return p.Store.refuse(ctx, actor, r)
 		}
-		var sink *sinkError
 		reaction := react(err)
-		if reaction == reload && !errors.As(err, &sink) && n < tries {
+		if _, looks := p.Sink.(sinks.Preparer); looks && reaction == doubt {
+			// Is it the table? Then a person has to mend it before any dead letter
+			// is replayed. If not, the dead letter stays as after any refusal. A sink
+			// that can't tell leaves it to the person.
+			if table := p.prepareSink(ctx); table != nil {
+				return r, fmt.Errorf("replay dead letter %d: %w", id, table)
+			}
+			r = Replayed{ID: id, Outcome: ReplayDead, MessageID: r.MessageID, Reason: string(cleanText(err.Error())), SQLState: sqlstate(err)}
+			return p.Store.refuse(ctx, actor, r)
+		}
+		if reaction == reload && n < tries {
 			_, failed := p.Store.refresh(ctx)
 			if failed == nil {
 				continue
 			}
 			err, reaction = failed, react(failed)
 		}
-		if reaction != retry || n == tries || !pause(ctx, wait) {
+		if reaction != retry && reaction != internal || n == tries || !pause(ctx, wait) {
 			return r, fmt.Errorf("replay dead letter %d: %w", id, err)
 		}
 		wait = min(2*wait, 2*time.Second)
@@ -138,8 +147,7 @@ func refusalOf(err error) *refusal {
 	if errors.As(err, &refused) {
 		return refused
 	}
-	var own *ownError
-	if errors.As(err, &own) || react(err) != isolate {
+	if react(err) != isolate {
 		return nil
 	}
 	if named, ok := sinks.AllPermanent(err)[0]; ok {

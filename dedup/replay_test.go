@@ -495,6 +495,31 @@ func TestReplayEndsWhereSomebodyHasToAct(t *testing.T) {
 	}
 }
 
+// A refusal that may be the table's fault leaves the dead letter as any refusal does,
+// if the sink finds the table in order.
+func TestReplayIsRefusedInDoubt(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(raising("P0001", "NEW.value = 'bad'") + triggerBefore)
+	f.Sink = preparing{f.sink}
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a=bad", "b"))
+	before := f.letters()[0]
+	if r, err := f.Replay(t.Context(), "ann@host", before.ID); err != nil || r.Outcome != dedup.ReplayDead || r.SQLState != "P0001" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if after := f.letters()[0]; after.Attempts != before.Attempts+1 {
+		t.Errorf("%d attempts", after.Attempts)
+	}
+	f.exec(`ALTER TABLE public.rows RENAME TO elsewhere`)
+	if r, err := f.Replay(t.Context(), "ann@host", before.ID); err == nil || !strings.Contains(err.Error(), "does not exist") {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if after := f.letters()[0]; after.Attempts != before.Attempts+1 {
+		t.Errorf("%d attempts", after.Attempts)
+	}
+}
+
 // TestTwoReplayAtOnce has several processes replay the same dead letters.
 func TestTwoReplayAtOnce(t *testing.T) {
 	t.Parallel()

@@ -30,19 +30,25 @@ const (
 func (p *Processor) transact(ctx context.Context, g *group) (all []tally, err error) {
 	catalog, err := p.Store.loaded(ctx)
 	if err != nil {
-		return nil, err
+		return nil, &ownError{err}
 	}
 	g.catalog = catalog
+	begun := false
 	err = p.Store.onConnection(ctx, catalog, func(conn *pgx.Conn) error {
+		begun = true
 		all, err = p.transactOn(ctx, conn, catalog, g)
 		return err
 	})
+	if err != nil && !begun {
+		err = &ownError{err}
+	}
 	return all, err
 }
 
 func (p *Processor) transactOn(ctx context.Context, conn *pgx.Conn, catalog *catalog, g *group) (all []tally, err error) {
 	start := time.Now()
 	g.reset()
+	g.began = p.doubts.now.Load()
 	if err := p.claim(ctx, conn, catalog, g); err != nil {
 		return nil, &ownError{fmt.Errorf("claim: %w", err)}
 	}
@@ -56,6 +62,9 @@ func (p *Processor) transactOn(ctx context.Context, conn *pgx.Conn, catalog *cat
 
 	all, err = g.tallies()
 	if err != nil {
+		return nil, err
+	}
+	if err := p.prove(g); err != nil {
 		return nil, err
 	}
 	if err := p.guard.check(ctx, conn, p.Store, g, all); err != nil {
@@ -106,8 +115,8 @@ func abort(conn *pgx.Conn, err error) error {
 	return err
 }
 
-// ownError came of a statement of dedupd's own: no message's data is at fault,
-// whatever the SQLSTATE's class says.
+// ownError came of a statement of dedupd's own, or of the connection: no message's
+// data is at fault, whatever the SQLSTATE's class says.
 type ownError struct{ error }
 
 func (e *ownError) Unwrap() error { return e.error }

@@ -27,6 +27,8 @@ type step struct {
 	row func(values [][]byte) error
 	// tag must be the command tag, if not empty.
 	tag string
+	// ofSink tells that a failure comes of what the sink has done.
+	ofSink bool
 }
 
 var binaryFormat = []int16{pgx.BinaryFormatCode}
@@ -69,11 +71,19 @@ func roundTrip(ctx context.Context, conn *pgx.Conn, prepare bool, steps []step) 
 	}
 	for i := range steps {
 		if err := readStep(p, &steps[i]); err != nil {
-			return err
+			return &stepError{steps[i].ofSink, err}
 		}
 	}
 	return nil
 }
+
+// stepError is the failure of a statement, and whether it is the sink's.
+type stepError struct {
+	ofSink bool
+	error
+}
+
+func (e *stepError) Unwrap() error { return e.error }
 
 // prepared are the statements about generations that a connection knows.
 type prepared struct {

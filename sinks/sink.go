@@ -42,7 +42,12 @@ type Sink interface {
 	//   - Permanent or PermanentAt, or a Postgres error that says the data is at
 	//     fault (SQLSTATE classes 21, 22, 23, and 54000): the message at fault is
 	//     found and dead-lettered; the others are written.
-	//   - any other Postgres or network error: tried again, as often as it takes.
+	//   - a Postgres error that may be the data's fault or the table's, such as a
+	//     trigger's exception (class P0, 42501, 42601, 42P01, 44000, XX000 and some
+	//     more): the same, but the message is dead-lettered only once another one
+	//     was written. Until then the lane is held.
+	//   - a Postgres or network error that passes by itself: tried again, as often
+	//     as it takes.
 	//   - any other error: the lane is held and tried again with backoff.
 	//
 	// Write may be called by several goroutines at a time, each with its own tx.

@@ -1,0 +1,250 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// Of some errors nobody can tell whether a message is at fault or the table: a
+// trigger's RAISE refuses one row or every row. So a message that is refused in
+// such a way stays a suspect until another message is written: one of its lane, or
+// of its topic, in its own transaction or after it was refused. A hand-over that
+// ends without such a proof is held, and none of its suspects is dead-lettered.
+//
+// Where order allows no other message before the suspect, the proof is in the
+// transaction that dead-letters it: the suspect joins what follows in its lane.
+
+const (
+	// mostSuspects is how many messages a hand-over may suspect without a proof
+	// until the table is blamed. Each costs the database two transactions or three.
+	mostSuspects = 16
+	// refusals is how often a message is refused alone until it is suspected: what
+	// somebody changes in the database may break a statement for a moment.
+	refusals = 2
+	// internalTries is how often in a hand-over an internal error of the server is
+	// taken for a passing one.
+	internalTries = 4
+	// doubtPause is the wait before what may have been a moment's is tried again.
+	doubtPause = 50 * time.Millisecond
+	// mostDoubts bounds what is remembered of messages that hold their lanes.
+	mostDoubts = 1000
+)
+
+// errUnproven ends a transaction whose suspects nothing speaks against yet.
+var errUnproven = errors.New("no other message was written beside the one that was refused")
+
+// suspect is what a hand-over knows of a message that was refused and may not be
+// at fault.
+type suspect struct {
+	refusals int
+	cause    error
+}
+
+// openDoubt is about a suspect that holds its lane.
+type openDoubt struct {
+	topic string
+	since uint64 // of doubts.now
+	// proven is set when another message was written that was begun since.
+	proven bool
+}
+
+// doubts are the suspects that hold their lanes, over all hand-overs.
+type doubts struct {
+	now  atomic.Uint64 // counts the doubts; a transaction that began at n knows of n
+	some atomic.Int32
+
+	mu   sync.Mutex
+	open map[message.Position]*openDoubt
+}
+
+// add begins a doubt, or leaves it as it was.
+func (d *doubts) add(at message.Position, topic string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.open == nil || len(d.open) >= mostDoubts {
+		d.open = make(map[message.Position]*openDoubt) // what is forgotten begins again with its next try
+	}
+	if d.open[at] == nil {
+		d.open[at] = &openDoubt{topic: topic, since: d.now.Add(1)}
+	}
+	d.some.Store(int32(len(d.open)))
+}
+
+func (d *doubts) proven(at message.Position) bool {
+	if d.some.Load() == 0 {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	doubt := d.open[at]
+	return doubt != nil && doubt.proven
+}
+
+// landed takes a group's messages for a proof, and ends doubts of its own.
+func (d *doubts) landed(g *group) {
+	if d.some.Load() == 0 {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range g.items {
+		delete(d.open, g.message(&g.items[i]).Position)
+	}
+	for at, doubt := range d.open {
+		if !doubt.proven && g.began >= doubt.since {
+			doubt.proven = g.wrote(at.Lane, doubt.topic)
+		}
+	}
+	d.some.Store(int32(len(d.open)))
+}
+
+// wrote tells whether a message was written of that lane, or of that topic of its
+// source.
+func (g *group) wrote(lane message.Lane, topic string) bool {
+	for i := range g.items {
+		if g.items[i].outcome != applied {
+			continue
+		}
+		m := g.message(&g.items[i])
+		if m.Position.Lane == lane || m.Position.Lane.Source == lane.Source && m.Topic == topic {
+			return true
+		}
+	}
+	return false
+}
+
+// prove is errUnproven if the group would dead-letter a suspect without a proof.
+func (p *Processor) prove(g *group) error {
+	for i := range g.items {
+		it := &g.items[i]
+		if it.outcome != dead || it.reject.suspected == nil {
+			continue
+		}
+		m := g.message(it)
+		wrote := func(g *group) bool { return g.wrote(m.Position.Lane, m.Topic) }
+		if !wrote(g) && !slices.ContainsFunc(g.landed, wrote) && !p.doubts.proven(m.Position) {
+			return errUnproven
+		}
+	}
+	return nil
+}
+
+// doubt finds the message at fault, unless the table is.
+func (p *Processor) doubt(ctx context.Context, g *group, cause error, h *handOver) error {
+	var own *ownError
+	if errors.As(cause, &own) {
+		return p.held(cause)
+	}
+	h.doubted = true
+	if err := p.examine(ctx, h); err != nil {
+		return err
+	}
+	return p.isolate(ctx, g, cause, h)
+}
+
+// examine asks the sink whether the table is at fault, once in a hand-over: a table
+// that is gone, a grant that is missing. Nil: not that anybody could see.
+func (p *Processor) examine(ctx context.Context, h *handOver) error {
+	if h.examined {
+		return nil
+	}
+	if err := p.prepareSink(ctx); err != nil {
+		p.sinkStale.Store(true)
+		return holdUnlessPassing(err)
+	}
+	h.examined = true
+	return nil
+}
+
+// suspect notes that a message was refused alone; true: often enough to be taken for
+// what is at fault, if it isn't the table.
+func (h *handOver) suspect(m *message.Message, cause error) bool {
+	if h.suspects == nil {
+		h.suspects = make(map[message.Position]*suspect)
+	}
+	s := h.suspects[m.Position]
+	if s == nil {
+		s = &suspect{}
+		h.suspects[m.Position] = s
+	}
+	s.refusals, s.cause = s.refusals+1, cause
+	if s.refusals < refusals {
+		return false
+	}
+	h.reject(m, &rejection{class: classPoison, reason: cause.Error(), sqlstate: sqlstate(cause), suspected: cause})
+	return true
+}
+
+// putOff keeps batches back that have nothing but unproven suspects. The error is a
+// *message.HoldError when there are so many that the table is to blame.
+func (p *Processor) putOff(h *handOver, batches []message.Batch) error {
+	h.putOff = append(h.putOff, batches...)
+	if len(h.putOffSuspects()) > mostSuspects {
+		return p.blameTable(h)
+	}
+	return nil
+}
+
+func (h *handOver) putOffSuspects() (all []*message.Message) {
+	for _, b := range h.putOff {
+		for i := range b.Messages {
+			if why := h.known[b.Messages[i].Position]; why != nil && why.suspected != nil {
+				all = append(all, &b.Messages[i])
+			}
+		}
+	}
+	return all
+}
+
+// join puts what was put off of the batches' lanes in front of them again.
+func (h *handOver) join(batches []message.Batch) []message.Batch {
+	for i := range batches {
+		b := &batches[i]
+		for j := 0; j < len(h.putOff); {
+			before := h.putOff[j]
+			if before.Lane != b.Lane {
+				j++
+				continue
+			}
+			b.From, b.Messages = before.From, append(slices.Clip(before.Messages), b.Messages...)
+			h.putOff = slices.Delete(h.putOff, j, j+1)
+		}
+	}
+	return batches
+}
+
+// settleDoubts ends a hand-over: what was put off is dead-lettered if there is a
+// proof by now, or holds its lane.
+func (p *Processor) settleDoubts(ctx context.Context, h *handOver) error {
+	if len(h.putOff) == 0 {
+		return nil
+	}
+	rest := h.putOff
+	h.putOff = nil
+	if err := p.apply(ctx, rest, h); err != nil || len(h.putOff) == 0 {
+		return err
+	}
+	return p.blameTable(h)
+}
+
+// blameTable holds the lane of the first message that was put off. The others are
+// tried again without it.
+func (p *Processor) blameTable(h *handOver) error {
+	suspects := h.putOffSuspects()
+	for _, m := range suspects {
+		p.doubts.add(m.Position, m.Topic)
+	}
+	p.sinkStale.Store(true)
+	first := suspects[0]
+	return &message.HoldError{Lane: first.Position.Lane, Err: fmt.Errorf(
+		"position %d: %w (no other message of the lane could be written, so the fault may be the table's, its triggers', policies' or grants'; "+
+			"once another one is written, this one becomes a dead letter)",
+		first.Position.Offset, h.known[first.Position].suspected)}
+}
