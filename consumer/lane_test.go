@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"testing"
 	"testing/synctest"
@@ -36,6 +37,30 @@ func TestClose(t *testing.T) {
 		}
 		r.stop()
 	})
+	for i := range 3 {
+		bubble(t, fmt.Sprintf("ready as number %d of three that wait for a writer", i+1), func(t *testing.T) {
+			r := newRig(t, 4, writers(1))
+			release := r.store.Hold()
+			r.lanes[3].mustOffer(1)
+			synctest.Wait()
+			for _, l := range r.lanes[:3] {
+				l.mustOffer(2)
+			}
+			r.lanes[i].Close(t.Context())
+			release()
+			synctest.Wait()
+			for j, l := range r.lanes[:3] {
+				wantCommitted, wantAbandoned := []int{0}, []int(nil)
+				if j == i {
+					wantCommitted, wantAbandoned = wantAbandoned, wantCommitted
+				}
+				if committed, abandoned := l.outcome(); !reflect.DeepEqual(committed, wantCommitted) || !reflect.DeepEqual(abandoned, wantAbandoned) {
+					t.Errorf("lane %d: committed %v, abandoned %v; want %v and %v", j, committed, abandoned, wantCommitted, wantAbandoned)
+				}
+			}
+			r.stop()
+		})
+	}
 	bubble(t, "in its transaction, which is waited for", func(t *testing.T) {
 		r := newRig(t, 1)
 		r.store.Delay(3 * time.Second)

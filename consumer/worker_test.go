@@ -419,6 +419,60 @@ func TestUntilIdle(t *testing.T) {
 	})
 }
 
+// A job gives a lane up that is held after three tries, and not before: what holds
+// it may be a moment's. Waits between tries are random, so that a fourth may come
+// before the third is looked at; but not each time.
+func TestAJobTriesAHeldLaneThreeTimes(t *testing.T) {
+	brief := func(w *consumer.Worker) { w.UntilIdle = time.Millisecond }
+	hold := &message.HoldError{Err: errors.New("no such table")}
+	bubble(t, "and goes on if the third succeeds", func(t *testing.T) {
+		for range 5 {
+			r := newRig(t, 1, brief)
+			r.store.FailBefore(2, hold)
+			r.lanes[0].mustOffer(1)
+			r.lanes[0].SetLag(0)
+			if err := <-r.done; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+			r.checkEnd()
+		}
+	})
+	bubble(t, "and gives up if it fails", func(t *testing.T) {
+		least := 0
+		for range 5 {
+			r := newRig(t, 1, brief)
+			r.store.FailBefore(1000, hold)
+			r.lanes[0].mustOffer(1)
+			if err := <-r.done; !errors.Is(err, hold) {
+				t.Errorf("Run: %v", err)
+			}
+			r.checkEnd()
+			if n := len(r.sizes()); least == 0 || n < least {
+				least = n
+			}
+		}
+		if least != 3 {
+			t.Errorf("at the earliest it gave up after %d tries, want 3", least)
+		}
+	})
+}
+
+// However often it was tried, a job waits for a held lane as long as for a quiet one.
+func TestAJobWaitsForAHeldLane(t *testing.T) {
+	bubble(t, "", func(t *testing.T) {
+		r := newRig(t, 1, func(w *consumer.Worker) { w.UntilIdle = time.Minute })
+		r.store.FailBefore(1000, &message.HoldError{Err: errors.New("no such table")})
+		r.lanes[0].mustOffer(1)
+		r.lanes[0].SetLag(0)
+		time.Sleep(25 * time.Second) // the next try is 30 s away at most
+		r.store.Heal()
+		if err := <-r.done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		r.checkEnd()
+	})
+}
+
 func TestSourcesEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
