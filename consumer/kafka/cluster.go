@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol/describeconfigs"
 	"github.com/segmentio/kafka-go/protocol/fetch"
-	"github.com/segmentio/kafka-go/protocol/leavegroup"
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 	"github.com/segmentio/kafka-go/protocol/offsetcommit"
@@ -107,6 +108,19 @@ func (c *cluster) fetch(ctx context.Context, topic string, partition int, positi
 	return a.partition(topic, partition)
 }
 
+// mayRead tells whether the login may read a topic: to see it takes another right. A
+// fetch is what tells; of an empty partition it takes as long as a fetch waits.
+func (c *cluster) mayRead(ctx context.Context, topic string) error {
+	first, err := c.start(ctx, topic, 0, firstOffset)
+	if err == nil {
+		_, err = c.fetch(ctx, topic, 0, first, 1)
+	}
+	if errors.Is(err, kafkago.TopicAuthorizationFailed) {
+		return fmt.Errorf("the broker doesn't let this login read the topic: grant Read on it (%w)", err)
+	}
+	return nil // of other errors the lanes tell
+}
+
 var (
 	errAnswer       = errors.New("the broker's answer is not for what was asked")
 	errFetchTimeout = fmt.Errorf("the broker has not answered a fetch for %s", fetchTimeout)
@@ -199,13 +213,15 @@ type membership struct {
 	member     string
 }
 
-func (m membership) commit(all map[string]map[int]committed) error {
+// commit tells the group of positions, and calls taken for each that the broker has
+// taken. The error is the first of those that it has not.
+func (m membership) commit(all map[string]map[int]committed, taken func(topic string, partition int)) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
 	defer cancel()
 	req := &offsetcommit.Request{GroupID: m.group, GenerationID: m.generation, MemberID: m.member, RetentionTimeMs: -1}
-	for topic, partitions := range all {
+	for _, topic := range slices.Sorted(maps.Keys(all)) { // so that the error is the same each time
 		t := offsetcommit.RequestTopic{Name: topic}
-		for partition, c := range partitions {
+		for partition, c := range all[topic] {
 			t.Partitions = append(t.Partitions, offsetcommit.RequestPartition{
 				PartitionIndex: int32(partition), CommittedOffset: c.offset, CommittedLeaderEpoch: -1, CommittedMetadata: c.origin,
 			})
@@ -222,48 +238,57 @@ func (m membership) commit(all map[string]map[int]committed) error {
 	}
 	for _, t := range r.Topics {
 		for _, p := range t.Partitions {
-			if p.ErrorCode != 0 {
-				return fmt.Errorf("commit the group's offsets: %w", kafkago.Error(p.ErrorCode))
+			switch {
+			case p.ErrorCode == 0:
+				taken(t.Name, int(p.PartitionIndex))
+			case err == nil:
+				err = fmt.Errorf("commit the group's offsets of topic %s: %w", t.Name, kafkago.Error(p.ErrorCode))
 			}
 		}
 	}
-	return nil
-}
-
-// leave takes a member out of the group.
-func (c *cluster) leave(member string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout/2)
-	defer cancel()
-	_, err := c.transport.RoundTrip(ctx, c.addr, &leavegroup.Request{
-		GroupID: c.group, Members: []leavegroup.RequestMember{{MemberID: member}},
-	})
 	return err
 }
 
-// partitions counts the partitions of each topic that exists, as known for at
-// most two seconds. The error says of which topics nothing is known.
-func (c *cluster) partitions(ctx context.Context) (map[string]int, error) {
+// topics is what the broker tells of the configured topics.
+type topics struct {
+	partitions map[string]int   // of those that we can see
+	problems   map[string]error // why we can't see the others
+}
+
+var errNoTopic = errors.New("the broker has no such topic: create it, or take it out of the source's topics")
+
+// metadataVersion is the latest whose answers kafka-go reads. From 4 on, such a
+// request can say that it is to create no topic.
+const metadataVersion = 8
+
+// look asks a broker about the topics: what the transport knows of them may be two
+// seconds old. An error says that nothing is known.
+func (c *cluster) look(ctx context.Context) (topics, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	res, err := c.transport.RoundTrip(ctx, c.addr, &metadata.Request{TopicNames: c.topics})
+	all := topics{partitions: make(map[string]int), problems: make(map[string]error)}
+	res, err := ask[*metadata.Response](ctx, c, &versioned{
+		Message: &metadata.Request{TopicNames: c.topics}, clientID: c.transport.ClientID, latest: metadataVersion,
+	})
 	if err != nil {
-		return nil, fmt.Errorf("look up the topics: %w", err)
+		return all, fmt.Errorf("look up the topics: %w", err)
 	}
-	r, ok := res.(*metadata.Response)
-	if !ok {
-		return nil, fmt.Errorf("look up the topics: %w", errAnswer)
-	}
-	counts := make(map[string]int, len(c.topics))
-	var problems []error
-	for _, t := range r.Topics {
+	for _, t := range res.Topics {
 		// Partitions whose leader is missing for the moment count as well.
 		if len(t.Partitions) > 0 {
-			counts[t.Name] = len(t.Partitions)
-		} else if t.ErrorCode != 0 && kafkago.Error(t.ErrorCode) != kafkago.UnknownTopicOrPartition {
-			problems = append(problems, fmt.Errorf("look up topic %s: %w", t.Name, kafkago.Error(t.ErrorCode)))
+			all.partitions[t.Name] = len(t.Partitions)
+			continue
+		}
+		switch code := kafkago.Error(t.ErrorCode); code {
+		case 0, kafkago.UnknownTopicOrPartition:
+			all.problems[t.Name] = errNoTopic
+		case kafkago.TopicAuthorizationFailed:
+			all.problems[t.Name] = fmt.Errorf("the broker doesn't let this login see the topic: grant Read and Describe on it (%w)", code)
+		default:
+			all.problems[t.Name] = code
 		}
 	}
-	return counts, errors.Join(problems...)
+	return all, nil
 }
 
 // settings are what a topic is configured to, by name: those that were asked for

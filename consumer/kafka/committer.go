@@ -7,18 +7,15 @@ import (
 	"time"
 )
 
-const (
-	// commitInterval is how often the group is told of what was committed. A
-	// commit takes the broker several milliseconds, and is only a copy.
-	commitInterval = 500 * time.Millisecond
-	// pulseInterval is how often a commit is repeated while lanes drain: the
-	// library sends no heartbeats then, and a commit counts as a sign of life.
-	pulseInterval = 2 * commitInterval
-)
+// commitInterval is how often the group is told of what was committed. A commit
+// takes the broker several milliseconds, and is only a copy.
+const commitInterval = 500 * time.Millisecond
 
 // groupMember is what a committer needs of its generation.
 type groupMember interface {
-	commit(map[string]map[int]committed) error
+	// commit calls taken for each position that the broker has taken. The error
+	// tells of another.
+	commit(all map[string]map[int]committed, taken func(topic string, partition int)) error
 }
 
 // committer copies lanes' positions to the group, for one generation. A commit
@@ -33,8 +30,6 @@ type committer struct {
 
 	mu        sync.Mutex
 	marks     map[*mark]struct{}
-	drain     bool
-	sent      time.Time // of the last commit
 	lastError string
 }
 
@@ -90,13 +85,6 @@ func (c *committer) drop(m *mark) {
 
 func (c *committer) start() { go c.loop() }
 
-// draining tells that no heartbeats are sent from here on.
-func (c *committer) draining() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.drain = true
-}
-
 // stop commits what is left and ends.
 func (c *committer) stop() {
 	close(c.quit)
@@ -121,55 +109,49 @@ func (c *committer) loop() {
 // commit sends the positions that changed, in one request. It is called by one
 // goroutine at a time.
 func (c *committer) commit() {
-	offsets, news := c.collect()
+	offsets, sent := c.collect()
 	if len(offsets) == 0 {
 		return
 	}
-	// Of a refusal only the first reason comes back, not its partition: all of
-	// them then count as not confirmed.
-	if err := c.member.commit(offsets); err != nil {
-		c.failed()
-		if text := err.Error(); text != c.lastError {
-			c.lastError = text
-			c.log.Warn("the broker did not take a commit, which only delays its copy", "error", err)
+	// Marks of lanes that were opened anew meanwhile don't matter any more.
+	err := c.member.commit(offsets, func(topic string, partition int) {
+		if m := sent[place{topic, partition}]; m != nil {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			m.confirmed.Store(offsets[topic][partition].offset)
+			m.told = true
 		}
+	})
+	if err == nil {
+		c.lastError = ""
 		return
 	}
-	c.lastError = ""
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for m, next := range news {
-		m.confirmed.Store(next)
-		m.told = true
+	c.failed()
+	if text := err.Error(); text != c.lastError {
+		c.lastError = text
+		c.log.Warn("the broker did not take a commit, which only delays its copy", "error", err)
 	}
 }
 
-func (c *committer) collect() (offsets map[string]map[int]committed, news map[*mark]int64) {
+// place is a partition.
+type place struct {
+	topic     string
+	partition int
+}
+
+func (c *committer) collect() (offsets map[string]map[int]committed, marks map[place]*mark) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	offsets, news = make(map[string]map[int]committed), make(map[*mark]int64)
-	put := func(m *mark, next int64) {
+	offsets, marks = make(map[string]map[int]committed), make(map[place]*mark)
+	for m := range c.marks {
+		if m.wanted < 0 || m.wanted == m.confirmed.Load() && m.told {
+			continue
+		}
 		if offsets[m.topic] == nil {
 			offsets[m.topic] = make(map[int]committed)
 		}
-		offsets[m.topic][m.partition] = committed{next, m.origin}
+		offsets[m.topic][m.partition] = committed{m.wanted, m.origin}
+		marks[place{m.topic, m.partition}] = m
 	}
-	for m := range c.marks {
-		if m.wanted >= 0 && (m.wanted != m.confirmed.Load() || !m.told) {
-			put(m, m.wanted)
-			news[m] = m.wanted
-		}
-	}
-	if len(offsets) == 0 && c.drain && time.Since(c.sent) >= pulseInterval {
-		for m := range c.marks {
-			if m.wanted >= 0 {
-				put(m, m.wanted)
-				break
-			}
-		}
-	}
-	if len(offsets) > 0 {
-		c.sent = time.Now()
-	}
-	return offsets, news
+	return offsets, marks
 }

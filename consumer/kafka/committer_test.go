@@ -15,17 +15,27 @@ import (
 type fakeMember struct {
 	mu      sync.Mutex
 	err     error
+	refused int // a partition that it doesn't take commits of; 0: none
 	commits []map[string]map[int]committed
 }
 
-func (m *fakeMember) commit(o map[string]map[int]committed) error {
+func (m *fakeMember) commit(o map[string]map[int]committed, taken func(string, int)) (err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.err != nil {
 		return m.err
 	}
 	m.commits = append(m.commits, o)
-	return nil
+	for topic, partitions := range o {
+		for p := range partitions {
+			if p == m.refused && p != 0 {
+				err = errors.New("may not")
+				continue
+			}
+			taken(topic, p)
+		}
+	}
+	return err
 }
 
 func (m *fakeMember) fail(err error) {
@@ -96,12 +106,19 @@ func TestCommitter(t *testing.T) {
 		wait()
 		expect("told already")
 
-		c.draining()
-		time.Sleep(5 * pulseInterval)
-		synctest.Wait()
-		if n := len(member.take()); n < 3 {
-			t.Errorf("%d signs of life in %s", n, 5*pulseInterval)
+		// What the broker refuses of one lane says nothing of the others.
+		member.refused = 3
+		c.set(a, 40)
+		c.set(later, 8)
+		wait()
+		expect("both", map[string]map[int]committed{"t": {0: {offset: 40}, 3: {8, "origin"}}})
+		if failures != 3 || a.confirmed.Load() != 40 || later.confirmed.Load() != 7 {
+			t.Errorf("%d failures, confirmed %d and %d", failures, a.confirmed.Load(), later.confirmed.Load())
 		}
+		member.refused = 0
+		wait()
+		expect("what is left", map[string]map[int]committed{"t": {3: {8, "origin"}}})
+
 		c.set(b, 9)
 		c.stop()
 		expect("the last one", map[string]map[int]committed{"t": {1: {offset: 9}}})
@@ -126,8 +143,7 @@ func TestALaneOpenedAgainHasOneMark(t *testing.T) {
 			again := c.add("t", 0, "again", 100)
 			c.set(again, 500)
 			c.set(old, 120) // a straggler
-			c.draining()
-			time.Sleep(5 * pulseInterval)
+			time.Sleep(5 * commitInterval)
 			c.stop()
 			for _, commit := range member.take() {
 				if commit["t"][0] != (committed{500, "again"}) {

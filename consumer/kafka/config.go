@@ -140,8 +140,8 @@ func (c *Config) validate() error {
 }
 
 // drainBudget is how long batches in their transactions are waited for once the
-// group wants its lanes back. No heartbeats are sent meanwhile, so it must end
-// well before the session does: behind it come the last commit and the join.
+// group wants its lanes back: for as long all others wait with us. Behind it come
+// the last commit and the join.
 func (c *Config) drainBudget() time.Duration {
 	budget := min(c.SessionTimeout, c.RebalanceTimeout) - 2*c.HeartbeatInterval - requestTimeout
 	return min(max(budget, time.Second), 15*time.Second)

@@ -85,6 +85,17 @@ func (c *cursor) compact() int {
 	return max(int(n)-1, 0)
 }
 
+// length is how many items follow in a list, each of which takes so many bytes at
+// least; none where the list is null.
+func (c *cursor) length(least int) int {
+	n := int(c.int32())
+	if n > len(c.b)/least {
+		c.b, c.bad = nil, true
+		return 0
+	}
+	return max(n, 0)
+}
+
 // tags are fields that a later version may have added.
 func (c *cursor) tags() {
 	for range c.uvarint() {

@@ -1,6 +1,7 @@
 package kafka
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,7 +81,7 @@ func (l *lane) take() (stand, error) {
 		Lane:             l.id,
 		Ordered:          true,
 		Incarnation:      ids[l.topic],
-		BrokerGeneration: int64(l.member.ID),
+		BrokerGeneration: int64(l.assignment.generation),
 		Committed:        group.offset,
 		Origin:           group.origin,
 		Start:            start,
@@ -129,14 +130,15 @@ func (l *lane) start(committed int64) (int64, error) {
 // read: of a partition that is added, nothing was there to be left out.
 func (l *lane) part(committed int64) (*message.Partition, error) {
 	open := l.config.Start == StartLatest && committed < 0
-	counts, err := l.cluster.partitions(l.soft)
+	now, err := l.cluster.look(l.soft)
+	count := now.partitions[l.topic]
 	switch {
-	case counts[l.topic] <= l.partition && open:
-		return nil, errors.Join(err, errNoPartition)
-	case counts[l.topic] <= l.partition:
+	case count <= l.partition && open:
+		return nil, cmp.Or(err, now.problems[l.topic], errNoPartition)
+	case count <= l.partition:
 		return nil, nil //nolint:nilnil // it is only noted
 	}
-	p := &message.Partition{Topic: l.topic, Number: l.partition, Of: counts[l.topic], Added: -1}
+	p := &message.Partition{Topic: l.topic, Number: l.partition, Of: count, Added: -1}
 	if !open {
 		return p, nil
 	}

@@ -18,7 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
+	"math/rand/v2"
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
@@ -126,20 +126,12 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 		in:      in,
 		log:     in.Logger().With("source", s.config.Name),
 		cluster: cluster,
-		conns:   conns,
 	}
 	defer in.Ready(false)
-	r.partitions = r.awaitTopics(ctx)
-	if r.partitions == nil {
+	if !r.awaitTopics(ctx) {
 		return nil
 	}
-	return r.join(ctx, &kafkago.Dialer{
-		ClientID:      s.config.ClientID,
-		DialFunc:      conns.dial,
-		Timeout:       dialTimeout,
-		TLS:           s.config.TLS,
-		SASLMechanism: s.mechanism,
-	})
+	return r.join(ctx)
 }
 
 // run is what one Run shares among its generations.
@@ -148,67 +140,44 @@ type run struct {
 	in      *consumer.Intake
 	log     *slog.Logger
 	cluster *cluster
-	conns   *connections
-	// partitions are the counts per topic that the current generation's assignment
-	// was made from, or that were seen before: see watchTopics.
-	partitions map[string]int
-	// member is our name in the group, as of the last generation; empty: none yet.
-	member string
+
+	// seen are the topics as they were when the group was last joined, and assigned
+	// the partitions that were then divided. leads tells that it was we who did.
+	seen     topics
+	assigned map[string]int
+	leads    bool
+	// told is what the log was last told of each topic.
+	told map[string]string
 }
 
 // leaveTimeout is how long leaving the group may take once nothing is read any
 // more. A member that is cut off instead keeps its partitions for the session
 // timeout.
-const leaveTimeout = 5 * time.Second
+const leaveTimeout = 3 * time.Second
 
-// join is a member of the group until ctx ends.
-func (r *run) join(ctx context.Context, dialer *kafkago.Dialer) error {
-	group, err := kafkago.NewConsumerGroup(kafkago.ConsumerGroupConfig{
-		ID:                r.config.Group,
-		Brokers:           r.config.Brokers,
-		Topics:            r.config.Topics,
-		Dialer:            dialer,
-		HeartbeatInterval: r.config.HeartbeatInterval,
-		SessionTimeout:    r.config.SessionTimeout,
-		RebalanceTimeout:  r.config.RebalanceTimeout,
-		GroupBalancers:    []kafkago.GroupBalancer{leader{kafkago.RangeGroupBalancer{}, r}, leader{kafkago.RoundRobinGroupBalancer{}, r}},
-		JoinGroupBackoff:  time.Second,
-		Timeout:           requestTimeout,
-		// The library's own watch of partitions ends the generation again and
-		// again while a topic is missing: see watchTopics.
-		WatchPartitionChanges: false,
-		Logger:                kafkago.LoggerFunc(r.debugf),
-		ErrorLogger:           kafkago.LoggerFunc(r.debugf),
-	})
-	if err != nil {
-		return err
-	}
-	var running sync.WaitGroup
-	err = r.generations(ctx, group, &running)
-	r.leave(group, &running)
-	return err
-}
-
-// generations runs one generation after the other until ctx ends or the broker
-// refuses what is configured.
-func (r *run) generations(ctx context.Context, group *kafkago.ConsumerGroup, running *sync.WaitGroup) error {
+// join is a member of the group until ctx ends or the broker refuses what is
+// configured. It runs one generation of the group after the other.
+func (r *run) join(ctx context.Context) error {
+	g := &group{run: r}
+	// A member that goes says so, also in the middle of a rebalance: its partitions
+	// would stand still for the session timeout. That is when each of a rolling
+	// restart's pods goes, since the one before it has just come.
+	defer func() {
+		if err := g.leave(); err != nil {
+			r.log.Debug("leave the group", "group", r.config.Group, "error", err)
+		}
+	}()
 	lastError := ""
-	for {
-		// The next generation comes only after the last one's function has
-		// returned, which is what keeps two of them from running at a time.
-		gen, err := group.Next(ctx)
+	for ctx.Err() == nil {
+		if now, err := r.cluster.look(ctx); err == nil {
+			r.seen = now
+		}
+		mine, err := g.join(ctx)
 		switch {
 		case err == nil:
 			lastError = ""
-			r.member = gen.MemberID
-			running.Add(1)
-			// The only function that is started: whichever returns first would
-			// end the generation for all.
-			gen.Start(func(member context.Context) {
-				defer running.Done()
-				newGeneration(r, gen).serve(ctx, member)
-			})
-		case ctx.Err() != nil || errors.Is(err, kafkago.ErrGroupClosed):
+			newGeneration(g, mine).serve(ctx)
+		case ctx.Err() != nil:
 			return nil
 		case isRefused(err):
 			return fmt.Errorf("join group %s: %w", r.config.Group, err)
@@ -219,44 +188,16 @@ func (r *run) generations(ctx context.Context, group *kafkago.ConsumerGroup, run
 				lastError = text
 				r.log.Warn("not a member of the group, trying again", "group", r.config.Group, "error", err)
 			}
+			sleep(ctx, joinPause/2+rand.N(joinPause))
 		}
 	}
+	return nil
 }
+
+// joinPause is the wait before the group is joined again that couldn't be.
+const joinPause = time.Second
 
 // isRefused tells whether an answer can't change without the configuration.
 func isRefused(err error) bool {
 	return errors.Is(err, kafkago.InvalidSessionTimeout) || errors.Is(err, kafkago.InvalidGroupId)
-}
-
-// leave waits for what is in hand and leaves the group. We say so ourselves: in the
-// middle of a rebalance the library may end without a word, and the partitions
-// would stand still for the session timeout. That is when each of a rolling
-// restart's pods goes, since the one before it has just come. A join that is under
-// way ends by it, too; the library waits for that, and if it takes long, the
-// connections are cut.
-func (r *run) leave(group *kafkago.ConsumerGroup, running *sync.WaitGroup) {
-	left := make(chan struct{})
-	go func() {
-		defer close(left)
-		_ = group.Close() // it has no errors
-	}()
-	running.Wait()
-	if r.member != "" {
-		if err := r.cluster.leave(r.member); err != nil {
-			r.log.Debug("leave the group", "group", r.config.Group, "error", err)
-		}
-	}
-	select {
-	case <-left:
-	case <-time.After(leaveTimeout):
-		r.log.Warn("leaving the group took too long: it will notice by the session timeout", "group", r.config.Group)
-		r.conns.cut()
-		<-left
-	}
-}
-
-func (r *run) debugf(format string, args ...any) {
-	if r.log.Enabled(context.Background(), slog.LevelDebug) {
-		r.log.Debug("kafka client: " + fmt.Sprintf(format, args...))
-	}
 }

@@ -2,7 +2,9 @@ package kafka
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -96,9 +98,14 @@ func TestTopicsAppearAndGrow(t *testing.T) {
 		r := newRig(t, b, 1, nil)
 		other := newName("later")
 		w := r.start(func(c *Config) { c.Topics = append(c.Topics, other) })
-		r.until("the log tells of the missing topic", func() bool { return r.log.count(other) == 1 })
-		if w.worker.Ready() == nil {
-			t.Error("ready without its topic")
+		// The one that is there is read meanwhile.
+		r.fill(r.client(), 0, 10)
+		r.untilNext(0, 10)
+		if err := w.worker.Ready(); err == nil || !strings.Contains(err.Error(), other) || !errors.Is(err, errNoTopic) {
+			t.Errorf("without its topic /readyz says %v", err)
+		}
+		if n := r.log.count(other); n != 1 {
+			t.Errorf("the log tells %d times of the missing topic", n)
 		}
 		r.check(b.CreateTopic(r.ctx, other, 2, nil))
 		r.until("lanes of both", func() bool { return r.log.count("lanes=3") == 1 })
@@ -108,6 +115,21 @@ func TestTopicsAppearAndGrow(t *testing.T) {
 		w.untilReady()
 		r.fill(r.client(), 2, 10)
 		r.untilNext(2, 10)
+	})
+}
+
+// Without a single topic there is nothing to be a member for, and /readyz says what
+// is missing.
+func TestAllTopicsAreMissing(t *testing.T) {
+	t.Parallel()
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := rigOn(t, b, newName("later"))
+		w := r.start(nil)
+		r.until("/readyz says so", func() bool { return errors.Is(w.worker.Ready(), errNoTopic) })
+		r.check(b.CreateTopic(r.ctx, r.topic, 1, nil))
+		r.fill(r.client(), 0, 10)
+		r.untilNext(0, 10)
+		w.untilReady()
 	})
 }
 
@@ -129,7 +151,7 @@ func TestTopicsGoAndComeBack(t *testing.T) {
 		}
 
 		r.check(b.DeleteTopic(r.ctx, other))
-		r.until("the topic is missed", func() bool { return r.log.count("the topic is gone") == 1 })
+		r.until("the topic is missed", func() bool { return r.log.count("a topic isn't read") == 1 })
 		second := r.start(nil)
 		r.until("somebody has the lane that is left", func() bool { return r.log.count("lanes=1") >= 1 })
 		r.fill(r.client(), 0, 10)

@@ -17,17 +17,22 @@ func (s *Source) Survey(ctx context.Context) (consumer.Survey, error) {
 	cluster := newCluster(&s.config, s.mechanism, conns)
 	defer cluster.close()
 	var survey consumer.Survey
-	counts, err := cluster.partitions(ctx)
+	now, err := cluster.look(ctx)
 	if err != nil {
 		return survey, err
 	}
 	ids, err := cluster.identities(ctx)
 	problems := []error{err}
 	for _, topic := range s.config.Topics {
-		if counts[topic] == 0 {
-			problems = append(problems, fmt.Errorf("no topic %s at the broker", topic))
+		if problem := now.problems[topic]; problem != nil {
+			problems = append(problems, fmt.Errorf("topic %s: %w", topic, problem))
 		}
-		for partition := range counts[topic] {
+		if now.partitions[topic] > 0 {
+			if err := cluster.mayRead(ctx, topic); err != nil {
+				problems = append(problems, fmt.Errorf("topic %s: %w", topic, err))
+			}
+		}
+		for partition := range now.partitions[topic] {
 			l := consumer.BrokerLane{Name: laneName(topic, partition), Log: ids[topic]}
 			if l.First, l.End, err = cluster.span(ctx, topic, partition); err == nil {
 				var c committed
@@ -35,7 +40,7 @@ func (s *Source) Survey(ctx context.Context) (consumer.Survey, error) {
 				l.Committed = c.offset
 			}
 			if err != nil {
-				// What keeps one partition from being read keeps the others, too.
+				// What keeps one partition from being read keeps the topic's others, too.
 				problems = append(problems, fmt.Errorf("lane %s: %w", l.Name, err))
 				break
 			}

@@ -39,6 +39,7 @@ type Broker struct {
 	addr string
 	// relayed is what the broker advertises to those who come by the relay.
 	relayed string
+	secured string
 	dir     string // empty: not ours to start or stop
 	java    string
 	libs    string
@@ -53,6 +54,12 @@ type Options struct {
 	// Relay, unless nil, is told of a second address where each node listens, and
 	// returns the one that it advertises there: that of a relay in front of it.
 	Relay func(addr string) (string, error)
+	// Logins are users and their passwords. If there are any, each node listens at
+	// another address for those who log in (SASL/PLAIN, not encrypted), and users have
+	// no rights but what ACLs give them. Who comes by the first address may do all.
+	Logins map[string]string
+	// Settings are the broker's own, by name, and come before those of this package.
+	Settings map[string]string
 }
 
 // Start formats dir, which must be empty or absent, and starts a broker on
@@ -107,6 +114,9 @@ func (b *Broker) Addr() string { return b.addr }
 
 // Relayed is host:port of the relay in front of the broker; empty: there is none.
 func (b *Broker) Relayed() string { return b.relayed }
+
+// Secured is host:port for those who log in; empty: nobody can.
+func (b *Broker) Secured() string { return b.secured }
 
 // Stop ends the broker in an orderly way, or after 20 s in any way. Stopping a
 // stopped broker does nothing.
@@ -164,7 +174,7 @@ func (b *Broker) end(sig syscall.Signal) error {
 
 // create writes the configurations for fresh ports and formats the data folders.
 func create(brokers []*Broker, o Options) error {
-	const each = 3
+	const each = 4
 	ports, err := freePorts(each * len(brokers))
 	if err != nil {
 		return err
@@ -180,6 +190,7 @@ func create(brokers []*Broker, o Options) error {
 		n := node{
 			id: i + 1, nodes: len(brokers), voters: strings.Join(voters, ","), data: filepath.Join(b.dir, "data"),
 			client: address(ports[each*i]), controller: address(ports[each*i+1]),
+			logins: o.Logins, settings: o.Settings,
 		}
 		b.addr = n.client
 		if o.Relay != nil {
@@ -188,6 +199,10 @@ func create(brokers []*Broker, o Options) error {
 				return err
 			}
 			b.relayed = n.advertised
+		}
+		if len(o.Logins) > 0 {
+			n.secured = address(ports[each*i+3])
+			b.secured = n.secured
 		}
 		if err := os.WriteFile(b.config(), []byte(n.properties()), 0o644); err != nil {
 			return err
@@ -230,6 +245,8 @@ type node struct {
 	client, controller string // addresses where it listens
 	relayed            string // the same for those who come by a relay; empty: there is none
 	advertised         string // the relay's
+	secured            string // for those who log in; empty: nobody does
+	logins, settings   map[string]string
 }
 
 // properties keep every wait that exists for large clusters short.
@@ -240,8 +257,13 @@ func (n *node) properties() string {
 		advertised += ",RELAYED://" + n.advertised
 		protocols += ",RELAYED:PLAINTEXT"
 	}
+	if n.secured != "" {
+		listeners += ",SECURED://" + n.secured
+		advertised += ",SECURED://" + n.secured
+		protocols += ",SECURED:SASL_PLAINTEXT"
+	}
 	inSync := n.nodes/2 + 1
-	return strings.Join([]string{
+	lines := []string{
 		"process.roles=broker,controller",
 		fmt.Sprintf("node.id=%d", n.id),
 		"controller.quorum.voters=" + n.voters,
@@ -269,8 +291,26 @@ func (n *node) properties() string {
 		"log.cleaner.backoff.ms=200",
 		"log.retention.check.interval.ms=1000",
 		"log.segment.delete.delay.ms=1000",
-		"",
-	}, "\n")
+	}
+	if n.secured != "" {
+		lines = append(lines,
+			"sasl.enabled.mechanisms=PLAIN",
+			"listener.name.secured.plain.sasl.jaas.config="+n.jaas(),
+			"authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+			"super.users=User:ANONYMOUS")
+	}
+	for name, value := range n.settings {
+		lines = append(lines, name+"="+value) // of two, the last counts
+	}
+	return strings.Join(append(lines, ""), "\n")
+}
+
+func (n *node) jaas() string {
+	text := "org.apache.kafka.common.security.plain.PlainLoginModule required"
+	for user, password := range n.logins {
+		text += fmt.Sprintf(" user_%s=%q", user, password)
+	}
+	return text + ";"
 }
 
 // await waits for a metadata reply: an open port says nothing yet.

@@ -33,19 +33,27 @@ func Run(tb testing.TB) *Broker {
 // one isn't ours to kill.
 func Own(tb testing.TB) *Broker {
 	tb.Helper()
+	return OwnWith(tb, Options{})
+}
+
+// OwnWith is Own of a broker with options; of several nodes, it is the first.
+func OwnWith(tb testing.TB, o Options) *Broker {
+	tb.Helper()
 	if addr := os.Getenv(AddrEnv); addr != "" {
-		tb.Skip("kills its broker, and " + AddrEnv + " names one that isn't ours: " + addr)
+		tb.Skip("needs a broker of its own, and " + AddrEnv + " names one that isn't ours: " + addr)
 	}
-	b, err := Start(tb.TempDir())
+	brokers, err := StartCluster(tb.TempDir(), o)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		if err := b.Kill(); err != nil {
-			tb.Error(err)
+		for _, b := range brokers {
+			if err := b.Kill(); err != nil {
+				tb.Error(err)
+			}
 		}
 	})
-	return b
+	return brokers[0]
 }
 
 func startShared() (*Broker, error) {

@@ -92,6 +92,58 @@ func (b *Broker) DeleteRecords(ctx context.Context, topic string, partition int3
 	})
 }
 
+// Topics are the names of all topics but internal ones.
+func (b *Broker) Topics(ctx context.Context) (names []string, err error) {
+	err = b.with(ctx, func(client *kgo.Client) error {
+		req := kmsg.NewPtrMetadataRequest()
+		req.Topics = nil // all
+		res, err := req.RequestWith(ctx, client)
+		if err != nil {
+			return err
+		}
+		for _, t := range res.Topics {
+			if !t.IsInternal {
+				names = append(names, *t.Topic)
+			}
+		}
+		return nil
+	})
+	return names, err
+}
+
+// Allow gives a user a right on a topic or a group; Revoke takes it back.
+func (b *Broker) Allow(ctx context.Context, user string, kind kmsg.ACLResourceType, name string, right kmsg.ACLOperation) error {
+	return b.with(ctx, func(client *kgo.Client) error {
+		c := kmsg.NewCreateACLsRequestCreation()
+		c.ResourceType, c.ResourceName, c.ResourcePatternType = kind, name, kmsg.ACLResourcePatternTypeLiteral
+		c.Principal, c.Host, c.Operation, c.PermissionType = "User:"+user, "*", right, kmsg.ACLPermissionTypeAllow
+		req := kmsg.NewPtrCreateACLsRequest()
+		req.Creations = append(req.Creations, c)
+		res, err := req.RequestWith(ctx, client)
+		if err != nil {
+			return err
+		}
+		return kerr.ErrorForCode(res.Results[0].ErrorCode)
+	})
+}
+
+// Revoke takes back what Allow gave.
+func (b *Broker) Revoke(ctx context.Context, user string, kind kmsg.ACLResourceType, name string, right kmsg.ACLOperation) error {
+	return b.with(ctx, func(client *kgo.Client) error {
+		principal, host := "User:"+user, "*"
+		f := kmsg.NewDeleteACLsRequestFilter()
+		f.ResourceType, f.ResourceName, f.ResourcePatternType = kind, &name, kmsg.ACLResourcePatternTypeLiteral
+		f.Principal, f.Host, f.Operation, f.PermissionType = &principal, &host, right, kmsg.ACLPermissionTypeAllow
+		req := kmsg.NewPtrDeleteACLsRequest()
+		req.Filters = append(req.Filters, f)
+		res, err := req.RequestWith(ctx, client)
+		if err != nil {
+			return err
+		}
+		return kerr.ErrorForCode(res.Results[0].ErrorCode)
+	})
+}
+
 // Ends is the function of this name, asked over a connection of its own.
 func (b *Broker) Ends(ctx context.Context, topic string, partitions int32) (ends map[int32]int64, err error) {
 	err = b.with(ctx, func(client *kgo.Client) (err error) {
