@@ -71,7 +71,8 @@ func (in *Intake) Open(o LaneOptions) *Lane {
 
 // Hold notes that a lane can't be opened until somebody changes something, as
 // after a loss of data at the broker: it counts among the held lanes, and makes
-// the process not ready. A nil error takes that back.
+// the process not ready. A nil error takes that back. The error is shown to whoever
+// asks for readiness: it must quote no message.
 func (in *Intake) Hold(lane message.Lane, err error) {
 	in.w.mu.Lock()
 	defer in.w.mu.Unlock()

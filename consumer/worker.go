@@ -393,7 +393,8 @@ func (w *Worker) Done() (messages int64, d time.Duration) {
 }
 
 // Ready tells whether every source has reached its broker and knows its lanes.
-// Having none is fine: that is a standby.
+// Having none is fine: that is a standby. Of a lane that is held by what the
+// handler answered it tells by a *HeldError; other errors quote no message.
 func (w *Worker) Ready() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -413,8 +414,24 @@ func (w *Worker) Ready() error {
 	}
 	for l := range w.lanes {
 		if l.held != nil {
-			return l.held
+			return &HeldError{l.options.Lane, l.held}
 		}
 	}
 	return nil
 }
+
+// HeldError says that a lane is held since its messages can't be made durable. Its
+// text is for the log: it may quote them.
+type HeldError struct {
+	Lane message.Lane
+	Err  error // what the handler answered: a *message.HoldError
+}
+
+func (e *HeldError) Error() string {
+	if hold := (*message.HoldError)(nil); errors.As(e.Err, &hold) && hold.Lane == e.Lane {
+		return e.Err.Error() // it names the lane itself
+	}
+	return fmt.Sprintf("lane %s: %v", e.Lane, e.Err)
+}
+
+func (e *HeldError) Unwrap() error { return e.Err }

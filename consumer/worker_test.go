@@ -215,6 +215,9 @@ func TestErrors(t *testing.T) {
 		if err := r.Ready(); !errors.Is(err, mend) {
 			t.Errorf("Ready: %v", err)
 		}
+		if held := (*consumer.HeldError)(nil); !errors.As(r.Ready(), &held) || held.Lane != r.lanes[0].name {
+			t.Errorf("Ready: %v, want it to name the lane", r.Ready())
+		}
 		if n := r.metric("dedupd_lanes_held"); n != 1 {
 			t.Errorf("%v lanes held", n)
 		}

@@ -346,7 +346,10 @@ func (p *Processor) settleLoser(ctx context.Context, conn *pgx.Conn, g *group, i
 		it.outcome = conflict
 		if p.OnConflict == ConflictStop {
 			m := g.message(it)
-			return &message.HoldError{Lane: lane, Err: fmt.Errorf("position %d: id %q was claimed with another payload, and dedup.on_conflict is stop", m.Position.Offset, m.ID)}
+			return &message.HoldError{
+				Lane: lane, Err: fmt.Errorf("position %d: id %q was claimed with another payload, and dedup.on_conflict is stop", m.Position.Offset, m.ID),
+				Summary: fmt.Sprintf("position %d: its id was claimed with another payload, and dedup.on_conflict is stop", m.Position.Offset),
+			}
 		}
 		return nil
 	}

@@ -243,8 +243,10 @@ func (p *Processor) blameTable(h *handOver) error {
 	}
 	p.sinkStale.Store(true)
 	first := suspects[0]
-	return &message.HoldError{Lane: first.Position.Lane, Err: fmt.Errorf(
-		"position %d: %w (no other message of the lane could be written, so the fault may be the table's, its triggers', policies' or grants'; "+
-			"once another one is written, this one becomes a dead letter)",
-		first.Position.Offset, h.known[first.Position].suspected)}
+	const why = "no other message of the lane could be written, so the fault may be the table's, its triggers', policies' or grants'; " +
+		"once another one is written, this one becomes a dead letter"
+	return &message.HoldError{
+		Lane: first.Position.Lane, Err: fmt.Errorf("position %d: %w ("+why+")", first.Position.Offset, h.known[first.Position].suspected),
+		Summary: fmt.Sprintf("position %d: "+why, first.Position.Offset),
+	}
 }

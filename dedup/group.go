@@ -129,7 +129,10 @@ func (p *Processor) identify(it *item, b *message.Batch, m *message.Message) err
 		m.ID = id
 		it.key = KeyOf(id)
 	case p.Missing == MissingStop:
-		return &message.HoldError{Lane: b.Lane, Err: fmt.Errorf("position %d: %w, and id.missing is stop", m.Position.Offset, err)}
+		return &message.HoldError{
+			Lane: b.Lane, Err: fmt.Errorf("position %d: %w, and id.missing is stop", m.Position.Offset, err),
+			Summary: fmt.Sprintf("position %d: the message has no usable id, and id.missing is stop", m.Position.Offset),
+		}
 	default:
 		// Known by its place alone. A dead letter claims that place, too, so that
 		// a redelivery doesn't make a second one.

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -218,6 +220,45 @@ func TestASinkThatNamesAMessageItWasNotGiven(t *testing.T) {
 			f.handle(l.batch("a", "b", "bad", "c", "d"))
 			f.wantLanded("a", "b", "c", "d")
 			f.wantDead("poison@2")
+		})
+	}
+}
+
+// What the probes may say of a hold has nothing in it that stood in a message.
+func TestSummariesOfHoldsQuoteNoMessage(t *testing.T) {
+	t.Parallel()
+	const secret = "s3cret"
+	for name, c := range map[string]struct {
+		change func(f *fixture)
+		ids    []string
+		want   string
+	}{
+		"id.missing is stop": {func(f *fixture) { f.Missing = dedup.MissingStop }, []string{secret, ""}, "position 1"},
+		"an id that is too long": {func(f *fixture) {
+			f.Missing = dedup.MissingStop
+			f.Identity, _ = message.NewIdentity([]string{"header:id"}, 4)
+		}, []string{secret}, "position 0"},
+		"on_conflict is stop": {func(f *fixture) { f.OnConflict = dedup.ConflictStop }, []string{secret + "=1", secret + "=2"}, "position 1"},
+		"too many dead letters": {func(f *fixture) {
+			f.exec(`ALTER TABLE public.rows ADD COLUMN n2 integer GENERATED ALWAYS AS (value::integer) STORED`)
+		}, []string{"a=" + secret, "b=" + secret, "c=" + secret}, "22P02"},
+		"a trigger's exception": {func(f *fixture) {
+			f.exec(`CREATE FUNCTION public.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no %', NEW.value; END $$;
+				CREATE TRIGGER no BEFORE INSERT ON public.rows FOR EACH ROW EXECUTE FUNCTION public.no()`)
+		}, []string{"a=" + secret}, "no other message"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newGuarded(t, 1, 100)
+			c.change(f)
+			err := f.Handle(t.Context(), []message.Batch{f.take("kafka", "orders/0").batch(c.ids...)})
+			var hold *message.HoldError
+			if !errors.As(err, &hold) {
+				t.Fatalf("got %v, want a hold", err)
+			}
+			if !strings.Contains(hold.Summary, c.want) || strings.Contains(hold.Summary, secret) {
+				t.Errorf("the summary is %q; the error %v", hold.Summary, err)
+			}
 		})
 	}
 }

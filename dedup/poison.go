@@ -43,9 +43,12 @@ func (d deadGuard) check(ctx context.Context, conn *pgx.Conn, s *Store, g *group
 				recent = recent[1:]
 			}
 			if len(recent) > d.limit && it.outcome == dead {
-				return &message.HoldError{Lane: part.lane, Err: fmt.Errorf(
-					"%d of the last %d messages can't be applied, which is more than dead_letters.max_share allows, so the fault is hardly theirs; the last one: %s",
-					len(recent), min(seen, d.window), it.reject.reason)}
+				why := fmt.Sprintf("%d of the last %d messages can't be applied, which is more than dead_letters.max_share allows, so the fault is hardly theirs",
+					len(recent), min(seen, d.window))
+				return &message.HoldError{
+					Lane: part.lane, Err: fmt.Errorf("%s; the last one: %s", why, it.reject.reason),
+					Summary: fmt.Sprintf("%s; the last one: %s %s", why, it.reject.class, it.reject.sqlstate),
+				}
 			}
 		}
 	}

@@ -224,7 +224,8 @@ func (p *Processor) reload(ctx context.Context, g *group, cause error) error {
 		return holdUnlessPassing(err)
 	}
 	if g.catalog != nil && now.identity == g.catalog.identity {
-		return &message.HoldError{Err: fmt.Errorf("a table of claims is gone that the catalog has (`dedupd retention status` tells which): %w", cause)}
+		const gone = "a table of claims is gone that the catalog has (`dedupd retention status` tells which)"
+		return &message.HoldError{Err: fmt.Errorf(gone+": %w", cause), Summary: gone}
 	}
 	return nil
 }

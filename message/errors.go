@@ -30,6 +30,10 @@ func (e *FencedError) Error() string {
 type HoldError struct {
 	Lane Lane // zero: every lane of the hand-over
 	Err  error
+	// Summary says what is wrong to whoever may ask the worker over HTTP, without
+	// quoting anything from a message, as Err may. Empty: only the code and the names
+	// are told that the database gave.
+	Summary string
 }
 
 func (e *HoldError) Error() string {

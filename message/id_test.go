@@ -291,14 +291,14 @@ func TestErrorsName(t *testing.T) {
 	cause := errors.New("no grant")
 	for err, want := range map[error]string{
 		&FencedError{[]Lane{lane, {"x", "y"}}}: "fenced: another worker owns main:orders/3, x:y, or the database went back",
-		&HoldError{lane, cause}:                "lane main:orders/3 is held: no grant",
+		&HoldError{Lane: lane, Err: cause}:     "lane main:orders/3 is held: no grant",
 		&HoldError{Err: cause}:                 "held: no grant",
 	} {
 		if err.Error() != want {
 			t.Errorf("the error is %q, want %q", err, want)
 		}
 	}
-	if !errors.Is(&HoldError{lane, cause}, cause) {
+	if !errors.Is(&HoldError{Lane: lane, Err: cause}, cause) {
 		t.Error("HoldError hides its cause")
 	}
 }

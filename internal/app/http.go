@@ -71,7 +71,7 @@ func listen(address string, withPprof bool, reg *prometheus.Registry, p *probes)
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 			if err := check(r.Context()); err != nil {
 				w.WriteHeader(http.StatusServiceUnavailable)
-				_, _ = fmt.Fprintln(w, err)
+				_, _ = fmt.Fprintln(w, summary(err))
 				return
 			}
 			_, _ = fmt.Fprintln(w, "ok")
@@ -89,7 +89,7 @@ func listen(address string, withPprof bool, reg *prometheus.Registry, p *probes)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
 	s := &server{
-		http:     &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10},
+		http:     newHTTP(mux),
 		listener: listener,
 		done:     make(chan struct{}),
 	}
@@ -98,6 +98,20 @@ func listen(address string, withPprof bool, reg *prometheus.Registry, p *probes)
 		_ = s.http.Serve(listener) // ends with close
 	}()
 	return s, nil
+}
+
+// newHTTP bounds what a client may take: time to ask, time to read the answer, and
+// memory. Requests have no body worth waiting for. Profiles and traces, which take
+// as long as they are asked to, move the write time-out by themselves.
+func newHTTP(handler http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+	}
 }
 
 func (s *server) close() {

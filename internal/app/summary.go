@@ -1,0 +1,55 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/message"
+)
+
+// summary is what the probes say of an error: what is wrong and where, and nothing
+// that stood in a message. Whoever can reach the port reads it, which may be anybody
+// in the cluster, while the errors of a sink quote the value that didn't fit. Those
+// stand in the log and in the dead letters.
+func summary(err error) string {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // it walks the wrapping itself
+		var parts []string
+		for _, e := range joined.Unwrap() {
+			parts = append(parts, summary(e))
+		}
+		return strings.Join(parts, "\n")
+	}
+	var held *consumer.HeldError
+	if errors.As(err, &held) {
+		return fmt.Sprintf("lane %s is held: %s", held.Lane, reason(held.Err))
+	}
+	return err.Error()
+}
+
+// reason is why a lane is held, by names and codes.
+func reason(err error) string {
+	var parts []string
+	var hold *message.HoldError
+	if errors.As(err, &hold) && hold.Summary != "" {
+		parts = append(parts, hold.Summary)
+	}
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		parts = append(parts, "SQLSTATE "+pg.Code)
+		for _, n := range []struct{ what, name string }{
+			{"schema", pg.SchemaName}, {"table", pg.TableName}, {"column", pg.ColumnName}, {"type", pg.DataTypeName}, {"constraint", pg.ConstraintName},
+		} {
+			if n.name != "" {
+				parts = append(parts, n.what+" "+n.name)
+			}
+		}
+	}
+	if len(parts) == 0 {
+		parts = append(parts, "its messages can't be written")
+	}
+	return strings.Join(parts, ", ") + " (the worker's log has the whole error)"
+}
