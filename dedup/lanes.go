@@ -150,24 +150,29 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	if t.Partition != nil {
 		partitions = &t.Partition.Of
 	}
+	// The incarnation is of the log and of the row. A row that was forgotten may have
+	// been at a log of the same mark, of which a part was lost since: what is known by
+	// its place isn't taken for what stood there then. And all workers of a queue have
+	// the same one of the same log, whatever others have taken in between.
+	//
 	// An epoch is the database's clock in microseconds, or one more than the
 	// last: it only ever rises, and one that was lost with a failover is not
 	// given out again, so that a worker from before can't pass for a new owner.
 	err = tx.QueryRow(ctx, `
 		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, history, log, began, partitions, broker_position)
-		VALUES ($1, $2, $3, $4::boolean, coalesce(nullif($5, ''), gen_random_uuid()::text), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8::bigint, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END, CASE WHEN $4::boolean THEN nullif($5, '') END, CASE WHEN $4::boolean THEN $8::bigint END, $10,
+		VALUES ($1, $2, $3, $4::boolean, $5 || '/' || gen_random_uuid(), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8::bigint, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END, nullif($5, ''), CASE WHEN $4::boolean THEN $8::bigint END, $10,
 			CASE WHEN NOT $4::boolean THEN nullif($11::bigint, -1) END)
 		ON CONFLICT (scope, source, lane) DO UPDATE SET
 			epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, EXCLUDED.epoch) ELSE l.epoch END,
-			incarnation       = CASE WHEN $5 = '' OR l.ordered AND NOT coalesce(l.moved AND l.log <> $5, false) THEN l.incarnation ELSE EXCLUDED.incarnation END,
-			log               = CASE WHEN l.log IS NULL OR l.moved THEN coalesce(EXCLUDED.log, l.log) ELSE l.log END,
+			incarnation       = CASE WHEN l.log <> EXCLUDED.log AND (l.moved OR NOT l.ordered) THEN $5 || '/' || right(l.incarnation, 36) ELSE l.incarnation END,
+			log               = CASE WHEN l.log IS NULL OR l.moved OR NOT l.ordered THEN coalesce(EXCLUDED.log, l.log) ELSE l.log END,
 			began             = CASE WHEN l.moved AND l.log <> $5 THEN l.next_position ELSE l.began END,
 			partitions        = coalesce(l.partitions, EXCLUDED.partitions),
 			moved             = false,
 			broker_generation = EXCLUDED.broker_generation,
 			owner             = EXCLUDED.owner,
 			takes             = CASE WHEN l.ordered THEN l.takes + 1 ELSE 0 END,
-			broker_position   = coalesce(CASE WHEN l.ordered OR $5 = '' OR l.incarnation = EXCLUDED.incarnation THEN l.broker_position END,
+			broker_position   = coalesce(CASE WHEN l.ordered OR coalesce(l.log = EXCLUDED.log, true) THEN l.broker_position END,
 				CASE WHEN coalesce(l.history, EXCLUDED.history) = EXCLUDED.history THEN EXCLUDED.broker_position END),
 			history           = coalesce(l.history, EXCLUDED.history),
 			claimed_at        = now()

@@ -28,8 +28,8 @@ type LaneState struct {
 	StreamTime *time.Time `json:"stream_time"`
 	StreamAge  *float64   `json:"stream_age_seconds"`
 	UpdatedAt  time.Time  `json:"updated_at"`
-	// Log is the broker's own mark of the log that an ordered lane reads, such as a
-	// Kafka topic's id; nil: it has none.
+	// Log is the broker's own mark of the log that the lane reads, such as a Kafka
+	// topic's id or the creation time of a NATS stream; nil: it has none.
 	Log *string `json:"log"`
 	// HoldsUpExpiry marks the lane that is furthest behind: claims expire by its
 	// clock.

@@ -339,6 +339,63 @@ func TestForgettingALane(t *testing.T) {
 	}
 }
 
+// TestAForgottenLanesPlacesAreNew reads other messages at the positions of a lane that
+// was forgotten, as an operator has it who has lost a part of the log: ids that are
+// places, and dead letters that are known by theirs, must not pass for the old ones.
+func TestAForgottenLanesPlacesAreNew(t *testing.T) {
+	t.Parallel()
+	for name, take := range map[string]message.Take{
+		"a partition": {Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Incarnation: "topic-1", Committed: -1},
+		"a queue":     {Lane: message.Lane{Source: "nats", Name: "queue"}, Incarnation: "stream-1", Committed: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			taken := func() *lane {
+				t.Helper()
+				taken, err := f.Store.Take(t.Context(), take)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return &lane{take.Lane, taken, 0, take.Ordered}
+			}
+			read := func(l *lane, value string) {
+				t.Helper()
+				f.Missing = dedup.MissingPosition
+				f.handle(l.batch("="+value, "="+value))
+				f.Missing = dedup.MissingDeadLetter
+				f.handle(l.batch("=" + value))
+			}
+			first := taken()
+			read(first, "v")
+			if again := taken(); again.Incarnation != first.Incarnation {
+				t.Errorf("taken again, its incarnation is %s, was %s", again.Incarnation, first.Incarnation)
+			}
+			if !take.Ordered { // a worker that hasn't noticed yet that the stream is another one
+				late := take
+				late.Incarnation = "stream-0"
+				other, err := f.Store.Take(t.Context(), late)
+				if err != nil || other.Incarnation == first.Incarnation {
+					t.Errorf("taken from another stream: %+v, %v", other, err)
+				}
+				if again := taken(); again.Incarnation != first.Incarnation {
+					t.Errorf("after that its incarnation is %s, was %s", again.Incarnation, first.Incarnation)
+				}
+			}
+			if _, err := f.Store.ForgetLane(t.Context(), "ann@host", take.Lane.Source, take.Lane.Name, true); err != nil {
+				t.Fatal(err)
+			}
+			second := taken()
+			read(second, "w")
+			f.wantBooks(second, "2/0/0/0/0/1@3")
+			f.wantDead("no_id@2", "no_id@2")
+			if n := len(f.landed()); n != 4 {
+				t.Errorf("%d rows landed, want 4", n)
+			}
+		})
+	}
+}
+
 func TestForgettingALaneInUse(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

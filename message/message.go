@@ -81,7 +81,8 @@ type Batch struct {
 	// unordered lane (a NATS queue) has neither fence nor resume point: its
 	// safety rests on the claims alone.
 	Ordered bool
-	// Incarnation tells a topic or stream from an earlier one of the same name.
+	// Incarnation tells positions from those of an earlier topic or stream of the same
+	// name, and of a lane that was forgotten. It is the one of Taken.
 	Incarnation string
 	// Epoch is the fencing number under which this worker owns the lane.
 	Epoch int64
@@ -109,9 +110,10 @@ type Take struct {
 	Lane    Lane
 	Ordered bool
 	// Incarnation is the broker's own mark of this topic or stream, such as the
-	// creation time of a NATS stream. Empty where the broker has none: the
-	// database then makes one up for a new lane. An ordered lane that finds another
-	// mark than its own is held until somebody sets its position.
+	// creation time of a NATS stream; empty where the broker has none. A lane's own,
+	// in Taken, is another with each mark, and with each row that is new. An ordered
+	// lane that finds another mark than its own is held until somebody sets its
+	// position.
 	Incarnation string
 	// BrokerGeneration is the consumer group's generation; an owner with a
 	// higher one that is still at work keeps the lane.

@@ -96,9 +96,11 @@ ALTER TABLE {{schema}}.filters ALTER COLUMN data SET STORAGE EXTERNAL;
 -- history is the one in which all that a queue's broker was told is durable. In
 -- another one it may have been told of commits that are lost. NULL for an ordered
 -- lane.
--- log is the broker's own mark of the log that an ordered lane reads, such as a
--- Kafka topic's id: a topic that was deleted and created anew holds other messages
--- at the same positions. NULL: the broker had none to tell.
+-- incarnation is new with each row, and with each log that the lane is set to read:
+-- what is known by its place is known by this, too.
+-- log is the broker's own mark of the log that the lane reads, such as a Kafka
+-- topic's id or the creation time of a NATS stream: one that was deleted and created
+-- anew holds other messages at the same positions. NULL: the broker had none to tell.
 -- moved tells that an operator has set the position since the lane was taken: it
 -- holds for whatever log is found.
 -- began is the lowest position of the present log that the lane has begun at or was
