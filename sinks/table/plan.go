@@ -17,6 +17,8 @@ type plan struct {
 	names  []string
 	copies bool
 	shape  string
+	// targets are the tables that sql writes to: the one behind a view.
+	targets tables
 }
 
 // plan makes the statement. All of it is one INSERT ... SELECT over arrays, so

@@ -43,11 +43,20 @@ func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
 	// EXPLAIN lets the server check all that is left, types and privileges
 	// included, and runs nothing: no trigger fires.
 	values, err := p.set.Encode(nil)
+	var explained []byte
 	if err == nil {
-		_, err = tx.Exec(ctx, "EXPLAIN "+p.sql, values.Args()...)
+		err = tx.QueryRow(ctx, "EXPLAIN (VERBOSE, COSTS OFF, FORMAT JSON) "+p.sql, values.Args()...).Scan(&explained)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("table %s: the server refuses the statement of this sink: %w", s, err)
+	}
+	if p.targets, err = writesTo(explained); err == nil {
+		var b pgx.Batch
+		p.targets.queue(&b)
+		err = tx.SendBatch(ctx, &b).Close()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("table %s: %w", s, err)
 	}
 	if old := s.current.Swap(p); old != nil && old.shape != p.shape {
 		s.changed.Store(true)
@@ -61,7 +70,11 @@ func (s *Sink) check(t *target) error {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 
-	if !slices.Contains([]string{"r", "p", "v", "f"}, t.kind) {
+	switch t.kind {
+	case "r", "p", "v":
+	case "f":
+		errs = append(errs, notDurable(s.sql(), true, false))
+	default:
 		fail("it is no table (relkind %q)", t.kind)
 	}
 	if !t.mayUse {
@@ -113,8 +126,8 @@ func (s *Sink) check(t *target) error {
 	return errors.Join(errs...)
 }
 
-// checkKey looks for the unique index that the key needs. A view or a foreign
-// table has none of its own: there EXPLAIN tells.
+// checkKey looks for the unique index that the key needs. A view has none of its
+// own: there EXPLAIN tells.
 func (s *Sink) checkKey(t *target) error {
 	if len(s.key) == 0 || t.kind != "r" && t.kind != "p" || s.keyIndex(t) != nil {
 		return nil

@@ -22,10 +22,13 @@ const copyFrom = 256
 func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Message) error {
 	if !p.copies || len(msgs) < copyFrom || s.changed.Load() {
 		values, err := p.set.Encode(msgs)
-		if err == nil {
-			_, err = tx.Exec(ctx, p.sql, values.Args()...)
+		if err != nil {
+			return err
 		}
-		return err
+		var b pgx.Batch
+		b.Queue(p.sql, values.Args()...)
+		p.targets.queue(&b)
+		return tx.SendBatch(ctx, &b).Close()
 	}
 	if s.readsFirst() {
 		values, err := p.set.Encode(msgs)
@@ -90,7 +93,10 @@ var errChanged = errors.New("the table's columns have changed meanwhile; nothing
 // divided until it is too small for COPY, and INSERT says what is the matter.)
 func (s *Sink) checkCopied(ctx context.Context, tx sinks.Tx, p *plan) error {
 	var shape string
-	if err := tx.QueryRow(ctx, shapeSQL, s.schema, s.table).Scan(&shape); err != nil {
+	var b pgx.Batch
+	b.Queue(shapeSQL, s.schema, s.table).QueryRow(func(row pgx.Row) error { return row.Scan(&shape) })
+	p.targets.queue(&b)
+	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return err
 	}
 	if shape != p.shape {

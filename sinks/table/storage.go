@@ -1,0 +1,106 @@
+package table
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A row is as durable as the table that holds it. What Postgres empties after a crash
+// (UNLOGGED), forgets with the session (temporary) or has another server commit
+// (foreign) doesn't stand or fall with the claim: the broker is told that the message
+// is safe, and then it is lost.
+
+// storageSQL finds a table of that sort among those named and all that rows may be
+// routed to from there: partitions, and children that a trigger or a rule fills.
+// It is asked within the transaction that has written: a partition that was written
+// to was attached before that, and can't be altered until the transaction ends.
+const storageSQL = `
+WITH RECURSIVE tree (oid, routes) AS (
+  SELECT c.oid, c.relkind = 'p' OR c.relhastriggers OR c.relhasrules
+    FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS u (schema, name)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = u.schema::pg_catalog.name
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = u.name::pg_catalog.name
+  UNION
+  SELECT c.oid, c.relkind = 'p' OR c.relhastriggers OR c.relhasrules
+    FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+   WHERE t.routes)
+SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, c.relkind = 'f', c.relpersistence = 't'
+  FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.oid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'f' OR c.relkind = 'r' AND c.relpersistence <> 'p'
+ ORDER BY 1, 2 LIMIT 1`
+
+// tables are those that a statement writes to, by schema and name.
+type tables struct{ schemas, names []string }
+
+func (t *tables) add(schema, name string) {
+	for i := range t.names {
+		if t.schemas[i] == schema && t.names[i] == name {
+			return
+		}
+	}
+	t.schemas, t.names = append(t.schemas, schema), append(t.names, name)
+}
+
+// queue asks storageSQL about them in a batch; a table that isn't durable is an error.
+func (t *tables) queue(b *pgx.Batch) {
+	b.Queue(storageSQL, t.schemas, t.names).QueryRow(func(row pgx.Row) error {
+		var schema, name string
+		var foreign, temporary bool
+		err := row.Scan(&schema, &name, &foreign, &temporary)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return notDurable(pgx.Identifier{schema, name}.Sanitize(), foreign, temporary)
+	})
+}
+
+func notDurable(table string, foreign, temporary bool) error {
+	switch {
+	case foreign:
+		return fmt.Errorf("%s is a foreign table: another server commits what is written to it, so a message could be applied twice or not at all; "+
+			"write to a table of this database", table)
+	case temporary:
+		return fmt.Errorf("%s is a temporary table: it is gone with its session; write to a permanent one", table)
+	}
+	return fmt.Errorf("%s is UNLOGGED: a crash of the server empties it, after the broker was told that its messages are safe; "+
+		"run: ALTER TABLE %[1]s SET LOGGED", table)
+}
+
+// writesTo reads from EXPLAIN's answer, in JSON, what the statement writes to: the
+// table behind a view, or those that a rule names.
+func writesTo(explained []byte) (tables, error) {
+	type node struct {
+		Type   string `json:"Node Type"`
+		Schema string `json:"Schema"`
+		Table  string `json:"Relation Name"`
+		Plans  []node
+	}
+	var plans []struct{ Plan node }
+	var t tables
+	if err := json.Unmarshal(explained, &plans); err != nil {
+		return t, fmt.Errorf("read the server's plan: %w", err)
+	}
+	var walk func(node)
+	walk = func(n node) {
+		if n.Type == "ModifyTable" {
+			t.add(n.Schema, n.Table)
+		}
+		for _, below := range n.Plans {
+			walk(below)
+		}
+	}
+	for _, p := range plans {
+		walk(p.Plan)
+	}
+	if i := slices.Index(t.schemas, "pg_temp"); i >= 0 { // as the plan calls the session's own
+		return t, notDurable(pgx.Identifier{"pg_temp", t.names[i]}.Sanitize(), false, true)
+	}
+	return t, nil
+}
