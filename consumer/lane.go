@@ -28,6 +28,7 @@ type Lane struct {
 
 	position int64     // where the lane's row stands
 	fresh    bool      // neither moved nor given up since it was taken
+	gaveUp   time.Time // when a batch was last abandoned that others are to do
 	asked    time.Time // the broker last held nothing beyond what was offered; zero: it never said so
 
 	cancel context.CancelFunc // of the running transaction
@@ -122,7 +123,8 @@ func (l *Lane) SetLag(n int64) {
 
 // CaughtUp tells that the broker, when it was asked at that time, held nothing
 // beyond what has been offered by now: nothing that may not be read yet, either,
-// and nothing that others have in hand. Once all that was offered is committed,
+// and nothing that others have in hand. A lane that was held for what it has given up
+// since isn't held any longer. Once all that was offered is committed,
 // the lane's clock may follow the database's up to then.
 //
 // A lag of 0 says less. It may be old when it is told, for an Offer may have
@@ -130,7 +132,16 @@ func (l *Lane) SetLag(n int64) {
 func (l *Lane) CaughtUp(asked time.Time) {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
+	if !asked.After(l.gaveUp) {
+		return // what was given up since is still to be done
+	}
 	l.asked = asked
+	if l.held != nil && l.flight == nil && l.pending == nil {
+		// What it was held for was given up (KeepFor), and others have had it committed.
+		l.w.Logger.Info("lane goes on: what it was held for is done", "source", l.options.Lane.Source, "lane", l.options.Lane.Name)
+		l.attempts, l.alone, l.lastError = 0, false, ""
+		l.setHeld(nil)
+	}
 }
 
 // idle tells whether everything that was offered is committed, and there is
@@ -237,7 +248,7 @@ func (l *Lane) retry(after time.Duration) {
 		l.abandonLocked(l.flight)
 		l.flight = nil
 		l.attempts = 0
-		l.lag, l.asked = -1, time.Time{} // what was given up is still to be done
+		l.lag, l.asked, l.gaveUp = -1, time.Time{}, time.Now() // what was given up is still to be done
 		l.enqueue()
 	case after == 0:
 		l.enqueue()

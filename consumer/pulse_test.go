@@ -169,8 +169,10 @@ func TestCaughtUp(t *testing.T) {
 			r.store.FailBefore(1_000_000, hold)
 			l.mustOffer(1)
 			l.caughtUp()
+			asked := time.Now()
 			time.Sleep(2 * keep)
-			l.caughtUp() // what it was held for was given up
+			l.SetLag(0)
+			l.CaughtUp(asked) // before what it was held for was given up
 		},
 		"that gave its batch up": func(r *rig, l *lane) {
 			r.store.FailBefore(1_000_000, errTransient)

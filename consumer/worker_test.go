@@ -379,6 +379,54 @@ func TestKeepFor(t *testing.T) {
 	})
 }
 
+// What a slot of a queue was held for, and gave up, another slot applies: once the
+// broker has nothing left that anybody has yet to do, the first one isn't held.
+func TestAHoldThatAnotherSlotEnds(t *testing.T) {
+	bubble(t, "", func(t *testing.T) {
+		r, told := newPulseRig(t, 2, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })
+		held, other := r.lanes[0], r.lanes[1]
+		r.store.FailBefore(1_000_000, &message.HoldError{Lane: held.name, Err: errors.New("no such table")})
+		held.mustOffer(1)
+		time.Sleep(time.Minute)
+		if _, abandoned := held.outcome(); len(abandoned) != 1 {
+			t.Fatalf("abandoned %v", abandoned)
+		}
+		if r.Ready() == nil || r.metric("dedupd_lanes_held") != 1 {
+			t.Error("not held before anybody has applied what was given up")
+		}
+		r.store.Heal()
+		other.mustOffer(1)
+		synctest.Wait()
+		if r.Ready() == nil {
+			t.Error("not held before the broker has told that nothing is left")
+		}
+		held.caughtUp()
+		other.caughtUp()
+		if err := r.Ready(); err != nil || r.metric("dedupd_lanes_held") != 0 {
+			t.Errorf("still held: %v", err)
+		}
+		time.Sleep(time.Minute)
+		if len(told.of(held.name)) == 0 {
+			t.Error("its clock stands still")
+		}
+		r.stop()
+	})
+	bubble(t, "not while it has something else to do", func(t *testing.T) {
+		r := newRig(t, 1, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })
+		r.store.FailBefore(1_000_000, &message.HoldError{Lane: r.lanes[0].name, Err: errors.New("no such table")})
+		r.lanes[0].mustOffer(1)
+		time.Sleep(time.Minute)
+		r.lanes[0].next = 0
+		r.lanes[0].mustOffer(1)
+		time.Sleep(time.Second)
+		r.lanes[0].caughtUp()
+		if r.Ready() == nil {
+			t.Error("not held with a batch in hand")
+		}
+		r.stop()
+	})
+}
+
 func TestUntilIdle(t *testing.T) {
 	idle := func(w *consumer.Worker) { w.UntilIdle = 5 * time.Second }
 	bubble(t, "every lane for that long", func(t *testing.T) {
