@@ -16,7 +16,7 @@ import (
 // in the cluster, while the errors of a sink quote the value that didn't fit. Those
 // stand in the log and in the dead letters.
 func summary(err error) string {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // it walks the wrapping itself
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var parts []string
 		for _, e := range joined.Unwrap() {
 			parts = append(parts, summary(e))
