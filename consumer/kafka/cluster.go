@@ -48,7 +48,6 @@ func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluste
 			Dial:        conns.dial,
 			DialTimeout: dialTimeout,
 			ClientID:    c.ClientID,
-			TLS:         c.TLS,
 			SASL:        mechanism,
 			// Leaders are looked up at random moments within this time only,
 			// not when one of them says that it no longer leads.

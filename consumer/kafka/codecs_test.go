@@ -88,7 +88,7 @@ func (r *rig) fetch(position int64) records {
 	r.Helper()
 	c := Config{Name: "main", Brokers: []string{r.broker.Addr()}, Topics: []string{r.topic}, Group: r.group}
 	c.setDefaults()
-	conns := newConnections()
+	conns := newConnections(&c)
 	defer conns.cut()
 	cluster := newCluster(&c, nil, conns)
 	defer cluster.close()

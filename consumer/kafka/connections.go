@@ -2,6 +2,10 @@ package kafka
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"time"
@@ -14,20 +18,23 @@ const dialTimeout = 5 * time.Second
 // outlive it: not a long poll whose answer nobody waits for, nor a join that the
 // library won't give up.
 type connections struct {
-	ctx    context.Context
-	cancel context.CancelFunc
+	ctx         context.Context
+	cancel      context.CancelFunc
+	tls         *tls.Config // nil: not encrypted
+	authorities func() (*x509.CertPool, error)
 
 	mu   sync.Mutex
 	open map[*connection]struct{}
 }
 
-func newConnections() *connections {
-	c := &connections{open: make(map[*connection]struct{})}
+func newConnections(config *Config) *connections {
+	c := &connections{tls: config.TLS, authorities: config.Authorities, open: make(map[*connection]struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
 }
 
-// dial connects, unless cut was called.
+// dial connects, unless cut was called. It encrypts by itself: the library would keep
+// to the authorities that it was given at first.
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -41,7 +48,13 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 	if err != nil {
 		return nil, err
 	}
-	conn := &connection{Conn: raw, all: c}
+	conn := &connection{Conn: raw, raw: raw, address: address, all: c}
+	if c.tls != nil {
+		if conn.Conn, err = c.encrypt(ctx, raw, address); err != nil {
+			_ = raw.Close()
+			return nil, fmt.Errorf("TLS with %s: %w", address, err)
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ctx.Err() != nil {
@@ -52,20 +65,53 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 	return conn, nil
 }
 
+// encrypt shakes hands by the files as they are now.
+func (c *connections) encrypt(ctx context.Context, raw net.Conn, address string) (net.Conn, error) {
+	config := c.tls.Clone()
+	if config.ServerName == "" {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		config.ServerName = host
+	}
+	if c.authorities != nil {
+		var err error
+		if config.RootCAs, err = c.authorities(); err != nil {
+			return nil, err
+		}
+	}
+	conn := tls.Client(raw, config)
+	return conn, conn.HandshakeContext(ctx)
+}
+
 // cut closes all connections and refuses new ones.
 func (c *connections) cut() {
 	c.cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for conn := range c.open {
-		_ = conn.Conn.Close()
+		_ = conn.raw.Close() // a farewell by TLS could take long
 	}
 	clear(c.open)
 }
 
 type connection struct {
 	net.Conn
-	all *connections
+	raw     net.Conn // Conn, without what encrypts it
+	address string
+	all     *connections
+}
+
+// Read tells of which broker an alert is: by TLS 1.3 a client hears with the first
+// answer, and not in the handshake, that its certificate is missing or refused.
+func (c *connection) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	var alert *net.OpError
+	if errors.As(err, &alert) && alert.Op == "remote error" {
+		err = fmt.Errorf("TLS with %s: %w (it may want a client's certificate, or another one: tls.cert_file, tls.key_file)", c.address, err)
+	}
+	return n, err
 }
 
 func (c *connection) Close() error {

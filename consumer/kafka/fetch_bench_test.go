@@ -28,7 +28,7 @@ func BenchmarkFetch(b *testing.B) {
 			fill(b, server, topic, n, codec)
 			c := Config{Name: "main", Brokers: []string{server.Addr()}, Topics: []string{topic}, Group: "g"}
 			c.setDefaults()
-			conns := newConnections()
+			conns := newConnections(&c)
 			defer conns.cut()
 			cluster := newCluster(&c, nil, conns)
 			defer cluster.close()

@@ -23,7 +23,7 @@ const (
 // Keeps tells how long each topic's messages are kept, at least. To ask needs the
 // right to describe the topics' configuration, which reading them does not.
 func (s *Source) Keeps(ctx context.Context) ([]consumer.Kept, error) {
-	conns := newConnections()
+	conns := newConnections(&s.config)
 	defer conns.cut()
 	cluster := newCluster(&s.config, s.mechanism, conns)
 	defer cluster.close()

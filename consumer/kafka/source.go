@@ -15,6 +15,7 @@ package kafka
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -70,6 +71,9 @@ type Config struct {
 	// TLS, if not nil, is used for every connection. An empty ServerName stands
 	// for the host connected to.
 	TLS *tls.Config
+	// Authorities, if not nil, is asked at each handshake for those of TLS: they
+	// are renewed under a running program.
+	Authorities func() (*x509.CertPool, error)
 	// SASL is how to log in; a zero value: not at all.
 	SASL SASL
 	// ClientID is told to the broker. Default: dedupd.
@@ -117,7 +121,7 @@ func (s *Source) Name() string { return s.config.Name }
 // again for ever by itself; an error means that the broker refuses what is
 // configured.
 func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
-	conns := newConnections()
+	conns := newConnections(&s.config)
 	defer conns.cut()
 	cluster := newCluster(&s.config, s.mechanism, conns)
 	defer cluster.close()

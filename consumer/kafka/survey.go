@@ -12,7 +12,7 @@ var _ consumer.Surveyor = (*Source)(nil)
 
 // Survey tells where each partition begins and ends, and where the group stands.
 func (s *Source) Survey(ctx context.Context) (consumer.Survey, error) {
-	conns := newConnections()
+	conns := newConnections(&s.config)
 	defer conns.cut()
 	cluster := newCluster(&s.config, s.mechanism, conns)
 	defer cluster.close()

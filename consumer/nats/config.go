@@ -2,6 +2,7 @@ package nats
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/url"
@@ -54,6 +55,9 @@ type Config struct {
 	NkeySeedFile string
 	// TLS, if not nil, demands an encrypted connection.
 	TLS *tls.Config
+	// Authorities, if not nil, is asked at each handshake for those of TLS: they
+	// are renewed under a running program.
+	Authorities func() (*x509.CertPool, error)
 }
 
 // configError says that only another configuration, or an operator's hand at the

@@ -2,7 +2,6 @@ package nats
 
 import (
 	"context"
-	"fmt"
 	"net"
 
 	natsgo "github.com/nats-io/nats.go"
@@ -46,7 +45,7 @@ func (s *Source) dial(ctx context.Context) (*natsgo.Conn, error) {
 	case ctx.Err() != nil: // what the library makes of that says less
 		err = ctx.Err()
 	}
-	return nil, fmt.Errorf("connect: %w", err)
+	return nil, s.config.explain(err)
 }
 
 // dialer dials for the library, which knows no contexts: it asks one server after

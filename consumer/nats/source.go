@@ -45,6 +45,7 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 		return err
 	}
 	defer conn.Close()
+	defer s.tellRefusals(conn, log)()
 	js, err := jetstream.New(conn)
 	if err != nil {
 		return err
@@ -118,13 +119,13 @@ func (s *Source) connect(ctx context.Context, in *consumer.Intake, log *slog.Log
 		}),
 		natsgo.ReconnectErrHandler(func(_ *natsgo.Conn, err error) {
 			if err != nil {
-				said.warn(log, "can't connect to NATS; trying again", err)
+				said.warn(log, "can't connect to NATS; trying again", s.config.explain(err))
 			}
 		}),
 	)
 	conn, err := natsgo.Connect(s.config.servers(), options...)
 	if err != nil {
-		return nil, &configError{"connect: " + err.Error()}
+		return nil, &configError{s.config.explain(err).Error()}
 	}
 	return conn, nil
 }
@@ -137,7 +138,10 @@ func (s *Source) options() ([]natsgo.Option, error) {
 	c := s.config
 	options := []natsgo.Option{natsgo.Name("dedupd " + c.Name)}
 	if c.TLS != nil {
-		options = append(options, natsgo.Secure(c.TLS))
+		options = append(options, natsgo.Secure(c.TLS), func(o *natsgo.Options) error {
+			o.RootCAsCB = natsgo.RootCAsHandler(c.Authorities)
+			return nil
+		})
 	}
 	if c.CredsFile != "" {
 		options = append(options, natsgo.UserCredentials(c.CredsFile))

@@ -38,12 +38,13 @@ const (
 type Broker struct {
 	addr string
 	// relayed is what the broker advertises to those who come by the relay.
-	relayed string
-	secured string
-	dir     string // empty: not ours to start or stop
-	java    string
-	libs    string
-	proc    *child.Process
+	relayed   string
+	secured   string
+	encrypted string // where it speaks TLS; empty: nowhere
+	dir       string // empty: not ours to start or stop
+	java      string
+	libs      string
+	proc      *child.Process
 }
 
 // Options of a cluster.
@@ -60,6 +61,17 @@ type Options struct {
 	Logins map[string]string
 	// Settings are the broker's own, by name, and come before those of this package.
 	Settings map[string]string
+	// TLS, unless nil, is for one more address where each node listens, and speaks
+	// TLS alone.
+	TLS *TLS
+}
+
+// TLS names files, which are read when the broker starts: they may be replaced
+// before a restart.
+type TLS struct {
+	// Identity is a PEM file with the broker's key and its certificate; Clients one
+	// with the authorities of clients, each of which must have a certificate.
+	Identity, Clients string
 }
 
 // Start formats dir, which must be empty or absent, and starts a broker on
@@ -118,6 +130,9 @@ func (b *Broker) Relayed() string { return b.relayed }
 // Secured is host:port for those who log in; empty: nobody can.
 func (b *Broker) Secured() string { return b.secured }
 
+// Encrypted is host:port where the broker speaks TLS; empty: nowhere.
+func (b *Broker) Encrypted() string { return b.encrypted }
+
 // Stop ends the broker in an orderly way, or after 20 s in any way. Stopping a
 // stopped broker does nothing.
 func (b *Broker) Stop() error { return b.end(syscall.SIGTERM) }
@@ -174,7 +189,7 @@ func (b *Broker) end(sig syscall.Signal) error {
 
 // create writes the configurations for fresh ports and formats the data folders.
 func create(brokers []*Broker, o Options) error {
-	const each = 4
+	const each = 5
 	ports, err := freePorts(each * len(brokers))
 	if err != nil {
 		return err
@@ -203,6 +218,10 @@ func create(brokers []*Broker, o Options) error {
 		if len(o.Logins) > 0 {
 			n.secured = address(ports[each*i+3])
 			b.secured = n.secured
+		}
+		if o.TLS != nil {
+			b.encrypted = address(ports[each*i+4])
+			n.encrypted, n.tls = b.encrypted, o.TLS
 		}
 		if err := os.WriteFile(b.config(), []byte(n.properties()), 0o644); err != nil {
 			return err
@@ -247,6 +266,8 @@ type node struct {
 	advertised         string // the relay's
 	secured            string // for those who log in; empty: nobody does
 	logins, settings   map[string]string
+	encrypted          string // where it speaks TLS; empty: nowhere
+	tls                *TLS
 }
 
 // properties keep every wait that exists for large clusters short.
@@ -262,8 +283,19 @@ func (n *node) properties() string {
 		advertised += ",SECURED://" + n.secured
 		protocols += ",SECURED:SASL_PLAINTEXT"
 	}
+	var keys []string
+	if n.tls != nil {
+		listeners += ",ENCRYPTED://" + n.encrypted
+		advertised += ",ENCRYPTED://" + n.encrypted
+		protocols += ",ENCRYPTED:SSL"
+		const prefix = "listener.name.encrypted.ssl."
+		keys = []string{
+			prefix + "keystore.type=PEM", prefix + "keystore.location=" + n.tls.Identity,
+			prefix + "truststore.type=PEM", prefix + "truststore.location=" + n.tls.Clients, prefix + "client.auth=required",
+		}
+	}
 	inSync := n.nodes/2 + 1
-	lines := []string{
+	lines := append([]string{
 		"process.roles=broker,controller",
 		fmt.Sprintf("node.id=%d", n.id),
 		"controller.quorum.voters=" + n.voters,
@@ -291,7 +323,7 @@ func (n *node) properties() string {
 		"log.cleaner.backoff.ms=200",
 		"log.retention.check.interval.ms=1000",
 		"log.segment.delete.delay.ms=1000",
-	}
+	}, keys...)
 	if n.secured != "" {
 		lines = append(lines,
 			"sasl.enabled.mechanisms=PLAIN",

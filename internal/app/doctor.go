@@ -326,7 +326,7 @@ func connectCure(err error) string {
 	var network *net.OpError
 	switch {
 	case errors.As(err, &pg) && strings.HasPrefix(pg.Code, "28"):
-		return "check the role, its password and pg_hba.conf"
+		return "check the role, its password, the client's certificate if one is asked for (sslcert, sslkey), and pg_hba.conf"
 	case errors.As(err, &pg) && pg.Code == "3D000":
 		return "create the database, or correct database.url"
 	case errors.As(err, &pg) && pg.Code == "42501":

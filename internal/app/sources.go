@@ -40,7 +40,7 @@ func newKafka(name string, k *config.Kafka) (consumer.Source, error) {
 	return kafka.New(kafka.Config{
 		Name: name, Brokers: k.Brokers, Topics: k.Topics, Group: k.Group,
 		Start: k.Start, Isolation: k.Isolation, OnGroupReset: k.OnGroupReset, OnGap: k.OnGap,
-		TLS:  tls,
+		TLS: tls, Authorities: k.TLS.Authorities,
 		SASL: kafka.SASL{Mechanism: k.SASL.Mechanism, Username: k.SASL.Username, CurrentPassword: k.SASL.CurrentPassword},
 	})
 }
@@ -52,6 +52,7 @@ func newNATS(name string, n *config.NATS) (consumer.Source, error) {
 	}
 	return nats.New(nats.Config{
 		Name: name, Servers: n.Servers, Stream: n.Stream, Subjects: n.Subjects, Durable: n.Durable,
-		Mode: n.Mode, Start: n.Start, MaxAckPending: n.MaxAckPending, CredsFile: n.CredsFile, NkeySeedFile: n.NKeySeedFile, TLS: tls,
+		Mode: n.Mode, Start: n.Start, MaxAckPending: n.MaxAckPending, CredsFile: n.CredsFile, NkeySeedFile: n.NKeySeedFile,
+		TLS: tls, Authorities: n.TLS.Authorities,
 	})
 }

@@ -9,21 +9,19 @@ import (
 )
 
 // Client is the configuration of a client's connections; nil: not encrypted. The
-// authorities are those of now; the client's certificate is read again at each
-// handshake, since it is renewed under a running program.
+// client's certificate is read again at each handshake, since it is renewed under
+// a running program. The authorities are those of now: see Authorities.
 func (t *TLS) Client() (*tls.Config, error) {
 	if !t.Enabled {
 		return nil, nil
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
 	var errs []error
-	if t.CAFile != "" {
-		pool, err := authorities(t.CAFile)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("ca_file: %w", err))
-		}
-		c.RootCAs = pool
+	pool, err := t.Authorities()
+	if err != nil {
+		errs = append(errs, err)
 	}
+	c.RootCAs = pool
 	if t.CertFile != "" && t.KeyFile != "" {
 		load := func() (*tls.Certificate, error) {
 			pair, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
@@ -38,6 +36,19 @@ func (t *TLS) Client() (*tls.Config, error) {
 		return nil, errors.Join(errs...)
 	}
 	return c, nil
+}
+
+// Authorities reads those that a server's certificate may be of; nil: the system's.
+// Call it at each handshake: they are replaced under a running program, too.
+func (t *TLS) Authorities() (*x509.CertPool, error) {
+	if t.CAFile == "" {
+		return nil, nil
+	}
+	pool, err := authorities(t.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("ca_file: %w", err)
+	}
+	return pool, nil
 }
 
 func authorities(file string) (*x509.CertPool, error) {
