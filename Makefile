@@ -136,6 +136,18 @@ $(BIN)/golangci-lint: internal/tools/go.mod
 $(BIN)/kube-score: internal/tools/go.mod
 	cd internal/tools && $(GO) build -o ../../$@ github.com/zegl/kube-score/cmd/kube-score
 
+# govulncheck's exit code is 3 for findings; what else it stops at, once all builds,
+# is its database.
+.PHONY: vuln
+vuln: $(BIN)/govulncheck ## Looks for known vulnerabilities in what the product calls; "unchecked" where their database is out of reach (VULNDB=file:///folder for a copy)
+	$(GO) build ./...
+	@$(BIN)/govulncheck $(if $(VULNDB),-db $(VULNDB)) ./...; code=$$?; \
+		if [ $$code -eq 3 ]; then exit 3; \
+		elif [ $$code -ne 0 ]; then echo "unchecked: the database of vulnerabilities is out of reach"; fi
+
+$(BIN)/govulncheck: internal/tools/vuln/go.mod
+	cd internal/tools/vuln && $(GO) build -o ../../../$@ golang.org/x/vuln/cmd/govulncheck
+
 .PHONY: fmt
 fmt: $(BIN)/golangci-lint ## Formats the code
 	$(BIN)/golangci-lint fmt
