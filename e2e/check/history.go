@@ -45,6 +45,24 @@ type lane struct {
 	read       bool
 	first, end int64
 	log        []record // by position
+	cuts       []cut
+}
+
+// cut is the loss of a log's end: what stood from a position on is gone, and other
+// messages may have come in its place since.
+type cut struct {
+	at       time.Time
+	position int64
+}
+
+// lost tells whether what stood at a position then is gone.
+func (l *lane) lost(position int64, then time.Time) bool {
+	for _, c := range l.cuts {
+		if position >= c.position && then.Before(c.at) {
+			return true
+		}
+	}
+	return false
 }
 
 func (l *lane) String() string {

@@ -76,9 +76,18 @@ func (h *history) readEvents(file string) error {
 			What     string    `json:"what"`
 			Until    time.Time `json:"rewind_allowed_until"`
 			Failover bool      `json:"failover"`
+			Lane     string    `json:"cut_lane"` // whose log has lost its end, from a position on
+			Position int64     `json:"cut_position"`
 		}
 		if err := json.Unmarshal(line, &e); err != nil {
 			return err
+		}
+		if e.Lane != "" {
+			id, err := h.lane("", e.Lane)
+			if err != nil {
+				return err
+			}
+			h.lanes[id].cuts = append(h.lanes[id].cuts, cut{e.At, e.Position})
 		}
 		h.events = append(h.events, event{at: e.At, what: e.What, until: e.Until, failover: e.Failover})
 		return nil

@@ -152,7 +152,7 @@ func noPhantom(x *view, f *finding) {
 	for i := range x.effects {
 		e := &x.effects[i]
 		l := &x.lanes[e.lane]
-		if l.deleted(e.position) {
+		if l.deleted(e.position) || x.isCutOff(outcome(i)) {
 			continue
 		}
 		s := ofPlace(e.key, e.lane, e.position)
@@ -176,7 +176,7 @@ func noPhantom(x *view, f *finding) {
 // phantom says what is wrong with a dead letter.
 func (x *view) phantom(d *letter) string {
 	l := &x.lanes[d.lane]
-	if l.deleted(d.position) {
+	if m := x.landing(d.xmin, d.lane); l.deleted(d.position) || m != nil && l.lost(d.position, m.at) {
 		return ""
 	}
 	r := l.at(d.position)
@@ -484,7 +484,7 @@ func balanced(x *view, f *finding) {
 		}
 		sum.landed.add(m.delta)
 		l := &x.lanes[m.lane]
-		if !m.ordered || m.op != opUpdate || x.chains[m.lane].breaks[i] || m.from < l.first {
+		if !m.ordered || m.op != opUpdate || x.chains[m.lane].breaks[i] || m.from < l.first || l.lost(m.to-1, m.at) {
 			continue
 		}
 		if n := l.count(m.from, m.to); n != m.delta[fetched] {

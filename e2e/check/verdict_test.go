@@ -201,6 +201,18 @@ func putForward(h *history) {
 	h.move(130, opUpdate, first, 12, 30, "w2", books{})
 }
 
+// regrow has the first lane's log lose f, at 9, and have x there. The cut is told of
+// from a position on.
+func regrow(h *history, from int64) {
+	hands(h)
+	l := &h.lanes[first]
+	l.cuts = []cut{{began.Add(12500 * time.Millisecond), from}}
+	l.log = l.log[:len(l.log)-1]
+	h.append(first, 9, "x")
+	h.move(130, opUpdate, first, 9, 30, "w2", books{})
+	h.land(131, first, 10, "x9", books{fetched: 1, applied: 1})
+}
+
 // hands is an event that lets people move lanes from then on.
 func hands(h *history) {
 	h.events = append(h.events, event{at: began, what: "by hand", until: began.Add(time.Hour)})
@@ -331,6 +343,8 @@ func TestVerdict(t *testing.T) {
 		}, want: "I1"},
 		{name: "another value", do: func(h *history) { h.effectOf("g").sum++ }, want: "I3"},
 		{name: "another value, in a queue", do: func(h *history) { h.effectOf("i").sum++ }, want: "I3"},
+		{name: "good, a log that was cut and grew again", do: func(h *history) { regrow(h, 9) }},
+		{name: "a log that grew again, cut behind what has landed", do: func(h *history) { regrow(h, 10) }, want: "I3"},
 		{name: "no value, and none carried", do: func(h *history) {
 			h.effectOf("g").sum = 0
 			h.lanes[second].at(1).carried = 0

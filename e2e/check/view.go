@@ -150,6 +150,13 @@ func (x *view) moveOf(o outcome) *move {
 	return x.landing(x.letters[^o].xmin, lane)
 }
 
+// isCutOff tells that an outcome is of a message that the log has lost since.
+func (x *view) isCutOff(o outcome) bool {
+	lane, position := x.where(o)
+	m := x.moveOf(o)
+	return m != nil && x.lanes[lane].lost(position, m.at)
+}
+
 // late tells whether a copy came so much later than another one of its id that it
 // may have landed again: by the messages' own times, as the window is counted.
 func (x *view) late(lane laneID, position int64, first outcome) bool {
