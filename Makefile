@@ -113,6 +113,10 @@ soak: kafka ## The same for FOR (default 8h), faults drawn at random
 mutants: kafka ## Puts one bug at a time into the product: the rig must notice each, into docs/benchmarks/mutants.md (half an hour)
 	$(GO) run ./e2e/chaos -mutants -out docs/benchmarks/mutants.md $(if $(SEED),-seed $(SEED)) $(ARGS)
 
+.PHONY: mutate
+mutate: ## Lists small changes to packages that their tests don't notice (PKGS=./message, ARGS="-short -run REGEXP -only FILE")
+	$(GO) run ./internal/mutate $(ARGS) $(or $(PKGS),./message)
+
 .PHONY: kafka
 kafka: $(KAFKA)/.complete ## Fetches the Kafka broker that tests start (needs Java 17 and Maven)
 

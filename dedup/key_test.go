@@ -109,6 +109,12 @@ func TestFingerprints(t *testing.T) {
 	if paths.of(value(`{"a":1,"b":2,"sent":1}`)) != paths.of(value(`{"sent":2,"b":2,"a":1}`)) {
 		t.Error("json: what isn't named counts")
 	}
+	if paths.of(value(`{"a":1,"b":2}`)) == paths.of(value(`{"a":1,"b":3}`)) {
+		t.Error("json: what is named doesn't count")
+	}
+	if _, err := NewFingerprint([]string{"none", "json:a"}); err == nil {
+		t.Error("none was taken beside a path")
+	}
 	if paths.of(value(`{"a":1,"b":23}`)) == paths.of(value(`{"a":12,"b":3}`)) {
 		t.Error("json: the places run into one another")
 	}

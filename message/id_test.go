@@ -114,6 +114,7 @@ func TestIdentityUnusable(t *testing.T) {
 		{[]string{"json:id"}, Message{Value: []byte(`{"id":[]}`)}, "an object or an array is no id"},
 		{[]string{"json:id"}, Message{Value: []byte(`{"id":"\ud83d"}`)}, "surrogate"},
 		{[]string{"cloudevent"}, Message{Value: []byte(`{"id":{},"source":"s"}`)}, "no id"},
+		{[]string{"cloudevent"}, Message{Value: []byte(`{"id":"a","source":["s"]}`)}, "an object or an array is no id"},
 		{[]string{"cloudevent"}, Message{Value: []byte(`{"id":"abc","source":"def"}`)}, "unusable id in cloudevent: 12 bytes"},
 		{[]string{"cloudevent"}, Message{Headers: headers("ce_id", long, "ce_source", "s")}, "bytes are more"},
 		{[]string{"key", "key"}, Message{Key: []byte("abc")}, "unusable id in the joined places: 12 bytes"},
@@ -126,6 +127,9 @@ func TestIdentityUnusable(t *testing.T) {
 	}
 	if id, err := identity(t, 10, "key").ID(&Message{Key: []byte(long[:10])}, ""); err != nil || len(id) != 10 {
 		t.Errorf("an id of just id.max_bytes gives %q, %v", id, err)
+	}
+	if id, err := identity(t, 10, "key", "key").ID(&Message{Key: []byte("ab")}, ""); err != nil || len(id) != 10 {
+		t.Errorf("joined places of just id.max_bytes give %q, %v", id, err)
 	}
 }
 
