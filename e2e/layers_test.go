@@ -53,6 +53,8 @@ var layers = []struct {
 	{`internal/top`, `^dedup$`, `pgx|kafka|nats|prometheus|cobra`},
 	// For test support and the demo; no layer above names it.
 	{`internal/child`, `^$`, `.*\..*`},
+	// A program about our packages, of the standard library alone.
+	{`internal/mutate`, `^$`, `.*\..*`},
 	{`internal/app`, `^(message|consumer|consumer/kafka|consumer/nats|dedup|sinks|retention|internal/config)$`, `cobra`},
 	{`cmd/dedupd/cli`, `^(message|dedup|sinks|retention|internal/app|internal/config|internal/nearest|internal/sizing|internal/top)$`, `kafka|nats`},
 	{`cmd/dedupd`, `^(cmd/dedupd/cli|sinks/[^/]+)$`, `.*\..*`},
