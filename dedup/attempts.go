@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -199,12 +200,14 @@ func (p *Processor) attempt(ctx context.Context, run message.Batch, clocks clock
 			return p.handOver(ctx, []message.Batch{run}, h)
 		}
 	}
-	if err := p.Store.note(ctx, run); err != nil {
+	at, err := p.Store.note(ctx, run)
+	if err != nil {
+		p.Store.unnote(ctx, run, at) // it may have been written all the same
 		return holdUnlessPassing(err)
 	}
-	err := p.handOver(ctx, []message.Batch{run}, h)
+	err = p.handOver(ctx, []message.Batch{run}, h)
 	if deadline, ok := ctx.Deadline(); err != nil && !(ok && time.Since(deadline) > answerLimit) {
-		p.Store.unnote(ctx, run)
+		p.Store.unnote(ctx, run, at)
 	}
 	return err
 }
@@ -270,37 +273,89 @@ func (s *Store) attempts(ctx context.Context, b message.Batch) (map[int64]attemp
 // note writes down that a run's messages are tried. It is durable before the sink
 // is given them. Of a lane that is another's nothing is noted; advance() refuses
 // what comes of it.
-func (s *Store) note(ctx context.Context, run message.Batch) error {
+func (s *Store) note(ctx context.Context, run message.Batch) (at time.Time, err error) {
 	lane, err := s.laneID(run.Lane)
 	if err != nil {
-		return err
+		return at, err
 	}
-	_, err = s.pool.Exec(ctx, `
-		INSERT INTO `+s.name("attempts")+` AS a (lane, position, worker)
-		SELECT l.id, u.position, $3::uuid FROM `+s.name("lanes")+` l, unnest($2::bigint[]) AS u (position) WHERE l.id = $1 AND l.epoch = $4
-		ON CONFLICT (lane, position) DO UPDATE SET
-			tries    = CASE WHEN a.worker = EXCLUDED.worker THEN 1 ELSE a.tries + 1 END,
-			first_at = CASE WHEN a.worker = EXCLUDED.worker THEN EXCLUDED.first_at ELSE a.first_at END,
-			last_at  = EXCLUDED.last_at,
-			worker   = EXCLUDED.worker`, lane, positions(run), s.process, run.Epoch)
+	err = s.pool.QueryRow(ctx, `
+		WITH noted AS (
+			INSERT INTO `+s.name("attempts")+` AS a (lane, position, worker)
+			SELECT l.id, u.position, $3::uuid FROM `+s.name("lanes")+` l, unnest($2::bigint[]) AS u (position) WHERE l.id = $1 AND l.epoch = $4
+			ON CONFLICT (lane, position) DO UPDATE SET
+				tries    = CASE WHEN a.worker = EXCLUDED.worker THEN 1 ELSE a.tries + 1 END,
+				first_at = CASE WHEN a.worker = EXCLUDED.worker THEN EXCLUDED.first_at ELSE a.first_at END,
+				last_at  = EXCLUDED.last_at,
+				worker   = EXCLUDED.worker)
+		SELECT now()`, lane, positions(run), s.process, run.Epoch).Scan(&at)
 	if err != nil {
-		return fmt.Errorf("note an attempt in lane %s: %w", run.Lane, err)
+		return at, fmt.Errorf("note an attempt in lane %s: %w", run.Lane, err)
 	}
-	return nil
+	return at, nil
 }
 
-// unnote takes the notes of a run back whose try had an answer. A database that
-// is away may keep them; should this process try again, they count as its first.
-func (s *Store) unnote(ctx context.Context, run message.Batch) {
+// wrongNotes are notes of tries that had an answer, which the database was away to
+// take back. The process lives, so they count as no end of it: they are taken back
+// as soon as the database is there. Else three outages at the wrong moment would
+// make a dead letter of a good message.
+type wrongNotes struct {
+	some atomic.Bool
+	mu   sync.Mutex
+	all  []wrongNote
+}
+
+type wrongNote struct {
+	lane      int32
+	positions []int64
+	at        time.Time // by the database's clock; zero: not known
+}
+
+// unnote takes the notes of a run back whose try had an answer: now, or once the
+// database is there again.
+func (s *Store) unnote(ctx context.Context, run message.Batch, at time.Time) {
 	lane, err := s.laneID(run.Lane)
-	if err == nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-		defer cancel()
-		_, err = s.pool.Exec(ctx, `DELETE FROM `+s.name("attempts")+` WHERE lane = $1 AND position = ANY ($2) AND worker = $3::uuid`, lane, positions(run), s.process)
-	}
 	if err != nil {
-		s.log.Warn("an attempt that had an answer stays noted", "source", run.Lane.Source, "lane", run.Lane.Name, "position", run.From, "error", err)
+		return // without the lane's number nothing was noted
 	}
+	note := wrongNote{lane, positions(run), at}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if err := s.takeBack(ctx, note); err != nil {
+		s.wrong.mu.Lock()
+		s.wrong.all = append(s.wrong.all, note)
+		s.wrong.some.Store(true)
+		s.wrong.mu.Unlock()
+		s.log.Warn("an attempt that had an answer stays noted until the database is there again", "source", run.Lane.Source, "lane", run.Lane.Name, "position", run.From, "error", err)
+	}
+}
+
+// takeBackNotes takes back what the database was away for. What fails is tried
+// again by the next hand-over.
+func (s *Store) takeBackNotes(ctx context.Context) {
+	if !s.wrong.some.Load() {
+		return
+	}
+	s.wrong.mu.Lock()
+	defer s.wrong.mu.Unlock()
+	for len(s.wrong.all) > 0 {
+		if err := s.takeBack(ctx, s.wrong.all[0]); err != nil {
+			s.log.Debug("take back the notes of attempts that had an answer", "error", err)
+			return
+		}
+		s.wrong.all = s.wrong.all[1:]
+	}
+	s.wrong.some.Store(false)
+}
+
+// takeBack forgets a note of this process. Where another has noted its own try on
+// top of it since, that one stays, and counts one less.
+func (s *Store) takeBack(ctx context.Context, n wrongNote) error {
+	_, err := s.pool.Exec(ctx, `
+		WITH mine AS (DELETE FROM `+s.name("attempts")+` WHERE lane = $1 AND position = ANY ($2) AND worker = $3::uuid AND last_at <= coalesce($4::timestamptz, now()))
+		UPDATE `+s.name("attempts")+` SET tries = tries - 1
+		WHERE lane = $1 AND position = ANY ($2) AND worker <> $3::uuid AND first_at <= $4 AND tries > 1`,
+		n.lane, n.positions, s.process, pgtype.Timestamptz{Time: n.at, Valid: !n.at.IsZero()})
+	return err
 }
 
 // passSteps forget the notes of messages in the transaction that has their

@@ -362,6 +362,76 @@ func TestAnsweredAttempts(t *testing.T) {
 	}
 }
 
+// A database that goes away within a try keeps its note, and the worker can't take
+// it back before it is there again. It ended nobody: however often that happens, and
+// whoever tries in between, only real ends count.
+func TestAnOutageIsNoEnd(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	type life struct {
+		*fixture
+		cut *commitCutter
+	}
+	var lives []life
+	// outage has one more worker lose the database in the moment of COMMIT.
+	outage := func(b message.Batch) {
+		t.Helper()
+		w, cut := f.attachBroken()
+		cut.then.Store(new(func() { cut.down.Store(true) }))
+		cut.armed.Store(1)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		w.takeQueue("nats")
+		if err := w.Handle(ctx, []message.Batch{delivered(b, 4)}); err == nil || cut.armed.Load() != 0 {
+			t.Fatalf("the database was there: %v", err)
+		}
+		lives = append(lives, life{w, cut})
+	}
+	back := func() {
+		t.Helper()
+		for i, w := range lives {
+			w.cut.down.Store(false)
+			w.handle(w.takeQueue("nats").batchAt(int64(100+i), fmt.Sprint("other", i)))
+		}
+		lives = nil
+	}
+	q := f.takeQueue("nats")
+	for range 2 { // each time as many as would make a dead letter
+		for range 4 {
+			outage(q.batchAt(7, "good"))
+		}
+		if n := f.noted(); n != 1 {
+			t.Fatalf("%d attempts are noted", n)
+		}
+		back()
+		if n := f.noted(); n != 0 {
+			t.Fatalf("%d attempts stay noted", n)
+		}
+	}
+
+	// One that really ended a worker, between two outages, is counted as one.
+	outage(q.batchAt(7, "good"))
+	die(t, f, "v")
+	dead := f.life()
+	dead.takeQueue("nats")
+	if _, ok := dead.survives(delivered(q.batchAt(7, "good"), 5)); ok {
+		t.Fatal("survived")
+	}
+	f.sink.fail = nil
+	back()
+	var tries int
+	if err := f.pool.QueryRow(t.Context(), `SELECT tries FROM dedupd.attempts`).Scan(&tries); err != nil || tries != 1 {
+		t.Errorf("%d tries, %v; want the one that ended a worker", tries, err)
+	}
+	w := f.life()
+	w.takeQueue("nats")
+	w.handle(delivered(q.batchAt(7, "good"), 6))
+	f.wantDead()
+	if !slices.Contains(f.landed(), "good") {
+		t.Errorf("landed: %q", f.landed())
+	}
+}
+
 // A sink that comes back when its worker was given up has given no answer.
 func TestAnswerThatComesTooLate(t *testing.T) {
 	t.Parallel()

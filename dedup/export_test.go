@@ -20,7 +20,10 @@ func (p *Processor) SetTwinsHold(d time.Duration) { p.twins.hold = d }
 func (s *Store) SetFilterMemory(n int64) { s.filterMemory = n }
 
 // Note notes an attempt, as a worker does whose lane is taken in that moment.
-func (s *Store) Note(ctx context.Context, run message.Batch) error { return s.note(ctx, run) }
+func (s *Store) Note(ctx context.Context, run message.Batch) error {
+	_, err := s.note(ctx, run)
+	return err
+}
 
 // IsSuspect is 1 for a lane that is handled with care.
 func (s *Store) IsSuspect(lane message.Lane) int {

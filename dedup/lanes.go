@@ -64,6 +64,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (taken message.Taken, 
 // lock. So a transaction of the lane that is under way changes nothing: till it
 // commits, the row is as told. Afterwards it stands above, which is no loss.
 func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []message.Lane, err error) {
+	s.takeBackNotes(ctx)
 	var sources, names []string
 	var epochs, next []int64
 	var ages []float64

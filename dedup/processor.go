@@ -113,6 +113,7 @@ func (p *Processor) Handle(ctx context.Context, batches []message.Batch) error {
 		}
 		p.sinkStale.Store(false)
 	}
+	p.Store.takeBackNotes(ctx)
 	clocks := clocksOf(batches)
 	plain, suspects := p.sift(batches)
 	if len(plain) > 0 {

@@ -42,6 +42,7 @@ type Store struct {
 	// process is this store among all there ever were, in any process.
 	process    string
 	suspicions suspicions
+	wrong      wrongNotes
 
 	filterMemory int64
 	chunkClaims  int
