@@ -147,10 +147,13 @@ func (s *Store) MigrationStatus(ctx context.Context) ([]Migration, error) {
 // it at once: one works, the others wait by asking again, never inside the
 // database, where a blocked statement's snapshot holds up the one that works
 // (measured: CREATE INDEX CONCURRENTLY deadlocks with it). A newer schema is a
-// *SchemaError.
+// *SchemaError, a database that isn't UTF8 an *EncodingError.
 func (s *Store) Migrate(ctx context.Context) (applied []Migration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
+	if err := s.checkEncoding(ctx); err != nil {
+		return nil, fmt.Errorf("migrate: %w", err)
+	}
 	for {
 		done, applied, err := s.tryMigrate(ctx)
 		if err != nil {

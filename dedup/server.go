@@ -10,6 +10,8 @@ type Server struct {
 	Version string // such as 18.4
 	Number  int    // such as 180004
 	Role    string
+	// Encoding is the database's; all but UTF8 is refused.
+	Encoding string
 	// Fsync is off where a crash of the machine loses what was committed.
 	Fsync bool
 	// FullPageWrites is off where such a crash may leave half-written pages.
@@ -30,15 +32,44 @@ const waitsForStandby = `current_setting('synchronous_standby_names') <> '' AND 
 // Server asks for it.
 func (s *Store) Server(ctx context.Context) (v Server, err error) {
 	err = s.pool.QueryRow(ctx, `
-		SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('server_version_num')::integer, current_user::text,
+		SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('server_version_num')::integer, current_user::text, current_setting('server_encoding'),
 			current_setting('fsync')::boolean, current_setting('full_page_writes')::boolean,
 			`+waitsForStandby+`,
 			current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
 				- coalesce(current_setting('reserved_connections', true)::integer, 0) - (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend')::integer,
 			(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = current_user)`).
-		Scan(&v.Version, &v.Number, &v.Role, &v.Fsync, &v.FullPageWrites, &v.SynchronousStandby, &v.FreeConnections, &v.RoleLimit)
+		Scan(&v.Version, &v.Number, &v.Role, &v.Encoding, &v.Fsync, &v.FullPageWrites, &v.SynchronousStandby, &v.FreeConnections, &v.RoleLimit)
 	if err != nil {
 		return v, fmt.Errorf("ask the server for its settings: %w", err)
 	}
 	return v, nil
 }
+
+// EncodingError says that the database would store text as other text, or can't hold
+// it. The cure is part of the text.
+type EncodingError struct{ Encoding string }
+
+func (e *EncodingError) Error() string {
+	return "the database's encoding is " + e.Encoding + ", in which the text of messages would be stored as other text, or not at all: dedupd needs UTF8. " +
+		"An encoding can't be changed: " + EncodingCure
+}
+
+// EncodingCure is what to do about an EncodingError.
+const EncodingCure = "create a database with TEMPLATE template0 ENCODING 'UTF8', and bring the tables there by pg_dump and psql"
+
+// checkEncoding gives an *EncodingError for a database that isn't UTF8.
+func (s *Store) checkEncoding(ctx context.Context) error {
+	var encoding string
+	if err := s.pool.QueryRow(ctx, `SELECT pg_catalog.current_setting('server_encoding')`).Scan(&encoding); err != nil {
+		return fmt.Errorf("ask for the database's encoding: %w", err)
+	}
+	if encoding != utf8 {
+		return &EncodingError{encoding}
+	}
+	return nil
+}
+
+const utf8 = "UTF8"
+
+// UTF8 tells whether the database can hold the text of messages.
+func (v Server) UTF8() bool { return v.Encoding == utf8 }

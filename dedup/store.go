@@ -143,9 +143,13 @@ func (e *SchemaError) Error() string {
 	return fmt.Sprintf("the database's schema has version %d, but this dedupd needs version %d: run `dedupd migrate up` with the owner's rights (or set database.migrate: true)", e.Have, e.Want)
 }
 
-// Load checks the schema's version and reads the scope's catalog. The error is a
-// *SchemaError where the schema or the scope isn't there as it must be.
+// Load checks the database's encoding and the schema's version, and reads the scope's
+// catalog. The error is an *EncodingError, or a *SchemaError where the schema or the
+// scope isn't there as it must be.
 func (s *Store) Load(ctx context.Context) error {
+	if err := s.checkEncoding(ctx); err != nil {
+		return err
+	}
 	have, err := s.SchemaVersion(ctx)
 	if err != nil {
 		return err

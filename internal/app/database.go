@@ -68,6 +68,8 @@ func poolConfig(cfg *config.Config, logger *slog.Logger) (*pgxpool.Config, error
 	if c.RuntimeParams["application_name"] == "" {
 		c.RuntimeParams["application_name"] = "dedupd " + cfg.Scope
 	}
+	// The text of messages is UTF-8, whatever a role's or a database's settings say.
+	c.RuntimeParams["client_encoding"] = "UTF8"
 	if c.ValidateConnect == nil {
 		// Replicas may show another order of commits, and can't be written.
 		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite

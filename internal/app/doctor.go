@@ -96,6 +96,9 @@ func (d *doctor) database(ctx context.Context, store *dedup.Store, registry *sin
 		return nil, false
 	}
 	d.server(server)
+	if !server.UTF8() {
+		return nil, false // whatever is in it would have to move
+	}
 	d.mayLose = !server.SynchronousStandby
 	if !d.schema(ctx, store, server.Role) || !d.grants(ctx, store, server.Role) {
 		return nil, false
@@ -121,6 +124,9 @@ func (d *doctor) server(v dedup.Server) {
 		return
 	}
 	d.ok("database", "Postgres %s, as role %s", v.Version, v.Role)
+	if !v.UTF8() {
+		d.fail("database", dedup.EncodingCure, "its encoding is %s, in which the text of messages would be stored as other text, or not at all; dedupd needs UTF8", v.Encoding)
+	}
 	if !v.Fsync {
 		d.warn("database", "set fsync = on, which is the default", "fsync is off: a crash of its machine loses what the brokers were told is durable, or the whole database")
 	}

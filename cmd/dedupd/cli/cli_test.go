@@ -130,6 +130,7 @@ func TestExitCodes(t *testing.T) {
 		{exitError{code: 130}, 130},
 		{&dedup.SchemaError{Have: 1, Want: 2}, 3},
 		{fmt.Errorf("migrate: %w", &dedup.SchemaError{Have: 2, Want: 1}), 3},
+		{fmt.Errorf("migrate: %w", &dedup.EncodingError{Encoding: "LATIN1"}), 3},
 		{&pgconn.PgError{Code: "42501"}, 3},
 		{&pgconn.PgError{Code: "28P01"}, 3},
 		{&pgconn.PgError{Code: "42P01"}, 3},

@@ -86,6 +86,7 @@ func exitCode(err error) int {
 		query    *dedup.QueryError
 		server   *app.ServerError
 		schema   *dedup.SchemaError
+		encoding *dedup.EncodingError
 		missing  *retention.MissingError
 		connect  *pgconn.ConnectError
 		postgres *pgconn.PgError
@@ -96,7 +97,7 @@ func exitCode(err error) int {
 		return exit.code
 	case errors.As(err, &usage), errors.As(err, &problems), errors.As(err, &unusable), errors.As(err, &query):
 		return exitUsage
-	case errors.As(err, &server), errors.As(err, &schema), errors.As(err, &missing), errors.As(err, &connect):
+	case errors.As(err, &server), errors.As(err, &schema), errors.As(err, &encoding), errors.As(err, &missing), errors.As(err, &connect):
 		return exitServer
 	case errors.As(err, &postgres):
 		return postgresExit(postgres.Code)
