@@ -34,7 +34,7 @@ func (in *Intake) Take(ctx context.Context, t message.Take) (message.Taken, erro
 	switch {
 	case taken.Rewound && !t.Ordered:
 		in.w.Metrics.rewinds.Inc()
-		log.Warn("the database is not the one that the queue was read into: it may have lost commits", "broker_position", taken.BrokerPosition)
+		log.Warn("the database lacks commits that were acknowledged: it went back to an earlier state. Having the queue delivered again from where it is sure", "broker_position", taken.BrokerPosition)
 	case taken.Rewound:
 		in.w.Metrics.rewinds.Inc()
 		log.Warn("the broker is ahead of the database, which must have lost commits: reading again from the database's position", "broker_position", t.Committed)
@@ -47,10 +47,16 @@ func (in *Intake) Take(ctx context.Context, t message.Take) (message.Taken, erro
 	return taken, nil
 }
 
+// Confirm asks the authority whether what a queue committed may be acknowledged: see
+// Lanes.
+func (in *Intake) Confirm(ctx context.Context, c message.Confirm) (message.Confirmed, error) {
+	return in.w.Lanes.Confirm(ctx, c)
+}
+
 // Resumed tells the authority that a queue which was taken with Rewound may move:
 // see Lanes.
-func (in *Intake) Resumed(ctx context.Context, lane message.Lane, from int64) (sure int64, err error) {
-	return in.w.Lanes.Resumed(ctx, lane, from)
+func (in *Intake) Resumed(ctx context.Context, lane message.Lane, taken message.Taken, from int64) (sure int64, err error) {
+	return in.w.Lanes.Resumed(ctx, lane, taken, from)
 }
 
 // Open opens a lane that was taken.

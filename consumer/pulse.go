@@ -88,7 +88,7 @@ func (w *Worker) caughtUp(now time.Time) ([]message.CaughtUp, map[*Lane]int64) {
 		}
 		at[l] = l.position
 		rows[o.Lane] = message.CaughtUp{
-			Lane: o.Lane, Epoch: o.Epoch, Next: l.position,
+			Lane: o.Lane, Epoch: o.Epoch, Next: l.position, Checkpoint: o.Checkpoint,
 			Age: max(rows[o.Lane].Age, age(l.asked, now)),
 		}
 	}

@@ -44,12 +44,19 @@ type Lanes interface {
 	// that has moved on since, or is just being moved, is passed over. Failures are
 	// harmless: it is told again. The lanes are sorted, and each stands there once.
 	CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []message.Lane, err error)
+	// Confirm tells whether the database is the one that a queue was committed in, and
+	// has not gone back. Then what was committed before may be acknowledged, once the
+	// broker keeps the origin that is returned, and that was confirmed, too: the
+	// database may have been replaced meanwhile. *message.FencedError: it is not, and
+	// the lane has to be taken anew.
+	Confirm(ctx context.Context, c message.Confirm) (message.Confirmed, error)
 	// Resumed tells that what a queue may have lost with the database is delivered
 	// again from a position on, as Taken.Rewound asks for, or is known to be gone
-	// (0). Until then the lane doesn't move. It doesn't either where the position is
-	// beyond the one that is sure, which is returned: then the database has gone back
-	// once more, and the broker has to be asked again.
-	Resumed(ctx context.Context, lane message.Lane, from int64) (sure int64, err error)
+	// (0), and that the broker keeps the origin of that take. Until then the lane
+	// doesn't move. It doesn't either where the position is beyond the one that is sure,
+	// which is returned: then the database has gone back once more, and the broker has
+	// to be asked again.
+	Resumed(ctx context.Context, lane message.Lane, taken message.Taken, from int64) (sure int64, err error)
 	// LetGo tells that a lane was let go as it should be, without having moved
 	// under that epoch. An ordered lane that is taken again and again without
 	// moving, and isn't let go, may be one whose messages end the process. Failures
@@ -124,6 +131,8 @@ type LaneOptions struct {
 	Epoch int64
 	// Next is the position where reading starts.
 	Next int64
+	// Checkpoint is the one that a queue was taken at.
+	Checkpoint message.Checkpoint
 	// Committed is told after a commit, with the lane's new position and the
 	// tokens of all that was offered since the last call, in order. It must not
 	// block.

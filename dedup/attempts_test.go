@@ -254,7 +254,7 @@ func TestSuspicion(t *testing.T) {
 	t.Run("ends when the lane is caught up", func(t *testing.T) {
 		f, sizes := start(t)
 		l := f.suspect("kafka", "orders/0")
-		if _, err := f.Store.CaughtUp(t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.Next}}); err != nil {
+		if _, err := f.Store.CaughtUp(t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.Next, Checkpoint: l.Checkpoint}}); err != nil {
 			t.Fatal(err)
 		}
 		f.handle(l.batch(numbered(70, nil)...))

@@ -102,7 +102,9 @@ func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally
 	for i := 0; i < len(batches); {
 		b, sum := batches[i], all[i]
 		j := i + 1
-		for ; j < len(batches) && batches[j].Lane == b.Lane; j++ {
+		// What belongs to another row, or to another instance of the database, is held
+		// against that by itself.
+		for ; j < len(batches) && batches[j].Lane == b.Lane && batches[j].Epoch == b.Epoch && batches[j].Checkpoint.Instance == b.Checkpoint.Instance; j++ {
 			if b.Ordered {
 				return nil, fmt.Errorf("bug: two batches of the ordered lane %s in one group", b.Lane)
 			}
@@ -110,15 +112,18 @@ func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally
 				sum[o] += n
 			}
 			b.Next, b.Lag = max(b.Next, batches[j].Next), batches[j].Lag
+			b.Checkpoint.Number = max(b.Checkpoint.Number, batches[j].Checkpoint.Number)
 		}
 		i = j
 		lane, err := s.laneID(b.Lane)
 		if err != nil {
 			return nil, err
 		}
-		from := []byte(nil)
+		var from, checkpoint, instance []byte
 		if b.Ordered {
 			from = int8b(b.From)
+		} else {
+			checkpoint, instance = int8b(b.Checkpoint.Number), []byte(b.Checkpoint.Instance)
 		}
 		if first, ok := before[b.Lane]; ok {
 			steps = append(steps, first)
@@ -128,7 +133,7 @@ func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally
 			sql:  `SELECT ` + s.name("advance") + `(` + advanceParams + `)`,
 			oids: advanceOIDs,
 			params: [][]byte{
-				int4(lane), int8b(b.Epoch), from, int8b(b.Next), optional(b.BrokerPosition), timestamptz(clocks[b.Lane]), optional(b.Lag),
+				int4(lane), int8b(b.Epoch), from, checkpoint, instance, int8b(b.Next), optional(b.BrokerPosition), timestamptz(clocks[b.Lane]), optional(b.Lag),
 				int8b(sum[applied]), int8b(sum[redelivered]), int8b(sum[resent]), int8b(sum[crossSource]), int8b(sum[conflict]), int8b(sum[dead]),
 			},
 		})
@@ -137,7 +142,7 @@ func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally
 }
 
 var advanceOIDs = []uint32{
-	pgtype.Int4OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.TimestamptzOID, pgtype.Int8OID,
+	pgtype.Int4OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.TextOID, pgtype.Int8OID, pgtype.Int8OID, pgtype.TimestamptzOID, pgtype.Int8OID,
 	pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID,
 }
 
@@ -145,7 +150,7 @@ var advanceOIDs = []uint32{
 var advanceParams = func() string {
 	list := ""
 	for i, oid := range advanceOIDs {
-		typ := map[uint32]string{pgtype.Int4OID: "integer", pgtype.Int8OID: "bigint", pgtype.TimestamptzOID: "timestamptz"}[oid]
+		typ := map[uint32]string{pgtype.Int4OID: "integer", pgtype.Int8OID: "bigint", pgtype.TextOID: "text", pgtype.TimestamptzOID: "timestamptz"}[oid]
 		if i > 0 {
 			list += ", "
 		}

@@ -143,7 +143,7 @@ func (l *lane) batch(ids ...string) message.Batch {
 }
 
 func (l *lane) batchAt(at int64, ids ...string) message.Batch {
-	b := message.Batch{Lane: l.Lane, Ordered: l.ordered, Incarnation: l.Incarnation, Epoch: l.Epoch, From: at, Next: at + int64(len(ids)), Lag: 0, BrokerPosition: -1}
+	b := message.Batch{Lane: l.Lane, Ordered: l.ordered, Incarnation: l.Incarnation, Epoch: l.Epoch, From: at, Next: at + int64(len(ids)), Lag: 0, BrokerPosition: -1, Checkpoint: l.Checkpoint}
 	for i, id := range ids {
 		id, value, ok := strings.Cut(id, "=")
 		if !ok {

@@ -219,7 +219,7 @@ func TestAQueuesClockIsThatOfTheOldestOutstanding(t *testing.T) {
 	f.wantLanded("a", "b", "c", "d", "e", "f")
 
 	// What is delivered again from a position on may be of any time.
-	if _, err := f.Store.Resumed(t.Context(), l.Lane, 1); err != nil {
+	if _, err := f.Store.Resumed(t.Context(), l.Lane, l.Taken, 1); err != nil {
 		t.Fatal(err)
 	}
 	if at := clock(); at != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/url"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -90,9 +89,11 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 	first, second, third := l.batch("a"), l.batch("b"), l.batch("c")
 	first.BrokerPosition = 17
 	f.handle(first)
+	f.mustConfirm(l)
 
 	failOver := replica()
 	f.handle(second) // by the old primary, which is about to be lost
+	f.mustConfirm(l) // so it is acknowledged
 	failOver()
 
 	refused := func() {
@@ -106,32 +107,33 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 				return
 			}
 			if err == nil || ctx.Err() != nil { // till then connections end
-				t.Fatalf("the queue goes on in another history: %v", err)
+				t.Fatalf("the queue goes on in another database: %v", err)
 			}
 		}
 	}
 	refused()
-	again := f.takeQueue("nats")
+	again := f.retake(l)
 	if !again.Rewound || again.BrokerPosition != 17 {
 		t.Errorf("taken after a failover: %+v", again.Taken)
 	}
+	third = again.batchAt(third.From, "c")
 	refused() // the broker has yet to be asked
 	// A worker that was told of a position by the database before has asked the
 	// broker for less than was lost.
-	if sure, err := f.Store.Resumed(t.Context(), l.Lane, 18); err != nil || sure != 17 {
+	if sure, err := f.Store.Resumed(t.Context(), l.Lane, again.Taken, 18); err != nil || sure != 17 {
 		t.Fatalf("resumed from 18: sure is %d, %v", sure, err)
 	}
 	refused()
-	if sure, err := f.Store.Resumed(t.Context(), l.Lane, 17); err != nil || sure != 17 {
+	if sure, err := f.Store.Resumed(t.Context(), l.Lane, again.Taken, 17); err != nil || sure != 17 {
 		t.Fatalf("resumed from 17: sure is %d, %v", sure, err)
 	}
-	f.handle(second)
+	f.handle(again.batchAt(second.From, "b"))
 	f.handle(third)
 	f.wantLanded("a", "b", "c")
-	if l := f.takeQueue("nats"); l.Rewound {
+	if l := f.retake(again); l.Rewound {
 		t.Error("a queue that has resumed was rewound again")
 	}
-	// A stream that was made anew has other positions.
+	// A stream that was made anew has other positions, and no durable of ours.
 	if taken, err := f.Store.Take(t.Context(), message.Take{Lane: l.Lane, Incarnation: "stream-2", Committed: -1}); err != nil || taken.BrokerPosition != -1 {
 		t.Errorf("taken from a stream made anew: %+v, %v", taken, err)
 	}
@@ -157,90 +159,6 @@ func TestAFailoverLosesALane(t *testing.T) {
 	l.at = l.Next
 	f.handleAgain(l.batch("b", "c", "d"))
 	f.wantLanded("a", "b", "c", "d")
-}
-
-// A failover before the first commit finds the position that the broker stood at
-// when the queue was taken, but none that it came to in another history.
-func TestAQueueKeepsWhereTheBrokerStood(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	queue := message.Lane{Source: "nats", Name: "queue"}
-	take := func(incarnation string, committed, want int64) {
-		t.Helper()
-		taken, err := f.Store.Take(t.Context(), message.Take{Lane: queue, Incarnation: incarnation, Committed: committed})
-		if err != nil || taken.BrokerPosition != want {
-			t.Errorf("taken from %s at %d: %+v, %v; want position %d", incarnation, committed, taken, err, want)
-		}
-	}
-	set := func(what string) {
-		t.Helper()
-		if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET `+what); err != nil {
-			t.Fatal(err)
-		}
-	}
-	take("stream-1", -1, -1) // there is no durable yet
-	take("stream-1", 1001, 1001)
-	take("stream-1", 5000, 1001)
-	take("stream-2", 7, 7)
-	set(`history = '1/0000000A'`)
-	take("stream-2", 8, 7)
-	take("stream-3", 9, -1)
-	set(`broker_position = NULL`)
-	take("stream-3", 9, -1)
-	if sure, err := f.Store.Resumed(t.Context(), queue, 1); err != nil || sure != 1 {
-		t.Fatalf("resumed from the start: %d, %v", sure, err)
-	}
-	take("stream-3", 9, 1)
-	// Where the broker begins again is the row's position, too.
-	set(`broker_position = 100`)
-	if sure, err := f.Store.Resumed(t.Context(), queue, 40); err != nil || sure != 100 {
-		t.Fatalf("resumed from 40: %d, %v", sure, err)
-	}
-	take("stream-3", 9, 40)
-	if _, err := f.pool.Exec(t.Context(), `DELETE FROM dedupd.lanes`); err != nil {
-		t.Fatal(err)
-	}
-	take("stream-3", 9, 9)
-}
-
-// Where a service forbids the functions that tell the history, or one of them, no
-// failover is noticed; the queue moves all the same.
-func TestAQueueMovesWhereTheHistoryIsForbidden(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct{ forbidden, history string }{
-		"timeline": {"pg_walfile_name(pg_lsn)", `^[0-9]+/unknown$`},
-		"cluster":  {"pg_control_system()", `^[0-9A-F]{8}$`},
-		"both":     {"pg_walfile_name(pg_lsn), pg_control_system()", `^unknown$`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
-			role := strings.ReplaceAll(f.db.Name, "pgtest", "worker")
-			limited := asRole(t, f.db, f.pool, role)
-			if err := f.Store.Grant(t.Context(), role); err != nil {
-				t.Fatal(err)
-			}
-			for _, sql := range []string{`GRANT INSERT ON public.rows TO ` + role, `REVOKE EXECUTE ON FUNCTION ` + c.forbidden + ` FROM PUBLIC`} {
-				if _, err := f.pool.Exec(t.Context(), sql); err != nil {
-					t.Fatal(err)
-				}
-			}
-			f.Store = newStore(t, limited, "dedupd", "test")
-			l := f.takeQueue("nats")
-			if !regexp.MustCompile(c.history).MatchString(l.History) {
-				t.Errorf("the queue's history is %q", l.History)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
-			if err := f.Handle(ctx, []message.Batch{l.batch("a")}); err != nil {
-				t.Fatal(err)
-			}
-			if l := f.takeQueue("nats"); l.Rewound {
-				t.Error("the queue was rewound")
-			}
-			f.wantLanded("a")
-		})
-	}
 }
 
 // However the server is set, a claim transaction survives a crash once it is

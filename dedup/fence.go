@@ -23,12 +23,12 @@ func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest [
 	landed := false
 	for i, b := range batches {
 		at := rows[i]
-		if at.epoch < b.Epoch || at.past || at.epoch == b.Epoch && b.Ordered && at.next < b.From {
-			// Epochs and positions only rise, and histories don't change.
+		if at.epoch < b.Epoch || at.epoch == b.Epoch && (b.Ordered && at.next < b.From || !b.Ordered && at.checkpoint < b.Checkpoint.Number) {
+			// Epochs, positions and checkpoints only rise.
 			p.Store.Forget("lane " + b.Lane.String() + " went back")
 		}
 		switch {
-		case at.epoch != b.Epoch, at.past, b.Ordered && (at.next < b.From || at.next > b.Next):
+		case at.epoch != b.Epoch, at.elsewhere, !b.Ordered && at.checkpoint < b.Checkpoint.Number, b.Ordered && (at.next < b.From || at.next > b.Next):
 			lost.Lanes = append(lost.Lanes, b.Lane)
 		case !b.Ordered, at.next == b.From:
 			rest = append(rest, b)

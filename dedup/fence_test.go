@@ -109,7 +109,7 @@ func TestStartRule(t *testing.T) {
 			if !errors.Is(err, c.err) {
 				t.Fatalf("got %v, want %v", err, c.err)
 			}
-			got.Epoch, got.Incarnation, got.History, got.Origin = 0, "", "", ""
+			got.Epoch, got.Incarnation, got.Checkpoint, got.Origin = 0, "", message.Checkpoint{}, ""
 			if got != c.want {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}

@@ -27,11 +27,11 @@ const takeGrace = 25 * time.Second
 // then somebody moved it back on purpose. And what the broker keeps beside it tells
 // of a row that the database has lost: see beginAgain.
 //
-// A queue has no position to go back to. It notices a failover by the history that
-// its row was taken in, and its source then has the broker deliver again: from the
-// last position that the broker confirmed, or from where the broker stood when the
-// row was made, before anything of ours was acknowledged. In another history the
-// latter is not believed, for what was acknowledged since may be lost.
+// A queue has no position to compare. It notices that the database went back by its
+// checkpoint, which the broker keeps beside what it was told of, and its source then has
+// the broker deliver again: from the last position that the broker confirmed, or from
+// where the broker stood when the row was made, before anything of ours was
+// acknowledged. See takeQueue.
 //
 // The error is message.ErrStale when a newer owner is at work, message.ErrLoss when
 // the database may lose what its broker can't deliver again, message.ErrNoStart
@@ -66,31 +66,33 @@ func (s *Store) Take(ctx context.Context, t message.Take) (taken message.Taken, 
 func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []message.Lane, err error) {
 	s.takeBackNotes(ctx)
 	var sources, names []string
-	var epochs, next []int64
+	var epochs, next, checkpoints []int64
 	var ages []float64
+	var instances []string
 	for _, l := range lanes {
 		sources, names = append(sources, l.Lane.Source), append(names, l.Lane.Name)
 		epochs, next, ages = append(epochs, l.Epoch), append(next, l.Next), append(ages, l.Age.Seconds())
+		checkpoints, instances = append(checkpoints, l.Checkpoint.Number), append(instances, l.Checkpoint.Instance)
 	}
 	rows, err := s.pool.Query(ctx, `
-		WITH told AS (SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::float8[]) AS u (source, lane, epoch, next, age)),
+		WITH told AS (SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::float8[], $7::bigint[], $8::text[]) AS u (source, lane, epoch, next, age, checkpoint, instance)),
 		still AS (
 			SELECT l.id, told.age FROM told
 			JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = told.source AND l.lane = told.lane
-				AND l.epoch = told.epoch AND CASE WHEN l.ordered THEN l.next_position = told.next ELSE l.history = `+s.name("history")+`() END
+				AND l.epoch = told.epoch AND CASE WHEN l.ordered THEN l.next_position = told.next ELSE l.checkpoint >= told.checkpoint AND `+s.name("instance")+`(l.tableoid) = told.instance END
 			FOR UPDATE OF l SKIP LOCKED),
 		followed AS (
 			UPDATE `+s.name("lanes")+` l SET lag = 0, takes = 0, stream_time = greatest(l.stream_time, `+s.name("clock")+`() - make_interval(secs => still.age))
 			FROM still WHERE l.id = still.id)
-		SELECT told.source, told.lane, coalesce(l.epoch <= told.epoch, true) FROM told
+		SELECT told.source, told.lane, coalesce(l.epoch <= told.epoch AND (l.ordered OR l.epoch < told.epoch OR l.checkpoint < told.checkpoint), true) FROM told
 		LEFT JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = told.source AND l.lane = told.lane
-		WHERE l.id IS NULL OR l.epoch <> told.epoch OR CASE WHEN l.ordered THEN l.next_position < told.next ELSE l.history IS DISTINCT FROM `+s.name("history")+`() END`,
-		s.scope, sources, names, epochs, next, ages)
+		WHERE l.id IS NULL OR l.epoch <> told.epoch OR CASE WHEN l.ordered THEN l.next_position < told.next ELSE l.checkpoint < told.checkpoint OR `+s.name("instance")+`(l.tableoid) <> told.instance END`,
+		s.scope, sources, names, epochs, next, ages, checkpoints, instances)
 	if err != nil {
 		return nil, fmt.Errorf("tell that lanes are caught up: %w", err)
 	}
 	var lane message.Lane
-	var back bool // epochs and positions only rise, and histories don't change
+	var back bool // epochs, positions and checkpoints only rise
 	went := ""
 	_, err = pgx.ForEachRow(rows, []any{&lane.Source, &lane.Name, &back}, func() error {
 		gone = append(gone, lane)
@@ -133,7 +135,6 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		created        bool
 		brokerPosition *int64
 		takes          int
-		sameHistory    bool
 		log            string
 		began          *int64
 	)
@@ -160,27 +161,24 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	// last: it only ever rises, and one that was lost with a failover is not
 	// given out again, so that a worker from before can't pass for a new owner.
 	err = tx.QueryRow(ctx, `
-		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, history, log, began, partitions, broker_position)
-		VALUES ($1, $2, $3, $4::boolean, $5 || '/' || gen_random_uuid(), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8::bigint, $4::boolean::integer, CASE WHEN NOT $4::boolean THEN `+s.name("history")+`() END, nullif($5, ''), CASE WHEN $4::boolean THEN $8::bigint END, $10,
-			CASE WHEN NOT $4::boolean THEN nullif($11::bigint, -1) END)
+		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, log, began, partitions)
+		VALUES ($1, $2, $3, $4::boolean, $5 || '/' || gen_random_uuid(), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8::bigint, $4::boolean::integer, nullif($5, ''), CASE WHEN $4::boolean THEN $8::bigint END, $10)
 		ON CONFLICT (scope, source, lane) DO UPDATE SET
 			epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, EXCLUDED.epoch) ELSE l.epoch END,
 			incarnation       = CASE WHEN l.log <> EXCLUDED.log AND (l.moved OR NOT l.ordered) THEN $5 || '/' || right(l.incarnation, 36) ELSE l.incarnation END,
 			log               = CASE WHEN l.log IS NULL OR l.moved OR NOT l.ordered THEN coalesce(EXCLUDED.log, l.log) ELSE l.log END,
-			began             = CASE WHEN l.moved AND l.log <> $5 THEN l.next_position ELSE l.began END,
+			began             = CASE WHEN l.moved AND l.log <> $5 THEN l.next_position WHEN l.ordered OR coalesce(l.log = EXCLUDED.log, true) THEN l.began END,
 			partitions        = coalesce(l.partitions, EXCLUDED.partitions),
 			moved             = false,
 			broker_generation = EXCLUDED.broker_generation,
 			owner             = EXCLUDED.owner,
 			takes             = CASE WHEN l.ordered THEN l.takes + 1 ELSE 0 END,
-			broker_position   = coalesce(CASE WHEN l.ordered OR coalesce(l.log = EXCLUDED.log, true) THEN l.broker_position END,
-				CASE WHEN coalesce(l.history, EXCLUDED.history) = EXCLUDED.history THEN EXCLUDED.broker_position END),
-			history           = coalesce(l.history, EXCLUDED.history),
+			broker_position   = CASE WHEN l.ordered OR coalesce(l.log = EXCLUDED.log, true) THEN l.broker_position END,
 			claimed_at        = now()
 		WHERE l.broker_generation <= EXCLUDED.broker_generation OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $9)
-		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, ordered OR history = `+s.name("history")+`(), coalesce(history, `+s.name("history")+`()), coalesce(log, ''), began`,
-		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(), partitions, t.Committed,
-	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &sameHistory, &taken.History, &log, &began)
+		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, checkpoint, `+s.name("instance")+`(l.tableoid), coalesce(log, ''), began`,
+		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(), partitions,
+	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &taken.Checkpoint.Number, &taken.Checkpoint.Instance, &log, &began)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return taken, message.ErrStale
 	}
@@ -196,11 +194,8 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		taken.BrokerPosition = *brokerPosition
 	}
 	if !t.Ordered {
-		taken.Rewound = !sameHistory
-		if t.Consumed {
-			if err := s.refuseLoss(ctx, tx); err != nil {
-				return taken, err
-			}
+		if err := s.takeQueue(ctx, tx, queueRow{id, log, began}, t, &taken); err != nil {
+			return taken, err
 		}
 	}
 	if t.Ordered && created {
@@ -227,8 +222,8 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			taken.Reset, taken.Next, taken.BrokerPosition = true, t.Committed, t.Committed
 		}
 	}
-	if began != nil {
-		taken.Origin = origin{Scope: s.scope, Source: t.Lane.Source, Began: *began, Epoch: taken.Epoch, History: taken.History, Log: log}.String()
+	if t.Ordered && began != nil {
+		taken.Origin = origin{Scope: s.scope, Source: t.Lane.Source, Began: *began, Epoch: taken.Epoch, Log: log}.String()
 	}
 	tried, err := s.openAttempts(ctx, tx, id, taken.Next)
 	if err != nil {
@@ -298,45 +293,21 @@ func (s *Store) refuseLoss(ctx context.Context, tx pgx.Tx) error {
 	return message.ErrLoss
 }
 
-// Resumed tells that the broker delivers again what a queue may have lost with a
-// failover of the database, or that nothing can be done about it: from now on the
-// lane moves in the present history.
-//
-// from is where the broker begins again. A worker may have been told so by a
-// database that has failed over once more since, and lost what was sure then. So
-// from is compared with the row as it is now, and if it lies beyond, nothing is
-// changed: sure is where to begin. Else the row has it from then on, for another
-// worker may have taken a later one to be sure. The lane's clock isn't known any
-// more: claims must not expire before what comes again has passed them.
-func (s *Store) Resumed(ctx context.Context, lane message.Lane, from int64) (sure int64, err error) {
-	err = s.pool.QueryRow(ctx, `
-		WITH l AS (SELECT id, coalesce(broker_position, 1) AS sure FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered FOR UPDATE),
-			resumed AS (UPDATE `+s.name("lanes")+` SET history = `+s.name("history")+`(), broker_position = coalesce(nullif($4, 0), broker_position), stream_time = NULL FROM l WHERE lanes.id = l.id AND $4 <= l.sure)
-		SELECT sure FROM l`, s.scope, lane.Source, lane.Name, from).Scan(&sure)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows): // somebody let the lane go: the next take begins a new one
-		return from, nil
-	case err != nil:
-		return 0, fmt.Errorf("resume lane %s: %w", lane, err)
-	}
-	return sure, nil
-}
-
 // standing is where a lane's row stands.
 type standing struct {
-	epoch, next int64
-	// past tells that a queue was taken in a history that isn't the present one.
-	past bool
+	epoch, next, checkpoint int64
+	// elsewhere tells that a queue was taken in another instance of the database.
+	elsewhere bool
 }
 
 // standings reads the rows of the batches' lanes.
 func (s *Store) standings(ctx context.Context, batches []message.Batch) ([]standing, error) {
 	all := make([]standing, len(batches))
 	for i, b := range batches {
-		err := s.pool.QueryRow(ctx, `SELECT epoch, next_position, NOT ordered AND history IS DISTINCT FROM `+s.name("history")+`() FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3`,
-			s.scope, b.Lane.Source, b.Lane.Name).Scan(&all[i].epoch, &all[i].next, &all[i].past)
+		err := s.pool.QueryRow(ctx, `SELECT epoch, next_position, checkpoint, NOT ordered AND `+s.name("instance")+`(tableoid) <> $4 FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3`,
+			s.scope, b.Lane.Source, b.Lane.Name, b.Checkpoint.Instance).Scan(&all[i].epoch, &all[i].next, &all[i].checkpoint, &all[i].elsewhere)
 		if errors.Is(err, pgx.ErrNoRows) {
-			all[i] = standing{epoch: -1, next: -1} // forgotten, or lost with a failover
+			all[i] = standing{epoch: -1, next: -1, checkpoint: -1} // forgotten, or lost with the database
 		} else if err != nil {
 			return nil, fmt.Errorf("read lane %s: %w", b.Lane, err)
 		}

@@ -16,7 +16,7 @@ func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 		t.Helper()
 		var told []message.CaughtUp
 		for _, l := range all {
-			told = append(told, message.CaughtUp{Lane: l.Lane, Epoch: l.Epoch, Next: l.at})
+			told = append(told, message.CaughtUp{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint})
 		}
 		lanes, err := f.Store.CaughtUp(t.Context(), told)
 		if err != nil {
@@ -49,11 +49,17 @@ func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 	f.handle(moved.batch("c")) // between the word and its arrival
 	moved.at = as
 	want(gone(all...), "back", "missing", "stolen")
-	f.exec(`UPDATE dedupd.lanes SET history = 'another/00000001' WHERE lane = 'queue'`)
+	if err := f.confirm(q); err != nil {
+		t.Fatal(err)
+	}
+	want(gone(still, q))
+	f.exec(`UPDATE dedupd.lanes SET checkpoint = 0 WHERE lane = 'queue'`)
 	want(gone(still, q), "queue")
-	if again := f.takeQueue("nats"); !again.Rewound {
+	if again := f.retake(q); !again.Rewound {
 		t.Error("the queue was taken anew, and not rewound")
 	}
+	q.Checkpoint = message.Checkpoint{Instance: "another"}
+	want(gone(still, q), "queue")
 }
 
 // A transaction of the lane that is under way holds the row, and changes nothing
@@ -94,7 +100,7 @@ func TestAQuietLaneGoesBackWithTheDatabase(t *testing.T) {
 	restore()
 	var asTold bool
 	f.again(func() error {
-		gone, err := f.Store.CaughtUp(t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at}})
+		gone, err := f.Store.CaughtUp(t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint}})
 		asTold = len(gone) == 0
 		return err
 	})

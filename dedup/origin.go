@@ -10,16 +10,19 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// origin is what the broker keeps of a lane beside its position. If the database
-// loses the lane's row, nothing else tells that there was one.
+// origin is what the broker keeps of a lane, beside its position or what was
+// acknowledged of it. If the database loses the lane's row, nothing else tells that
+// there was one.
 type origin struct {
 	Scope  string `json:"scope"`
 	Source string `json:"source"`
 	Began  int64  `json:"began"`
 	// Epoch is the one under which the position was told.
-	Epoch   int64  `json:"epoch"`
-	History string `json:"history"`
-	Log     string `json:"log,omitempty"`
+	Epoch int64 `json:"epoch"`
+	// Checkpoint is a queue's: the row had reached it when the broker was told.
+	Checkpoint int64 `json:"checkpoint,omitempty"`
+	// Log is the broker's own mark of what the lane reads.
+	Log string `json:"log,omitempty"`
 }
 
 // originPrefix tells our notes from those of other programs.
@@ -38,42 +41,41 @@ func parseOrigin(text string) (o origin, ok bool) {
 	return o, ok && json.Unmarshal([]byte(text), &o) == nil
 }
 
-// lost tells whether a row that was there in the origin's history may be missing in
-// the present one because the database went back: it is the same cluster on another
-// timeline, which a promoted replica and a restore to a point in time begin.
-func (o origin) lost(present string) bool {
-	cluster, timeline, ok := strings.Cut(o.History, "/")
-	presentCluster, presentTimeline, presentOK := strings.Cut(present, "/")
-	return ok && presentOK && cluster == presentCluster && timeline != presentTimeline &&
-		timeline != unknownTimeline && presentTimeline != unknownTimeline
+// originOf is what the broker keeps of a lane of ours.
+func (s *Store) originOf(lane message.Lane, text string) (o origin, ok bool) {
+	o, ok = parseOrigin(text)
+	return o, ok && o.Scope == s.scope && o.Source == lane.Source
 }
 
-// unknownTimeline is what timeline() tells where a service forbids to ask.
-const unknownTimeline = "unknown"
+// forgotten tells whether an operator let a lane's row go that had such an epoch, or an
+// earlier one. If not, and the row isn't there, the database has lost it. The audit
+// tells, also of a row whose word at the broker is older than the row was in the end.
+func (s *Store) forgotten(ctx context.Context, tx pgx.Tx, lane message.Lane, epoch int64) (yes bool, err error) {
+	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("audit")+`
+		WHERE scope = $1 AND CASE WHEN action = 'lanes forget' AND subject = $2 THEN (detail->>'epoch')::bigint >= $3 END)`,
+		s.scope, string(cleanText(laneSubject(lane.Source, lane.Name))), epoch).Scan(&yes)
+	return yes, err
+}
 
-// beginAgain has a new row begin where the row began that a failover or a restore
-// of the database has lost. All that the lane ever had effected was committed after
-// that row, and so is lost with it. If an operator let the lane go, the row stays
-// where the source said: the audit tells, also of a worker whose commit to the
-// broker is older than the present history.
+// beginAgain has a new row begin where the row began that the database has lost. All
+// that the lane ever had effected was committed after that row, and so is lost with it.
+// If an operator let the lane go, the row stays where the source said.
 //
 // It is asked in a statement of its own, behind the row's: that one has waited for
 // whoever was deleting the old row, and its snapshot is older than what it waited for.
 func (s *Store) beginAgain(ctx context.Context, tx pgx.Tx, id int32, t message.Take, taken *message.Taken) error {
-	was, ok := parseOrigin(t.Origin)
-	if !ok || was.Scope != s.scope || was.Source != t.Lane.Source || t.Committed <= was.Began || was.Began < 0 || !was.lost(taken.History) ||
-		was.Log != "" && t.Incarnation != "" && was.Log != t.Incarnation {
+	was, ok := s.originOf(t.Lane, t.Origin)
+	if !ok || t.Committed <= was.Began || was.Began < 0 || was.Log != "" && t.Incarnation != "" && was.Log != t.Incarnation {
 		return nil
 	}
-	done, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, began = $2 WHERE id = $1 AND NOT EXISTS (
-		SELECT FROM `+s.name("audit")+` WHERE scope = $3 AND CASE WHEN action = 'lanes forget' AND subject = $4 THEN (detail->>'epoch')::bigint >= $5 END)`,
-		id, was.Began, s.scope, string(cleanText(laneSubject(t.Lane.Source, t.Lane.Name))), was.Epoch)
-	if err != nil {
+	forgotten, err := s.forgotten(ctx, tx, t.Lane, was.Epoch)
+	if err != nil || forgotten {
 		return err
 	}
-	if done.RowsAffected() > 0 {
-		taken.Rewound, taken.Next = true, was.Began
+	if _, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, began = $2 WHERE id = $1`, id, was.Began); err != nil {
+		return err
 	}
+	taken.Rewound, taken.Next = true, was.Began
 	return nil
 }
 

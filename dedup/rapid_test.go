@@ -255,7 +255,7 @@ func (m *machine) inState(state string) (numbers []int) {
 
 // batch draws messages for a lane, and the hours that its clock goes by.
 func (m *machine) batch(t *rapid.T, l *modelLane, w *modelWorker) (b message.Batch, hours []int) {
-	b = message.Batch{Lane: l.Lane, Ordered: l.ordered, Incarnation: l.incarnation, Epoch: w.epochs[l].Epoch, From: l.next, Lag: 0, BrokerPosition: l.next - 1}
+	b = message.Batch{Lane: l.Lane, Ordered: l.ordered, Incarnation: l.incarnation, Epoch: w.epochs[l].Epoch, Checkpoint: w.epochs[l].Checkpoint, From: l.next, Lag: 0, BrokerPosition: l.next - 1}
 	if !l.ordered && rapid.Bool().Draw(t, "delivered again") {
 		b.From = rapid.Int64Range(0, l.next).Draw(t, "from")
 	}
@@ -571,7 +571,7 @@ func (m *machine) CatchUp(t *rapid.T) {
 			continue
 		}
 		age := 5 * rapid.IntRange(0, 2).Draw(t, "age/5")
-		told = append(told, message.CaughtUp{Lane: l.Lane, Epoch: taken.Epoch, Next: l.next, Age: time.Duration(age) * time.Hour})
+		told = append(told, message.CaughtUp{Lane: l.Lane, Epoch: taken.Epoch, Next: l.next, Checkpoint: taken.Checkpoint, Age: time.Duration(age) * time.Hour})
 		if l.owner == w || !l.ordered {
 			l.follow(m.hours - age)
 		} else {

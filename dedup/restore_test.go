@@ -257,8 +257,6 @@ func TestLanesThatWentBackAreReadAgain(t *testing.T) {
 	missing := f.take("kafka", "orders/1")
 	f.handle(missing.batch(b[:20]...), l.batch(a[40:50]...))
 	restore()
-	// A restore to a point in time begins a timeline; one of a copy doesn't.
-	f.again(func() error { return f.timeline("0000F00D") })
 
 	other := attach(t, f.db)
 	another := other.take("kafka", "orders/2")

@@ -330,7 +330,7 @@ func (f *fixture) passTime(d time.Duration) {
 // caughtUp tells that a lane is, and whether it is the one that was told.
 func (f *fixture) caughtUp(l *lane) (asTold bool) {
 	f.t.Helper()
-	gone, err := f.Store.CaughtUp(f.t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at}})
+	gone, err := f.Store.CaughtUp(f.t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint}})
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -101,8 +101,45 @@ type Batch struct {
 	// may still deliver is older than: the lane's clock may come so far, and not as
 	// far as the batch, while an older message is elsewhere. Zero: not known.
 	OutstandingSince time.Time
+	// Checkpoint is what a queue's database must have reached, and which one it must
+	// be: an ordered lane sees by its position that the database went back.
+	Checkpoint Checkpoint
 	// Bytes is the memory the batch holds of the byte budget.
 	Bytes int64
+}
+
+// Checkpoint tells a queue of a database that went back: a failover that lost
+// commits, or an older copy that was put in its place. What was acknowledged at the
+// broker since is lost, and no position shows it.
+type Checkpoint struct {
+	// Number only rises. The lane's row has it, and the broker beside what it was
+	// told of (Origin), and the worker: a row below either went back.
+	Number int64
+	// Instance names the database as it was reached. It is another one after each
+	// start of its server, and where a copy was put in its place: what was committed
+	// in one instance and isn't acknowledged yet may not be in the next.
+	Instance string
+}
+
+// Confirm asks whether the database still has what a queue committed in it, before
+// the broker is told of that.
+type Confirm struct {
+	Lane       Lane
+	Epoch      int64
+	Checkpoint Checkpoint // the last that is known
+	// Origin is what the broker keeps of the lane now.
+	Origin string
+	// Raise has the checkpoint raised: all that was committed before is then told
+	// apart from what any older copy has.
+	Raise bool
+}
+
+// Confirmed is a queue's checkpoint as the database has it now.
+type Confirmed struct {
+	Checkpoint Checkpoint
+	// Origin is to be kept at the broker before it is told of anything that this
+	// checkpoint confirms.
+	Origin string
 }
 
 // Take asks for a lane: the start rule's input.
@@ -119,11 +156,11 @@ type Take struct {
 	// higher one that is still at work keeps the lane.
 	BrokerGeneration int64
 	// Committed is the position that the broker keeps for the group; -1: none. Of a
-	// queue it is the one below which the broker had all acknowledged when the worker
-	// first looked: what it was told of later may be lost with the database.
+	// queue it is the one below which the broker has had all acknowledged: where a new
+	// lane begins.
 	Committed int64
-	// Origin is what the broker keeps beside Committed: the Origin of the lane's
-	// Taken. Empty: nothing of ours.
+	// Origin is what the broker keeps of the lane: the Origin of a Taken or a
+	// Confirmed. Empty: nothing of ours.
 	Origin string
 	// Start is where a lane without a row begins; -1: nowhere, ErrNoStart.
 	Start int64
@@ -156,17 +193,16 @@ type Taken struct {
 	Incarnation    string
 	// Rewound tells that the broker was ahead of the database, which must have
 	// lost commits: reading goes back to the database's position, or to where the
-	// lane began if its row is among what was lost. Of a queue it
-	// says that the database is not the one it was, and may have: all that the
-	// broker was told of from BrokerPosition on (-1: from the start) must come
-	// again, before the lane moves.
+	// lane began if its row is among what was lost. Of a queue, all that the broker
+	// was told of from BrokerPosition on (-1: from the start) must come again, before
+	// the lane moves: see Lanes.Resumed.
 	Rewound bool
-	// History names the database that the lane moves in: two Takes of a queue with
-	// the same one have had no failover between them that was not resumed from.
-	History string
-	// Origin is to be kept at the broker, beside the position of an ordered lane: it
-	// tells the next Take of a row that the database may lose. Only who gave it can
-	// read it. Empty: nothing is to be kept.
+	// Checkpoint is a queue's.
+	Checkpoint Checkpoint
+	// Origin is to be kept at the broker: beside the position of an ordered lane,
+	// beside what was acknowledged of a queue. It tells the next Take of commits, or of
+	// a whole row, that the database has lost. Only who gave it can read it. Empty:
+	// nothing is to be kept.
 	Origin string
 	// Reset tells that an operator's reset of the group was honoured.
 	Reset bool
@@ -180,6 +216,8 @@ type CaughtUp struct {
 	// Next is the position that the lane's row stands at. It says nothing of an
 	// unordered lane.
 	Next int64
+	// Checkpoint is what the row of an unordered lane had reached at least.
+	Checkpoint Checkpoint
 	// Age is how long ago that was: when the broker was asked, not when it
 	// answered.
 	Age time.Duration

@@ -65,8 +65,8 @@ func (s *Store) Steal(l message.Lane) {
 }
 
 // Rewind moves a lane back to a position and forgets the effects from there on,
-// as a failover to a replica that lacks the last commits would. A queue doesn't
-// move before it has resumed.
+// as a failover to a replica that lacks the last commits would, and the last
+// checkpoint. A queue doesn't move before it has resumed.
 func (s *Store) Rewind(l message.Lane, to int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,7 +77,8 @@ func (s *Store) Rewind(l message.Lane, to int64) {
 	}
 	r.Next, r.CaughtUp = to, time.Time{}
 	r.BrokerPosition = min(r.BrokerPosition, to)
-	s.history++
+	r.Checkpoint--
+	s.instance++
 	s.forget(l, to)
 }
 
@@ -89,16 +90,41 @@ func (s *Store) Lose(l message.Lane) {
 	defer s.notify()
 	delete(s.rows, l)
 	s.lost[l] = true
-	s.history++
+	s.instance++
 	s.forget(l, 0)
 }
 
-// FailOver goes to a replica that lacks nothing. Queues don't move before they have
-// resumed.
+// FailOver goes to a replica that lacks nothing, as a restart does.
 func (s *Store) FailOver() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.history++
+	s.instance++
+}
+
+// Copy makes a copy of the rows and their effects. putBack puts it in the place of what
+// is there then.
+func (s *Store) Copy() (putBack func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rows, log := make(map[message.Lane]row), slices.Clone(s.log)
+	for l, r := range s.rows {
+		rows[l] = *r
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		defer s.notify()
+		for l := range s.rows {
+			s.lost[l] = true
+		}
+		clear(s.rows)
+		for l, r := range rows {
+			s.rows[l] = &r
+		}
+		s.log = slices.Clone(log)
+		s.forget(message.Lane{}, 0)
+		s.instance++
+	}
 }
 
 // forget forgets a lane's effects from a position on.

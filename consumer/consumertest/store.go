@@ -45,13 +45,12 @@ type Store struct {
 	incarnated int
 	queues     int64 // rows of queues that were made
 	lost       map[message.Lane]bool
-	history    int // how often it went back
+	instance   int // rises whenever another database takes its place
 }
 
 type row struct {
 	Row
 	ordered   bool
-	history   int  // in which it moves, if it is a queue's
 	moved     bool // by hand, since it was taken
 	began     int64
 	topic     string
@@ -76,6 +75,8 @@ type Row struct {
 	// CaughtUp is the time as of which the lane was last told to have nothing
 	// left to read.
 	CaughtUp time.Time
+	// Checkpoint is a queue's.
+	Checkpoint int64
 	// Takes is how often an ordered lane was taken since it moved, was caught up
 	// or was let go.
 	Takes int
@@ -128,19 +129,13 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 		return message.Taken{}, message.ErrNoStart
 	case !ok:
 		r = s.newRow(t)
-		var history int
-		var began int64
-		var log string
-		if n, _ := fmt.Sscanf(t.Origin, "%d %d %q", &history, &began, &log); n == 3 && history != s.history && log == t.Incarnation && began < r.Next {
-			r.Next, r.began, r.BrokerPosition, rewound = began, began, -1, true
+		if o, ok := parseOrigin(t.Origin); ok && t.Ordered && o.log == t.Incarnation && o.began < r.Next {
+			r.Next, r.began, r.BrokerPosition, rewound = o.began, o.began, -1, true
 		}
 	case t.Incarnation == "":
 	case !t.Ordered:
 		if r.Incarnation != t.Incarnation {
-			r.Incarnation, r.BrokerPosition = t.Incarnation, -1
-		}
-		if r.BrokerPosition < 0 && r.history == s.history {
-			r.BrokerPosition = t.Committed
+			r.Incarnation, r.BrokerPosition, r.began = t.Incarnation, -1, -1
 		}
 	case r.Log == "": // the broker has learnt to tell
 		r.Log = t.Incarnation
@@ -159,7 +154,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	taken := message.Taken{Epoch: r.Epoch, Rewound: rewound}
 	switch {
 	case !t.Ordered:
-		taken.Rewound, taken.History = r.history != s.history, fmt.Sprint(r.history)
+		s.takeQueue(r, t, &taken)
 	case t.Committed < 0:
 	case t.Committed > r.Next:
 		taken.Rewound = true
@@ -169,7 +164,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	}
 	if t.Ordered {
 		r.began = min(r.began, r.Next)
-		taken.Origin = fmt.Sprintf("%d %d %q", s.history, r.began, r.Log)
+		taken.Origin = origin{epoch: r.Epoch, began: r.began, log: r.Log}.String()
 	}
 	taken.Next, taken.BrokerPosition, taken.Incarnation = r.Next, r.BrokerPosition, r.Incarnation
 	return taken, nil
@@ -197,7 +192,7 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 			continue
 		}
 		switch {
-		case r.Epoch != c.Epoch, !r.ordered && r.history != s.history, r.ordered && r.Next < c.Next:
+		case r.Epoch != c.Epoch, !r.ordered && !s.reached(r, c.Checkpoint), r.ordered && r.Next < c.Next:
 			gone = append(gone, c.Lane)
 			continue
 		case r.ordered && r.Next != c.Next:
@@ -209,29 +204,6 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 		}
 	}
 	return gone, nil
-}
-
-// Resumed lets a queue move again.
-func (s *Store) Resumed(ctx context.Context, lane message.Lane, from int64) (sure int64, err error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	defer s.notify()
-	r := s.rows[lane]
-	if r == nil {
-		s.untaken(lane, "resumes")
-		return from, nil
-	}
-	sure = max(r.BrokerPosition, 1)
-	if from <= sure {
-		r.history = s.history
-		if from > 0 {
-			r.BrokerPosition = from
-		}
-	}
-	return sure, nil
 }
 
 // LetGo notes that a lane was let go by its owner.
@@ -253,7 +225,7 @@ func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 }
 
 func (s *Store) newRow(t message.Take) *row {
-	r := &row{ordered: t.Ordered, history: s.history}
+	r := &row{ordered: t.Ordered}
 	r.Next, r.BrokerPosition, r.Incarnation = t.Start, -1, t.Incarnation
 	if t.Committed >= 0 {
 		r.Next, r.BrokerPosition = t.Committed, t.Committed
@@ -265,6 +237,9 @@ func (s *Store) newRow(t message.Take) *row {
 		r.Epoch = s.queues
 	}
 	r.began = r.Next
+	if !t.Ordered {
+		r.began, r.BrokerPosition = -1, -1 // until it is known that it isn't lost
+	}
 	if r.Incarnation == "" {
 		s.incarnated++
 		r.Incarnation = fmt.Sprintf("incarnation-%d", s.incarnated)
@@ -348,7 +323,7 @@ func (s *Store) commit(batches []message.Batch) error {
 		b := &batches[i]
 		s.inspect(b)
 		r := s.rows[b.Lane]
-		if r == nil || !r.ordered && r.history != s.history || r.Epoch != b.Epoch || b.Ordered && r.Next != b.From {
+		if r == nil || !r.ordered && !s.reached(r, b.Checkpoint) || r.Epoch != b.Epoch || b.Ordered && r.Next != b.From {
 			fenced = append(fenced, b.Lane)
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
+	natsgo "github.com/nats-io/nats.go"
 
 	"github.com/dedupd/dedupd/consumer"
 )
@@ -14,11 +14,21 @@ import (
 // confirmTimeout bounds the wait for the server's word that it has our acks.
 const confirmTimeout = 2 * time.Second
 
+// What the server is told of a message, at the subject that it named for the answer.
+var (
+	ackDone     = []byte("+ACK")
+	ackBack     = []byte("-NAK") // deliver again at once
+	ackProgress = []byte("+WPI") // not yet
+)
+
 // acker acknowledges off the writers' goroutines. An ack that is lost costs a
 // redelivery, which the claims then see to; it is never a reason to stop.
 type acker struct {
-	in  *consumer.Intake
-	log *slog.Logger
+	in   *consumer.Intake
+	log  *slog.Logger
+	conn *natsgo.Conn
+	// told is called when the server has been told all there was.
+	told func()
 
 	mu      sync.Mutex
 	more    sync.Cond
@@ -28,20 +38,20 @@ type acker struct {
 
 // verdict is what the server is told of some messages.
 type verdict struct {
-	msgs []jetstream.Msg
-	back bool // deliver again at once
+	replies []string
+	back    bool // deliver again at once
 }
 
-func newAcker(in *consumer.Intake, log *slog.Logger) *acker {
-	a := &acker{in: in, log: log}
+func newAcker(in *consumer.Intake, log *slog.Logger, conn *natsgo.Conn, told func()) *acker {
+	a := &acker{in: in, log: log, conn: conn, told: told}
 	a.more.L = &a.mu
 	return a
 }
 
 // add never blocks.
-func (a *acker) add(msgs []jetstream.Msg, back bool) {
+func (a *acker) add(replies []string, back bool) {
 	a.mu.Lock()
-	a.queue = append(a.queue, verdict{msgs, back})
+	a.queue = append(a.queue, verdict{replies, back})
 	a.mu.Unlock()
 	a.more.Signal()
 }
@@ -61,9 +71,10 @@ func (a *acker) run() {
 		if len(round) == 0 {
 			return
 		}
-		err := tell(round)
+		err := a.tell(round)
 		if err == nil {
 			said = ""
+			a.told()
 			continue
 		}
 		a.in.CommitFailed()
@@ -87,31 +98,32 @@ func (a *acker) next() []verdict {
 
 // tell sends all acks of a round and has the last one confirmed: the connection
 // keeps their order, so that the others have arrived, too.
-func tell(round []verdict) error {
-	var last jetstream.Msg
+func (a *acker) tell(round []verdict) error {
+	last := ""
 	var failed error
 	for _, v := range round {
-		for _, msg := range v.msgs {
-			if v.back {
-				if err := msg.Nak(); err != nil {
-					failed = err
-				}
+		for _, reply := range v.replies {
+			answer := ackDone
+			switch {
+			case v.back:
+				answer = ackBack
+			case last == "":
+				last = reply
 				continue
+			default:
+				last, reply = reply, last
 			}
-			if last != nil {
-				if err := last.Ack(); err != nil {
-					failed = err
-				}
+			if err := a.conn.Publish(reply, answer); err != nil {
+				failed = err
 			}
-			last = msg
 		}
 	}
-	if last == nil {
+	if last == "" {
 		return failed
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), confirmTimeout)
 	defer cancel()
-	if err := last.DoubleAck(ctx); err != nil {
+	if _, err := a.conn.RequestWithContext(ctx, last, ackDone); err != nil {
 		return err
 	}
 	return failed

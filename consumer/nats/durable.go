@@ -12,7 +12,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/message"
 )
 
 // durable finds the stream and its consumer, and makes the consumer as it must be.
@@ -27,16 +26,12 @@ type durable struct {
 	allowed int
 
 	// What was last seen of the consumer: where one that somebody deleted while
-	// we ran is to begin again. It is worth something in the history of the
-	// database that it was seen in: after a failover, what lies below may be lost.
+	// we ran is to begin again. It is worth something in the instance of the
+	// database that it was seen in: in another, what lies below may be lost.
 	known       bool
 	incarnation string
 	ackFloor    uint64
-	history     string
-	// The lane's row that we read under, by its epoch, which it keeps for life; and
-	// the floor that we found: all that we had acknowledged is above it.
-	epoch int64
-	first uint64
+	instance    string
 }
 
 // binding is a consumer that is ready to be read, or nil in the place of one that
@@ -75,7 +70,8 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		if d.incarnation != "" {
 			d.log.Warn("the stream was created anew: reading it from its start", "stream", d.config.Stream)
 		}
-		d.incarnation, d.ackFloor, d.first = incarnation, 0, 0
+		d.known = d.incarnation != "" // that we have acknowledged none of it
+		d.incarnation, d.ackFloor = incarnation, 0
 	}
 	if info.Config.Retention == jetstream.WorkQueuePolicy && d.config.Start == StartLatest {
 		return nil, &configError{fmt.Sprintf("stream %s has WorkQueue retention, which can't be read from %s; set start: %s", d.config.Stream, StartLatest, StartEarliest)}
@@ -102,7 +98,6 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		return nil, fmt.Errorf("durable %s: %w", d.config.Durable, err)
 	}
 	b.consumer, b.info = found, found.CachedInfo()
-	d.seen(b.info.AckFloor.Stream)
 	return b, nil
 }
 
@@ -111,11 +106,11 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 // there, the claims tell. An acknowledgement from before that is still on its way
 // could pass for one of the new consumer's: none waits for a connection
 // (ReconnectBufSize), and the others have had the time of a failover to arrive.
-func (b *binding) rewind(ctx context.Context, position int64) error {
+func (b *binding) rewind(ctx context.Context, position int64, origin string) error {
 	d := b.durable
 	if b.consumed {
 		d.log.Warn("the stream has deleted what was acknowledged: what the database has lost of it can't be read again, as --accept-loss-on-failover accepts", "stream", d.config.Stream)
-		return nil
+		return b.keep(ctx, origin)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 4*requestTimeout)
 	defer cancel()
@@ -123,9 +118,10 @@ func (b *binding) rewind(ctx context.Context, position int64) error {
 		if err := b.stream.DeleteConsumer(ctx, d.config.Durable); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 			return err
 		}
-		err := b.create(ctx, position)
-		if err == nil {
-			return nil
+		err := b.create(ctx, position, origin)
+		var fatal *configError
+		if err == nil || errors.As(err, &fatal) {
+			return err
 		}
 		// Another worker is at it, too. Its durable may begin elsewhere; and where two
 		// delete and create one at the same moment, the server may give the new one
@@ -138,14 +134,19 @@ func (b *binding) rewind(ctx context.Context, position int64) error {
 }
 
 // create makes a consumer that begins at a position; -1: where start says.
-func (b *binding) create(ctx context.Context, position int64) error {
+func (b *binding) create(ctx context.Context, position int64, origin string) error {
 	d := b.durable
 	if position > 0 {
 		d.seen(uint64(position) - 1)
 		d.ackFloor = uint64(position) - 1
 	}
-	made, err := d.within(ctx, d.fresh(&b.stream.CachedInfo().Config, position), b.stream.CreateConsumer)
-	if err != nil || position < 0 {
+	config := d.fresh(&b.stream.CachedInfo().Config, position)
+	config.Metadata = map[string]string{originKey: origin}
+	made, err := d.within(ctx, config, b.stream.CreateConsumer)
+	if err != nil {
+		return err
+	}
+	if err := kept(made.CachedInfo()); err != nil || position < 0 {
 		return err
 	}
 	floor := made.CachedInfo().AckFloor.Stream
@@ -192,35 +193,25 @@ var errNotFresh = errors.New("the new consumer has the old one's state")
 
 // seen notes an ack floor of the consumer.
 func (d *durable) seen(floor uint64) {
-	if !d.known {
-		d.known, d.first = true, floor
-	}
-	d.ackFloor = max(d.ackFloor, floor)
+	d.known, d.ackFloor = true, max(d.ackFloor, floor)
 }
 
-// begun is the position that this worker found the consumer at; -1: it has seen
-// none. What is below was acknowledged by others before.
-func (d *durable) begun() int64 {
-	if !d.known {
+// seenIn tells whether something was seen of the consumer in this instance of the
+// database. What was seen in another is forgotten.
+func (d *durable) seenIn(instance string) bool {
+	if instance != d.instance {
+		d.instance, d.known, d.ackFloor = instance, false, 0
+	}
+	return d.known
+}
+
+// begins is the position below which the consumer has had all acknowledged; -1: it
+// isn't there.
+func (b *binding) begins() int64 {
+	if b.info == nil {
 		return -1
 	}
-	return int64(d.first) + 1
-}
-
-// livesIn notes the history of the database and the lane's row. In another history
-// than before, only what the row tells is sure of what was seen till now.
-func (d *durable) livesIn(taken message.Taken) {
-	if taken.History != d.history {
-		d.ackFloor = min(d.ackFloor, uint64(max(taken.BrokerPosition, 1)-1))
-	}
-	d.history, d.epoch = taken.History, taken.Epoch
-}
-
-// rowLost tells that a failover has taken the row that we read under, with all
-// that was committed since: the present one was made after it, and may have taken
-// the consumer's ack floor for what is sure.
-func (d *durable) rowLost(taken message.Taken) bool {
-	return d.history != "" && taken.History != d.history && taken.Epoch != d.epoch
+	return int64(b.info.AckFloor.Stream) + 1
 }
 
 // fresh is the configuration of a consumer that doesn't exist, from a position on;

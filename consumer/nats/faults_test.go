@@ -86,7 +86,7 @@ func TestTheDatabaseWentBack(t *testing.T) {
 	if handled, _, _ := store.Counts(); handled > 1700+1501-int(sure) {
 		t.Errorf("%d messages were handed over, of which those from %d on were to come again", handled, sure)
 	}
-	if !r.log.has("may have lost commits") {
+	if !r.log.has("lacks commits") {
 		t.Error("nothing was logged")
 	}
 }
@@ -142,7 +142,9 @@ func TestADurableThatAnotherRewinds(t *testing.T) {
 	queue, sure := acknowledged(t, js, store)
 	// The other worker: it has deleted the durable, and died.
 	store.Rewind(queue, max(sure, 1401))
-	if _, err := store.Resumed(t.Context(), queue, sure); err != nil {
+	row, _ := store.Row(queue)
+	after := message.Taken{Epoch: row.Epoch, Checkpoint: message.Checkpoint{Number: row.Checkpoint + 2}}
+	if _, err := store.Resumed(t.Context(), queue, after, sure); err != nil {
 		t.Fatal(err)
 	}
 	if err := stream.DeleteConsumer(t.Context(), "dedupd"); err != nil {

@@ -85,8 +85,7 @@ func (x *session) fetchOnce(large bool) (int, error) {
 			return came, err
 		}
 		x.passed.note(meta.Sequence.Stream, meta.Timestamp)
-		d := delivery{msg: msg, meta: meta, bytes: footprint(msg), received: time.Now(), hand: &h}
-		d.at = x.hands.hold(&h, msg)
+		d := delivery{msg: msg, meta: meta, bytes: footprint(msg), received: time.Now(), held: x.hands.hold(&h, msg.Reply())}
 		came++
 		x.inHand.Add(1)
 		x.waiting.Add(1)
@@ -100,8 +99,7 @@ func (x *session) fetchOnce(large bool) (int, error) {
 		select {
 		case x.arrived <- d:
 		case <-x.closing.Done():
-			x.acks.add([]jetstream.Msg{msg}, true)
-			x.drop(d)
+			x.acks.add(x.drop(d), true)
 		}
 	}
 	if err := batch.Error(); err != nil {

@@ -42,20 +42,21 @@ func (x *session) inspect() {
 	ctx, cancel := context.WithTimeout(x.closing, requestTimeout)
 	defer cancel()
 	before, asked := x.inHand.Load(), time.Now()
-	info, err := x.bound.consumer.Info(ctx)
+	info, err := x.bound.current(ctx)
 	switch {
-	case errors.Is(err, jetstream.ErrConsumerNotFound), errors.Is(err, jetstream.ErrStreamNotFound):
+	case errors.Is(err, errGone):
 		x.end(errGone)
 	case err != nil:
-		x.log.Debug("ask for the consumer's state", "error", err)
-	case !info.Created.Equal(x.bound.info.Created):
-		x.end(errGone)
+		x.log.Debug("watch the durable", "error", err)
 	case info.Config.AckPolicy != jetstream.AckExplicitPolicy || info.Config.MaxDeliver > 0:
 		x.end(errors.New("somebody changed the durable consumer"))
 	default:
 		x.learnLimits(&info.Config)
 		x.bound.durable.seen(info.AckFloor.Stream)
 		x.measure(info, before)
+		if x.gate.strange(info) { // another worker confirmed; or the database went back, and it saw that
+			x.gate.knock()
+		}
 		if drained(info) {
 			for _, slot := range x.slots {
 				slot.CaughtUp(asked)
@@ -73,6 +74,7 @@ func (x *session) measure(info *jetstream.ConsumerInfo, before int64) {
 	floor := info.AckFloor.Stream + 1
 	x.stands.Store(&standing{int64(floor), x.passed.since(floor)})
 	x.foreign.Store(max(0, int64(info.NumAckPending)-max(before, x.inHand.Load())))
+	x.gate.room(info.Config.MaxAckPending, x.foreign.Load())
 	x.report()
 }
 

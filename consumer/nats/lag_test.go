@@ -50,7 +50,7 @@ func (k *looker) Run(ctx context.Context, in *consumer.Intake) error {
 		bound: &binding{consumer: k.server, info: &k.server.info, durable: &durable{}},
 	}
 	for range 2 {
-		x.slots = append(x.slots, in.Open(consumer.LaneOptions{Lane: lane, Epoch: taken.Epoch, Next: taken.Next}))
+		x.slots = append(x.slots, in.Open(consumer.LaneOptions{Lane: lane, Epoch: taken.Epoch, Next: taken.Next, Checkpoint: taken.Checkpoint}))
 	}
 	x.inHand.Store(k.inHand)
 	k.asked = time.Now()

@@ -101,6 +101,7 @@ func TestLimitsSetWhileReading(t *testing.T) {
 		func(c *jetstream.ConsumerConfig) { c.MaxRequestExpires = 50 * time.Millisecond },
 		func(c *jetstream.ConsumerConfig) { c.MaxRequestBatch, c.MaxAckPending = 2, 5 },
 	} {
+		allAcknowledged(t, js, uint64(sent)) // till then the durable is written to
 		c := durable(t, js).Config
 		limit(&c)
 		if _, err := stream.UpdateConsumer(t.Context(), c); err != nil {

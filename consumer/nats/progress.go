@@ -3,8 +3,6 @@ package nats
 import (
 	"sync"
 	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // keepFor is how long a message that can't be applied is kept, to be tried again.
@@ -14,7 +12,8 @@ import (
 const keepFor = 30 * time.Second
 
 // hands are the messages that were delivered to us and not acknowledged, by the
-// fetch they came with.
+// fetch they came with. Only where to answer is kept of them: one that is committed
+// may wait here for its acknowledgement, and holds none of the byte budget.
 type hands struct {
 	mu  sync.Mutex
 	all map[*hand]struct{}
@@ -22,13 +21,22 @@ type hands struct {
 
 // hand is what one fetch brought.
 type hand struct {
-	since time.Time
-	msgs  []jetstream.Msg // nil where no longer in hand
-	left  int
+	since   time.Time
+	replies []string // empty where no longer in hand
+	left    int
 }
 
-// hold takes a message of a fetch in hand, and returns where in it.
-func (h *hands) hold(in *hand, msg jetstream.Msg) int {
+// held is one message in hand.
+type held struct {
+	hand *hand
+	at   int // where in it
+}
+
+// reply is where the server waits for the answer.
+func (m held) reply() string { return m.hand.replies[m.at] }
+
+// hold takes a message of a fetch in hand.
+func (h *hands) hold(in *hand, reply string) held {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if in.left == 0 {
@@ -39,34 +47,36 @@ func (h *hands) hold(in *hand, msg jetstream.Msg) int {
 		in.since = time.Now()
 	}
 	in.left++
-	in.msgs = append(in.msgs, msg)
-	return len(in.msgs) - 1
+	in.replies = append(in.replies, reply)
+	return held{in, len(in.replies) - 1}
 }
 
 // drop takes messages out of hand: the server is told, or will hear no more of
-// them.
-func (h *hands) drop(all ...delivery) {
+// them. It returns where to tell it.
+func (h *hands) drop(all ...held) (replies []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, d := range all {
-		d.hand.msgs[d.at] = nil
-		if d.hand.left--; d.hand.left == 0 {
-			delete(h.all, d.hand)
+	replies = make([]string, len(all))
+	for i, m := range all {
+		replies[i], m.hand.replies[m.at] = m.reply(), ""
+		if m.hand.left--; m.hand.left == 0 {
+			delete(h.all, m.hand)
 		}
 	}
+	return replies
 }
 
 // olderThan are the messages that have been in hand for so long.
-func (h *hands) olderThan(d time.Duration) (old []jetstream.Msg) {
+func (h *hands) olderThan(d time.Duration) (old []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for in := range h.all {
 		if time.Since(in.since) < d {
 			continue
 		}
-		for _, msg := range in.msgs {
-			if msg != nil {
-				old = append(old, msg)
+		for _, reply := range in.replies {
+			if reply != "" {
+				old = append(old, reply)
 			}
 		}
 	}
@@ -91,9 +101,9 @@ func (x *session) progress(drained <-chan struct{}) {
 			return
 		case <-tick.C:
 		}
-		for _, msg := range x.hands.olderThan(every) {
-			if err := msg.InProgress(); err != nil {
-				x.log.Debug("ask for more time", "error", err) // such as that it was acknowledged at this moment
+		for _, reply := range x.hands.olderThan(every) {
+			if err := x.conn.Publish(reply, ackProgress); err != nil {
+				x.log.Debug("ask for more time", "error", err)
 			}
 		}
 	}

@@ -55,7 +55,7 @@ func TestRights(t *testing.T) {
 	store.Rewind(queue, max(sure, 1401))
 	publish(t, js, 1500, 100)
 	wait(t, store, 1600)
-	if !r.log.has("may have lost commits") || r.log.has("ermissions") {
+	if !r.log.has("lacks commits") || r.log.has("ermissions") {
 		t.Error("the log has no rewind, or a right that is missing")
 	}
 }

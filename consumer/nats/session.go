@@ -32,6 +32,7 @@ type session struct {
 
 	arrived chan delivery    // fetched, not yet offered
 	hands   hands            // what is not yet acknowledged
+	gate    gate             // what is committed, and not yet to be acknowledged
 	slots   []*consumer.Lane // lanes of the worker, one for each writer
 	acks    *acker
 	// closing is the context that ends with the session: what is abandoned from
@@ -63,8 +64,7 @@ type standing struct {
 // delivery is one message of a fetch.
 type delivery struct {
 	msg      jetstream.Msg
-	hand     *hand // that holds it
-	at       int   // where in it
+	held     held
 	meta     *jetstream.MsgMetadata
 	bytes    int64
 	received time.Time
@@ -73,85 +73,93 @@ type delivery struct {
 // session reads until ctx ends or the consumer is no longer the one that was
 // bound; the error says why.
 func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Logger, conn *natsgo.Conn, bound *binding) error {
-	d := bound.durable
 	taken, err := in.Take(ctx, message.Take{
-		Lane: s.lane(), Incarnation: bound.incarnation, Committed: d.begun(), Start: 0, Consumed: bound.consumed,
+		Lane: s.lane(), Incarnation: bound.incarnation, Committed: bound.begins(), Start: 0, Consumed: bound.consumed, Origin: bound.origin(),
 	})
 	switch {
 	case errors.Is(err, message.ErrLoss):
 		return &lossError{s.config.Stream, err}
 	case err != nil:
 		return err
-	case d.rowLost(taken):
-		log.Warn("the database has lost the queue's row and what was committed under it: reading again from where this worker began", "position", d.begun())
-		if err := s.rewind(ctx, in, bound, d.begun()); err != nil {
-			return fmt.Errorf("have the server deliver again what the database has lost: %w", err)
-		}
-		d.livesIn(taken)
-		return errRewound
-	case taken.Rewound:
-		if err := s.rewind(ctx, in, bound, taken.BrokerPosition); err != nil {
-			return fmt.Errorf("have the server deliver again what the database may have lost: %w", err)
-		}
-		return errRewound
-	case bound.consumer == nil:
-		// It was never there, or somebody deleted it: then all below the row's position
-		// is sure, and what we have seen of it since, unless the database has failed
-		// over in between, and another worker had it rewound.
-		position := taken.BrokerPosition
-		if taken.History == d.history {
-			position = int64(d.ackFloor) + 1
-		}
-		err := bound.create(ctx, position)
-		if errors.Is(err, errNotFresh) {
-			// By the time this one is deleted, it may be one that another worker had
-			// rewound after one more failover: so what counts is what the row says then.
-			err = s.rewind(ctx, in, bound, position)
-		}
-		if err != nil && !errors.Is(err, jetstream.ErrConsumerExists) {
-			return fmt.Errorf("create the durable consumer again: %w", err)
-		}
-		return errRewound
 	}
-	misplaced, err := bound.misplaced(ctx, taken.BrokerPosition)
-	if err != nil {
+	if err := s.place(ctx, in, log, bound, taken); err != nil {
 		return err
 	}
-	if misplaced {
-		log.Warn("somebody made the durable consumer anew, and it would skip messages: setting it back to where the database stands", "durable", s.config.Durable, "sequence", taken.BrokerPosition)
-		if err := s.rewind(ctx, in, bound, taken.BrokerPosition); err != nil {
-			return fmt.Errorf("set the durable consumer back: %w", err)
-		}
-		return errRewound
-	}
-	d.livesIn(taken)
 	closing, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	x := &session{
 		source: s, in: in, log: log, conn: conn, bound: bound, taken: taken,
 		ackWait: bound.info.Config.AckWait,
 		arrived: make(chan delivery, in.MaxMessages()),
-		acks:    newAcker(in, log), closing: closing, end: end, look: make(chan struct{}, 1),
+		closing: closing, end: end, look: make(chan struct{}, 1),
 	}
 	x.learnLimits(&bound.info.Config)
+	x.acks = newAcker(in, log, conn, x.told)
+	x.gate.open(taken.Checkpoint, bound.info)
 	begun := time.Now()
 	x.run()
 	bound.read = time.Since(begun)
 	return context.Cause(closing)
 }
 
+// place has the consumer stand where the database says, and keep what the database has
+// it keep. errRewound: it is another one now.
+func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logger, bound *binding, taken message.Taken) error {
+	d := bound.durable
+	seen := d.seenIn(taken.Checkpoint.Instance)
+	switch {
+	case taken.Rewound:
+		if err := s.rewind(ctx, in, bound, taken, taken.BrokerPosition); err != nil {
+			return fmt.Errorf("have the server deliver again what the database has lost: %w", err)
+		}
+		return errRewound
+	case bound.consumer == nil:
+		// It was never there, or somebody deleted it: then all below the row's position
+		// is sure, and what we have seen of it since in this database.
+		position := taken.BrokerPosition
+		if seen {
+			position = int64(d.ackFloor) + 1
+		}
+		err := bound.create(ctx, position, taken.Origin)
+		if errors.Is(err, errNotFresh) {
+			// By the time this one is deleted, it may be one that another worker had
+			// rewound after one more failover: so what counts is what the row says then.
+			err = s.rewind(ctx, in, bound, taken, position)
+		}
+		if err != nil && !errors.Is(err, jetstream.ErrConsumerExists) {
+			return fmt.Errorf("create the durable consumer again: %w", err)
+		}
+		return errRewound
+	}
+	d.seen(bound.info.AckFloor.Stream)
+	misplaced, err := bound.misplaced(ctx, taken.BrokerPosition)
+	if err != nil {
+		return err
+	}
+	if misplaced {
+		log.Warn("somebody made the durable consumer anew, and it would skip messages: setting it back to where the database stands", "durable", s.config.Durable, "sequence", taken.BrokerPosition)
+		if err := s.rewind(ctx, in, bound, taken, taken.BrokerPosition); err != nil {
+			return fmt.Errorf("set the durable consumer back: %w", err)
+		}
+		return errRewound
+	}
+	return bound.keep(ctx, taken.Origin)
+}
+
 // rewind has the server deliver again from a position on, until the database
-// agrees that all below is sure: it may fail over once more meanwhile.
-func (s *Source) rewind(ctx context.Context, in *consumer.Intake, bound *binding, position int64) error {
+// agrees that all below is sure: it may go back once more meanwhile. The durable is
+// given the origin first: whoever comes before the database knows of that finds it
+// behind, and rewinds.
+func (s *Source) rewind(ctx context.Context, in *consumer.Intake, bound *binding, taken message.Taken, position int64) error {
 	for {
 		from := max(position, 1)
-		if err := bound.rewind(ctx, from); err != nil {
+		if err := bound.rewind(ctx, from, taken.Origin); err != nil {
 			return err
 		}
 		if bound.consumed {
 			from = 0 // what is lost is lost
 		}
-		sure, err := in.Resumed(ctx, s.lane(), from)
+		sure, err := in.Resumed(ctx, s.lane(), taken, from)
 		if err != nil || sure >= from {
 			return err
 		}
@@ -164,7 +172,7 @@ func (s *Source) lane() message.Lane { return message.Lane{Source: s.config.Name
 func (x *session) run() {
 	for range max(1, x.in.Writers()) {
 		x.slots = append(x.slots, x.in.Open(consumer.LaneOptions{
-			Lane: x.source.lane(), Epoch: x.taken.Epoch, Next: x.taken.Next, KeepFor: keepFor,
+			Lane: x.source.lane(), Epoch: x.taken.Epoch, Next: x.taken.Next, KeepFor: keepFor, Checkpoint: x.taken.Checkpoint,
 			Committed: x.committed, Abandoned: x.abandoned,
 		}))
 	}
@@ -173,7 +181,7 @@ func (x *session) run() {
 	x.lookSoon() // a run that finds nothing to do may be over before the next look
 	x.in.Ready(true)
 
-	var acking, reading sync.WaitGroup
+	var acking, confirming, reading sync.WaitGroup
 	acking.Go(x.acks.run)
 	for _, slot := range x.slots {
 		reading.Go(func() { x.offer(slot) })
@@ -189,6 +197,7 @@ func (x *session) run() {
 	reading.Go(x.watch)
 	drained := make(chan struct{})
 	acking.Go(func() { x.progress(drained) })
+	confirming.Go(func() { x.confirmAll(drained) })
 
 	<-x.closing.Done()
 	// The lanes are closed while the last fetch comes to its end: both take a
@@ -201,6 +210,7 @@ func (x *session) run() {
 	reading.Wait()
 	close(drained)
 	x.giveBack()
+	confirming.Wait()
 	x.acks.stop()
 	acking.Wait()
 	if x.conn.IsConnected() { // what is given back is not confirmed one by one
@@ -225,24 +235,19 @@ func (e *lossError) Unwrap() error { return e.err }
 // errRewound ends a session whose consumer was set back: it is bound anew.
 var errRewound = errors.New("the durable consumer was set back to what the database has")
 
-var errLost = errors.New("the lane's row is gone or was moved; taking it again")
+var errLost = errors.New("the lane's row is gone or was moved, or the database is not the one it was; taking the lane again")
 
-// committed acknowledges what is durable. It must not block.
+// committed lets through to be acknowledged what is durable. It must not block.
 func (x *session) committed(_ int64, tokens []any) {
 	for _, t := range tokens {
-		x.acks.add(x.letGo(t.([]delivery)), false)
+		x.gate.add(t.([]held))
 	}
 }
 
 // letGo takes messages out of our hands.
-func (x *session) letGo(all []delivery) []jetstream.Msg {
-	x.hands.drop(all...)
+func (x *session) letGo(all []held) (replies []string) {
 	x.inHand.Add(-int64(len(all)))
-	msgs := make([]jetstream.Msg, len(all))
-	for i := range all {
-		msgs[i] = all[i].msg
-	}
-	return msgs
+	return x.hands.drop(all...)
 }
 
 // abandoned gives back what will not be committed, but only when we stop
@@ -251,11 +256,11 @@ func (x *session) letGo(all []delivery) []jetstream.Msg {
 // and the redeliveries a storm.
 func (x *session) abandoned(tokens []any) {
 	for _, t := range tokens {
-		msgs := x.letGo(t.([]delivery))
+		replies := x.letGo(t.([]held))
 		if x.closing.Err() != nil {
-			x.acks.add(msgs, true)
+			x.acks.add(replies, true)
 		} else {
-			x.foreign.Add(int64(len(msgs))) // still to be done, until the next look says who has them
+			x.foreign.Add(int64(len(replies))) // still to be done, until the next look says who has them
 		}
 	}
 }
@@ -265,8 +270,7 @@ func (x *session) giveBack() {
 	for {
 		select {
 		case d := <-x.arrived:
-			x.acks.add([]jetstream.Msg{d.msg}, true)
-			x.drop(d)
+			x.acks.add(x.drop(d), true)
 		default:
 			return
 		}
@@ -274,9 +278,8 @@ func (x *session) giveBack() {
 }
 
 // drop forgets a message that no slot has been given.
-func (x *session) drop(d delivery) {
-	x.hands.drop(d)
+func (x *session) drop(d delivery) (replies []string) {
 	x.in.Budget().Release(d.bytes)
 	x.waiting.Add(-1)
-	x.inHand.Add(-1)
+	return x.letGo([]held{d.held})
 }

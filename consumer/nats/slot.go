@@ -34,18 +34,18 @@ func (x *session) offer(slot *consumer.Lane) {
 }
 
 // gather makes a batch of a message and of those that have arrived behind it.
-func (x *session) gather(d delivery) (message.Batch, []delivery) {
+func (x *session) gather(d delivery) (message.Batch, []held) {
 	stands := x.stands.Load()
 	b := message.Batch{
-		Lane: x.source.lane(), Incarnation: x.taken.Incarnation, Epoch: x.taken.Epoch,
+		Lane: x.source.lane(), Incarnation: x.taken.Incarnation, Epoch: x.taken.Epoch, Checkpoint: x.gate.checkpoint(),
 		From: int64(d.meta.Sequence.Stream), BrokerPosition: stands.floor, OutstandingSince: stands.since,
 	}
-	var token []delivery
+	var token []held
 	for {
 		if time.Since(d.received) > keepFor {
 			x.drop(d) // others may have more luck with it
 		} else {
-			token = append(token, d)
+			token = append(token, d.held)
 			b.Messages = append(b.Messages, x.message(d))
 			b.Next = max(b.Next, int64(d.meta.Sequence.Stream)+1)
 			b.Bytes += d.bytes

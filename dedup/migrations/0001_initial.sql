@@ -93,9 +93,9 @@ ALTER TABLE {{schema}}.filters ALTER COLUMN data SET STORAGE EXTERNAL;
 -- compare-and-set in the transaction of the effects. The fill factor leaves room
 -- for HOT updates: no index but the keys, whose columns never change.
 --
--- history is the one in which all that a queue's broker was told is durable. In
--- another one it may have been told of commits that are lost. NULL for an ordered
--- lane.
+-- checkpoint is a queue's, and only rises: the broker keeps it beside what it was
+-- told of, and the workers remember it, so that a row below it is seen to have gone
+-- back. An ordered lane has its position for that.
 -- incarnation is new with each row, and with each log that the lane is set to read:
 -- what is known by its place is known by this, too.
 -- log is the broker's own mark of the log that the lane reads, such as a Kafka
@@ -103,8 +103,8 @@ ALTER TABLE {{schema}}.filters ALTER COLUMN data SET STORAGE EXTERNAL;
 -- anew holds other messages at the same positions. NULL: the broker had none to tell.
 -- moved tells that an operator has set the position since the lane was taken: it
 -- holds for whatever log is found.
--- began is the lowest position of the present log that the lane has begun at or was
--- set to: below it nothing had an effect. NULL: not known.
+-- began is the lowest position of the present log or stream that the lane has begun
+-- at or was set to: below it nothing had an effect. NULL: not known.
 -- partitions is how many of them the lane's topic had when the lane was first
 -- taken. NULL: the lane is no partition.
 -- takes counts how often an ordered lane was taken since it last moved, was caught
@@ -135,7 +135,7 @@ CREATE TABLE {{schema}}.lanes (
     dead              bigint NOT NULL DEFAULT 0,
     claimed_at        timestamptz NOT NULL DEFAULT now(),
     updated_at        timestamptz NOT NULL DEFAULT now(),
-    history           text,
+    checkpoint        bigint NOT NULL DEFAULT 0,
     log               text,
     moved             boolean NOT NULL DEFAULT false,
     began             bigint,
@@ -294,23 +294,15 @@ END $$;
 -- Failovers of the database, as a queue must notice them. An ordered lane sees by
 -- its position that commits are lost; a queue has none.
 --
--- timeline() is the history that the server writes: a promoted replica and a
--- restore to a point in time begin a new one. history() tells clusters apart, too,
--- such as one that a dump was restored into. It reads a file, which is too dear for
--- every transaction. Where a service forbids these functions nothing is noticed.
-CREATE FUNCTION {{schema}}.timeline() RETURNS text LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8);
-EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
-    RETURN 'unknown';
-END $$;
-
-CREATE FUNCTION {{schema}}.history() RETURNS text LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN (SELECT system_identifier FROM pg_catalog.pg_control_system()) || '/' || {{schema}}.timeline();
-EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
-    RETURN {{schema}}.timeline();
-END $$;
+-- instance() names the database as it is reached now: by the start of its server, by
+-- its number, and by the number (which is given) and the file of the table of lanes. A
+-- promoted replica and a base backup are another server, a copy of the database has
+-- another number, and what a dump restores another table. So one instance has all that
+-- was ever committed in it. A restart, which loses nothing, makes another one too.
+CREATE FUNCTION {{schema}}.instance(p_lanes oid) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT pg_catalog.concat_ws('/', extract(epoch FROM pg_catalog.pg_postmaster_start_time()),
+        (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()), p_lanes, pg_catalog.pg_relation_filenode(p_lanes))
+$$;
 
 -- advance() moves one lane and books what became of its messages. It raises an
 -- error when another worker has the lane or the lane isn't where the batch
@@ -318,12 +310,13 @@ END $$;
 -- a zero-row update is no error, and a fenced worker's writes would be committed.
 --
 -- A lane without order (p_from is NULL) has no position to compare; its epoch only
--- says that it is still the same row. It doesn't move in a history that isn't the
--- one it was taken in.
+-- says that it is still the same row. It doesn't move in another instance of the
+-- database than the one it was taken in, nor below the checkpoint that its worker
+-- knows.
 --
 -- A lane that moves is past what may have ended a process.
 CREATE FUNCTION {{schema}}.advance(
-    p_lane integer, p_epoch bigint, p_from bigint, p_next bigint, p_broker_position bigint, p_stream_time timestamptz, p_lag bigint,
+    p_lane integer, p_epoch bigint, p_from bigint, p_checkpoint bigint, p_instance text, p_next bigint, p_broker_position bigint, p_stream_time timestamptz, p_lag bigint,
     p_applied bigint, p_redelivered bigint, p_resent bigint, p_cross_source bigint, p_conflicts bigint, p_dead bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -346,7 +339,7 @@ BEGIN
         updated_at      = now(),
         takes           = 0
     WHERE id = p_lane AND epoch = p_epoch
-      AND CASE WHEN p_from IS NULL THEN pg_catalog.split_part(history, '/', -1) = {{schema}}.timeline() ELSE next_position = p_from END;
+      AND CASE WHEN p_from IS NULL THEN checkpoint >= p_checkpoint AND {{schema}}.instance(tableoid) = p_instance ELSE next_position = p_from END;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'lane % is fenced', p_lane USING ERRCODE = 'DD001';
     END IF;
@@ -580,8 +573,8 @@ LEFT JOIN {{schema}}.lanes l ON l.id = c.lane;
 -- Whoever may call a function is told so by name (GrantSQL): a database's default
 -- privileges may give everybody the right, or nobody.
 REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text, text, text), {{schema}}.leave(),
-    {{schema}}.timeline(), {{schema}}.history(), {{schema}}.stream_clock(text),
-    {{schema}}.advance(integer, bigint, bigint, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint),
+    {{schema}}.instance(oid), {{schema}}.stream_clock(text),
+    {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint),
     {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
     {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),
     {{schema}}.drop_generation(text, integer, text), {{schema}}.sweep(text, text)

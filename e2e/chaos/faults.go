@@ -351,7 +351,7 @@ var faults = []*fault{
 		strike: func(r *run, _ int) error { return r.failOver() },
 	},
 	{
-		name: "an older copy of the database is put back", postgres: own, each: true, config: rotating, long: 20,
+		name: "an older copy of the database is put back", postgres: own, each: true, config: rotating, short: 2, long: 20,
 		strike: func(r *run, number int) error { return r.putBack(number) },
 	},
 	{

@@ -75,13 +75,21 @@ var mutants = []mutant{
 		name: "no fence", fault: "zombie before its transaction", broker: "kafka", times: 2, by: "I6",
 		edits: []edit{{
 			"dedup/migrations/0001_initial.sql",
-			"    WHERE id = p_lane AND epoch = p_epoch\n      AND CASE WHEN p_from IS NULL THEN pg_catalog.split_part(history, '/', -1) = {{schema}}.timeline() ELSE next_position = p_from END;\n",
+			"    WHERE id = p_lane AND epoch = p_epoch\n      AND CASE WHEN p_from IS NULL THEN checkpoint >= p_checkpoint AND {{schema}}.instance(tableoid) = p_instance ELSE next_position = p_from END;\n",
 			"    WHERE id = p_lane;\n",
 		}},
 	},
 	{
 		name: "begins where the broker says", fault: "failover to an asynchronous replica", broker: "kafka", times: 2, by: "I",
 		edits: []edit{{"dedup/lanes.go", "			taken.Rewound = true\n", "			taken.Rewound = true\n			taken.Next = t.Committed\n			if _, err := tx.Exec(ctx, `UPDATE `+s.name(\"lanes\")+` SET next_position = $2 WHERE id = $1`, id, t.Committed); err != nil {\n				return taken, err\n			}\n"}},
+	},
+	{
+		name: "acknowledged without a checkpoint", fault: "an older copy of the database is put back", broker: "nats", times: 3, by: "I1",
+		edits: []edit{{"consumer/nats/session.go", "		x.gate.add(t.([]held))\n", "		x.acks.add(x.letGo(t.([]held)), false)\n"}},
+	},
+	{
+		name: "the durable's checkpoint is ignored", fault: "an older copy of the database is put back", broker: "nats", times: 3, by: "I1",
+		edits: []edit{{"dedup/checkpoint.go", "	behind := ours && ", "	behind := false && "}},
 	},
 	{
 		name: "a lost answer to COMMIT passes for success", fault: "answer to COMMIT lost", broker: "kafka", times: 20, by: "I",

@@ -52,8 +52,12 @@ func (l *lanes) CaughtUp(ctx context.Context, all []message.CaughtUp) ([]message
 	return l.w.store.CaughtUp(ctx, all)
 }
 
-func (l *lanes) Resumed(ctx context.Context, lane message.Lane, from int64) (int64, error) {
-	return l.w.store.Resumed(ctx, lane, from)
+func (l *lanes) Confirm(ctx context.Context, c message.Confirm) (message.Confirmed, error) {
+	return l.w.store.Confirm(ctx, c)
+}
+
+func (l *lanes) Resumed(ctx context.Context, lane message.Lane, taken message.Taken, from int64) (int64, error) {
+	return l.w.store.Resumed(ctx, lane, taken, from)
 }
 
 func (l *lanes) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {

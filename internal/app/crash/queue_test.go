@@ -220,7 +220,7 @@ func (m *queueMember) slot(ctx context.Context, in *consumer.Intake) {
 		if numbers == nil {
 			return
 		}
-		b := message.Batch{Lane: queueLane(), Incarnation: taken.Incarnation, Epoch: taken.Epoch, BrokerPosition: -1, Lag: -1, Bytes: int64(100 * len(numbers))}
+		b := message.Batch{Lane: queueLane(), Incarnation: taken.Incarnation, Epoch: taken.Epoch, Checkpoint: taken.Checkpoint, BrokerPosition: -1, Lag: -1, Bytes: int64(100 * len(numbers))}
 		for _, i := range numbers {
 			b.Messages = append(b.Messages, m.q.all[i])
 		}

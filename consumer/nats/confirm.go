@@ -1,0 +1,315 @@
+package nats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// What is committed is acknowledged once the durable keeps a checkpoint that tells it
+// apart from what any older copy of the database has: the database raises it, the
+// durable's metadata is given it, and the database is asked once more. So whatever
+// database is found later, if it lacks something that was acknowledged, its checkpoint
+// is below the durable's. See docs/decisions/0029.
+
+const (
+	// confirmEvery is how often that is done at most, unless the server is about to
+	// deliver no more for what waits. Each time costs an update of the durable, which
+	// in a cluster goes through the group of all its servers.
+	confirmEvery = 500 * time.Millisecond
+	// confirmAttempt bounds one attempt, lastConfirm the one at the end of a session.
+	confirmAttempt = 2 * requestTimeout
+	lastConfirm    = 3 * time.Second
+)
+
+// originKey is where in the durable's metadata the origin of our lane stands.
+const originKey = "dedupd"
+
+// gate holds what is committed until it may be acknowledged.
+type gate struct {
+	mu       sync.Mutex
+	waiting  []held
+	known    message.Checkpoint
+	origin   string // what the durable was last known to keep
+	enough   int    // so many waiting are confirmed at once
+	knocking chan struct{}
+	full     chan struct{}
+}
+
+func (g *gate) open(known message.Checkpoint, info *jetstream.ConsumerInfo) {
+	g.known, g.origin = known, originOf(info)
+	g.knocking, g.full = make(chan struct{}, 1), make(chan struct{}, 1)
+	g.room(info.Config.MaxAckPending, 0)
+}
+
+// room learns how many messages the server lets be outstanding, and how many of them
+// others have. A quarter of what is left is enough to wait: the rest is for what is
+// being read and written meanwhile.
+func (g *gate) room(limit int, others int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.enough = largestGate
+	if limit > 0 {
+		g.enough = min(g.enough, max(1, (limit-int(max(0, others)))/4))
+	}
+}
+
+// largestGate bounds what waits in memory, where the server sets no limit.
+const largestGate = 100_000
+
+func (g *gate) add(all []held) {
+	g.mu.Lock()
+	g.waiting = append(g.waiting, all...)
+	full := len(g.waiting) >= g.enough
+	g.mu.Unlock()
+	g.knock()
+	if full {
+		signal(g.full)
+	}
+}
+
+// knock asks for a confirmation, also where nothing waits.
+func (g *gate) knock() { signal(g.knocking) }
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+func (g *gate) checkpoint() message.Checkpoint {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.known
+}
+
+// strange tells that the durable keeps something else than when it was last written or
+// compared with the database.
+func (g *gate) strange(info *jetstream.ConsumerInfo) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return originOf(info) != g.origin
+}
+
+func (g *gate) learn(confirmed message.Confirmed, info *jetstream.ConsumerInfo) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.known.Number = max(g.known.Number, confirmed.Checkpoint.Number)
+	g.origin = originOf(info)
+}
+
+// count is how many wait now: all of them were committed before.
+func (g *gate) count() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.waiting)
+}
+
+// pass takes the first n of what waits; -1: all.
+func (g *gate) pass(n int) (all []held) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if n < 0 {
+		n = len(g.waiting)
+	}
+	all, g.waiting = g.waiting[:n:n], append([]held(nil), g.waiting[n:]...)
+	return all
+}
+
+// confirmAll confirms until all slots are closed, and then what is left.
+func (x *session) confirmAll(drained <-chan struct{}) {
+	said, failures := "", 0
+	for {
+		select {
+		case <-x.gate.knocking:
+		case <-drained:
+			x.confirmRest()
+			return
+		}
+		pause := confirmEvery
+		err := x.confirm(x.closing, confirmAttempt)
+		var fenced *message.FencedError
+		switch {
+		case err == nil:
+			said, failures = "", 0
+		case errors.Is(err, errGone):
+			x.end(errGone)
+		case errors.As(err, &fenced):
+			x.end(errLost)
+		case x.closing.Err() != nil:
+		default:
+			failures++
+			pause = min(confirmEvery<<min(failures, 10), 5*time.Second)
+			x.in.CommitFailed()
+			if text := err.Error(); text != said {
+				said = text
+				x.log.Warn("what is committed is not acknowledged yet; trying again", "error", err)
+			}
+			x.gate.knock()
+		}
+		select {
+		case <-time.After(pause):
+		case <-x.gate.full:
+		case <-drained:
+		}
+	}
+}
+
+// confirmRest confirms at the session's end, and gives back what it can't: it is found
+// to be committed by whoever is given it next, or is not.
+func (x *session) confirmRest() {
+	if x.gate.count() == 0 {
+		return
+	}
+	if err := x.confirm(context.WithoutCancel(x.closing), lastConfirm); err != nil {
+		x.log.Debug("give back what is committed and can't be acknowledged", "error", err)
+	}
+	x.acks.add(x.letGo(x.gate.pass(-1)), true)
+}
+
+// confirm has acknowledged what waits by now.
+func (x *session) confirm(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	waiting := x.gate.count()
+	before := x.inHand.Load()
+	info, err := x.bound.current(ctx)
+	if err != nil {
+		return err
+	}
+	x.gate.room(info.Config.MaxAckPending, int64(info.NumAckPending)-max(before, x.inHand.Load()))
+	confirmed, err := x.ask(ctx, info, waiting > 0)
+	if err != nil {
+		return err
+	}
+	if info, confirmed, err = x.publish(ctx, info, confirmed); err != nil {
+		return err
+	}
+	x.gate.learn(confirmed, info)
+	if confirmed.Origin != originOf(info) {
+		x.gate.knock() // too many at a time: again in a moment
+	}
+	if waiting > 0 {
+		x.acks.add(x.letGo(x.gate.pass(waiting)), false)
+	}
+	return nil
+}
+
+// patience is how often publish looks what others have written meanwhile.
+const patience = 3
+
+// publish has the durable keep what the database wants it to, and asks the database once
+// more: it may have been replaced since it was asked, and its successor been taken
+// before the durable was written.
+//
+// Two workers may write at a time, and the lower checkpoint last: whoever finds the
+// database further than what it has written writes again. An update carries the whole
+// configuration, so the durable is looked at right before, or what somebody changed by
+// hand would be undone.
+func (x *session) publish(ctx context.Context, info *jetstream.ConsumerInfo, confirmed message.Confirmed) (*jetstream.ConsumerInfo, message.Confirmed, error) {
+	for tries := 0; confirmed.Origin != originOf(info) && tries <= patience; tries++ {
+		now, err := x.bound.current(ctx)
+		if err == nil && (tries == patience || originOf(now) == originOf(info)) {
+			now, err = x.bound.write(ctx, now, confirmed.Origin)
+		}
+		if err != nil {
+			return nil, confirmed, err
+		}
+		info = now
+		if confirmed, err = x.ask(ctx, info, false); err != nil {
+			return nil, confirmed, err
+		}
+	}
+	return info, confirmed, nil
+}
+
+func (x *session) ask(ctx context.Context, info *jetstream.ConsumerInfo, raise bool) (message.Confirmed, error) {
+	return x.in.Confirm(ctx, message.Confirm{
+		Lane: x.source.lane(), Epoch: x.taken.Epoch, Checkpoint: x.gate.checkpoint(), Origin: originOf(info), Raise: raise,
+	})
+}
+
+// told looks at the consumer when there is nothing left to do, for whoever waits for
+// that.
+func (x *session) told() {
+	if x.pending.Load() == 0 && x.gate.count() == 0 {
+		x.lookSoon()
+	}
+}
+
+func originOf(info *jetstream.ConsumerInfo) string {
+	if info == nil {
+		return ""
+	}
+	return info.Config.Metadata[originKey]
+}
+
+// origin is what the durable keeps of our lane; empty: nothing.
+func (b *binding) origin() string { return originOf(b.info) }
+
+// current is the consumer's state; errGone: it isn't the one that was bound.
+func (b *binding) current(ctx context.Context) (*jetstream.ConsumerInfo, error) {
+	info, err := b.consumer.Info(ctx)
+	switch {
+	case errors.Is(err, jetstream.ErrConsumerNotFound), errors.Is(err, jetstream.ErrStreamNotFound):
+		return nil, errGone
+	case err != nil:
+		return nil, fmt.Errorf("ask for the durable's state: %w", err)
+	case !info.Created.Equal(b.info.Created):
+		return nil, errGone
+	}
+	return info, nil
+}
+
+// keep has the durable keep an origin, if it keeps another one.
+func (b *binding) keep(ctx context.Context, origin string) error {
+	if b.origin() == origin {
+		return nil
+	}
+	info, err := b.write(ctx, b.info, origin)
+	if err == nil {
+		b.info = info
+	}
+	return err
+}
+
+// write has the durable keep an origin.
+func (b *binding) write(ctx context.Context, info *jetstream.ConsumerInfo, origin string) (*jetstream.ConsumerInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	config := info.Config
+	config.Metadata = maps.Clone(config.Metadata)
+	if config.Metadata == nil {
+		config.Metadata = make(map[string]string)
+	}
+	config.Metadata[originKey] = origin
+	updated, err := b.durable.within(ctx, config, b.stream.UpdateConsumer)
+	switch {
+	case errors.Is(err, jetstream.ErrConsumerDoesNotExist):
+		return nil, errGone
+	case err != nil:
+		return nil, fmt.Errorf("note the checkpoint at the durable: %w", err)
+	}
+	info = updated.CachedInfo()
+	if !info.Created.Equal(b.info.Created) {
+		return nil, errGone
+	}
+	return info, kept(info)
+}
+
+// kept refuses a server that doesn't keep what it is given. It may be another worker's
+// by now.
+func kept(info *jetstream.ConsumerInfo) error {
+	if originOf(info) == "" {
+		return &configError{"the server keeps no metadata of its consumers, without which a database that went back isn't noticed: it must be NATS 2.10 or later"}
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// takeQueue decides where a queue stands that was just taken, and what of it is lost:
+// see Take. What the broker keeps of the lane tells it.
+//
+// - It has a checkpoint of this row above the row's own: the database went back. All
+// below the row's broker position was acknowledged before the copy was made, and so is
+// in it.
+// - It has one of another row, which nobody let go: that row is lost, with all that it
+// ever had committed.
+//
+// Both stay as they are until the broker keeps the origin that is returned, and the row
+// has its checkpoint (Resumed): whoever comes between finds the same.
+func (s *Store) takeQueue(ctx context.Context, tx pgx.Tx, row queueRow, t message.Take, taken *message.Taken) error {
+	if t.Consumed {
+		if err := s.refuseLoss(ctx, tx); err != nil {
+			return err
+		}
+	}
+	was, ours := s.originOf(t.Lane, t.Origin)
+	ours = ours && (was.Log == "" || t.Incarnation == "" || was.Log == t.Incarnation)
+	behind := ours && was.Epoch == taken.Epoch && was.Checkpoint > taken.Checkpoint.Number
+	lost := false
+	if ours && was.Epoch != taken.Epoch {
+		forgotten, err := s.forgotten(ctx, tx, t.Lane, was.Epoch)
+		if err != nil {
+			return err
+		}
+		lost = !forgotten
+	}
+	taken.Rewound = behind || lost
+	position := taken.BrokerPosition
+	switch {
+	case lost && (position < 0 || was.Began < position), behind && position < 0:
+		position = was.Began
+	case !taken.Rewound && position < 0:
+		position = t.Committed // nothing of ours is acknowledged yet
+	}
+	if position >= 0 && (row.began == nil || *row.began > position) {
+		row.began = &position
+	}
+	taken.BrokerPosition = position
+	_, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET broker_position = $2, began = $3
+		WHERE id = $1 AND (broker_position, began) IS DISTINCT FROM ($2, $3)`, row.id, nullIfNegative(position), row.began)
+	if err != nil {
+		return err
+	}
+	if taken.Rewound {
+		taken.Checkpoint.Number = max(taken.Checkpoint.Number, was.Checkpoint) + 1 // until Resumed, the lane doesn't move
+	}
+	taken.Origin = s.queueOrigin(t.Lane, taken.Epoch, taken.Checkpoint.Number, row)
+	return nil
+}
+
+func nullIfNegative(v int64) *int64 {
+	if v < 0 {
+		return nil
+	}
+	return &v
+}
+
+// queueRow is what a queue's row tells of where it reads.
+type queueRow struct {
+	id    int32
+	log   string
+	began *int64 // nil: not known yet
+}
+
+// queueOrigin is what the broker is to keep of a queue.
+func (s *Store) queueOrigin(lane message.Lane, epoch, checkpoint int64, row queueRow) string {
+	o := origin{Scope: s.scope, Source: lane.Source, Began: -1, Epoch: epoch, Checkpoint: checkpoint, Log: row.log}
+	if row.began != nil {
+		o.Began = *row.began
+	}
+	return o.String()
+}
+
+// confirmTimeout bounds the question, which waits for a transaction that is just
+// moving the lane.
+const confirmTimeout = 5 * time.Second
+
+// Confirm tells whether the database is the one that a queue was committed in, and
+// has not gone back: then what was committed before may be acknowledged, once the
+// broker keeps the origin that is returned. The error is a *message.FencedError if it
+// is not.
+//
+// Why that is exact stands in docs/decisions/0029.
+func (s *Store) Confirm(ctx context.Context, c message.Confirm) (message.Confirmed, error) {
+	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
+	defer cancel()
+	fenced := &message.FencedError{Lanes: []message.Lane{c.Lane}}
+	least := c.Checkpoint.Number
+	if was, ours := s.originOf(c.Lane, c.Origin); ours {
+		if was.Epoch != c.Epoch {
+			return message.Confirmed{}, fenced // the next take finds out what it means
+		}
+		least = max(least, was.Checkpoint)
+	}
+	const where = ` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered AND epoch = $4 AND checkpoint >= $5 AND `
+	sql := `SELECT checkpoint, began, coalesce(log, ''), '' FROM ` + s.name("lanes") + where + s.name("instance") + `(tableoid) = $6`
+	if c.Raise {
+		// One that a crash takes back would have the queue read again for nothing.
+		sql = `UPDATE ` + s.name("lanes") + ` SET checkpoint = checkpoint + 1` + where + s.name("instance") + `(tableoid) = $6
+			RETURNING checkpoint, began, coalesce(log, ''), CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END`
+	}
+	confirmed := message.Confirmed{Checkpoint: c.Checkpoint}
+	var row queueRow
+	err := s.pool.QueryRow(ctx, sql, s.scope, c.Lane.Source, c.Lane.Name, c.Epoch, least, c.Checkpoint.Instance).
+		Scan(&confirmed.Checkpoint.Number, &row.began, &row.log, nil)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return message.Confirmed{}, fenced
+	case err != nil:
+		return message.Confirmed{}, fmt.Errorf("confirm what lane %s has committed: %w", c.Lane, err)
+	}
+	confirmed.Origin = s.queueOrigin(c.Lane, c.Epoch, confirmed.Checkpoint.Number, row)
+	return confirmed, nil
+}
+
+// Resumed tells that the broker delivers again what a queue may have lost with the
+// database, or that nothing can be done about it (0), and keeps the origin of the take
+// that asked for it: from now on the row passes for one that has all that is
+// acknowledged.
+//
+// from is where the broker begins again. A worker may have been told so by a database
+// that went back once more since, and lost what was sure then. So from is compared with
+// the row as it is now, and if it lies beyond, nothing is changed: sure is where to
+// begin. Else the row has it from then on, for another worker may have taken a later
+// one to be sure. The lane's clock isn't known any more: claims must not expire before
+// what comes again has passed them.
+func (s *Store) Resumed(ctx context.Context, lane message.Lane, taken message.Taken, from int64) (sure int64, err error) {
+	to, ours := s.originOf(lane, taken.Origin)
+	if !ours {
+		return 0, fmt.Errorf("resume lane %s: the origin is not the lane's", lane)
+	}
+	err = s.pool.QueryRow(ctx, `
+		WITH l AS (SELECT id, coalesce(broker_position, 1) AS sure FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered AND epoch = $4 FOR UPDATE),
+			resumed AS (UPDATE `+s.name("lanes")+` SET checkpoint = greatest(checkpoint, $6), broker_position = coalesce(nullif($5, 0), broker_position), stream_time = NULL FROM l WHERE lanes.id = l.id AND $5 <= l.sure)
+		SELECT sure FROM l`, s.scope, lane.Source, lane.Name, taken.Epoch, from, to.Checkpoint).Scan(&sure)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows): // somebody let the lane go, or it is lost: the next take begins a new one
+		return from, nil
+	case err != nil:
+		return 0, fmt.Errorf("resume lane %s: %w", lane, err)
+	}
+	return sure, nil
+}

@@ -1,0 +1,396 @@
+package dedup_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/message"
+)
+
+// confirm has what a queue committed confirmed. The lane's origin is what the broker
+// keeps.
+func (f *fixture) confirm(l *lane) error {
+	f.t.Helper()
+	confirmed, err := f.Store.Confirm(f.t.Context(), message.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: l.Checkpoint, Origin: l.Origin, Raise: true})
+	if err == nil {
+		l.Checkpoint, l.Origin = confirmed.Checkpoint, confirmed.Origin
+	}
+	return err
+}
+
+func (f *fixture) mustConfirm(l *lane) {
+	f.t.Helper()
+	if err := f.confirm(l); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// retake takes a queue with what the broker keeps of it, as it was told last.
+func (f *fixture) retake(l *lane) *lane {
+	f.t.Helper()
+	taken := &lane{Lane: l.Lane, at: l.at}
+	f.again(func() (err error) {
+		taken.Taken, err = f.Store.Take(f.t.Context(), message.Take{Lane: l.Lane, Incarnation: "stream-1", Committed: 100, Origin: l.Origin})
+		return err
+	})
+	return taken
+}
+
+// refused checks that a queue's messages aren't committed.
+func (f *fixture) refused(b message.Batch) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
+	defer cancel()
+	for {
+		err := f.Handle(ctx, []message.Batch{b})
+		var fenced *message.FencedError
+		if errors.As(err, &fenced) {
+			return
+		}
+		if err == nil || ctx.Err() != nil { // till then connections end
+			f.t.Fatalf("the queue goes on in another database: %v", err)
+		}
+	}
+}
+
+// unconfirmed checks that what a queue committed isn't confirmed.
+func (f *fixture) unconfirmed(l *lane) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
+	defer cancel()
+	for {
+		err := f.confirm(l)
+		var fenced *message.FencedError
+		if errors.As(err, &fenced) {
+			return
+		}
+		if err == nil || ctx.Err() != nil {
+			f.t.Fatalf("what is lost was confirmed: %v", err)
+		}
+	}
+}
+
+// onItsOwn is a fixture with a server of its own.
+func onItsOwn(t *testing.T) (*fixture, *pgtest.Server) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("runs a server of its own")
+	}
+	server, err := pgtest.StartServer(pgtest.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Stop() })
+	pool, err := pgxpool.New(t.Context(), server.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if _, err := pool.Exec(t.Context(), createRows); err != nil {
+		t.Fatal(err)
+	}
+	store := newStore(t, pool, "dedupd", "test")
+	if _, err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f := newFixture(t)
+	f.pool, f.Store = pool, store
+	return f, server
+}
+
+// olderCopies are ways to put an older copy of a database back, none of which the
+// cluster's identifier or timeline shows.
+var olderCopies = map[string]func(t *testing.T) (f *fixture, keep func() (putBack func())){
+	"a template": func(t *testing.T) (*fixture, func() func()) {
+		f := newFixture(t)
+		return f, func() func() { return f.backup() }
+	},
+	"the rows of a dump": func(t *testing.T) (*fixture, func() func()) {
+		f := newFixture(t)
+		return f, f.dump
+	},
+	"a snapshot of the disk": func(t *testing.T) (*fixture, func() func()) {
+		f, server := onItsOwn(t)
+		must := func(err error) {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		return f, func() func() {
+			must(server.Snapshot())
+			f.again(func() error { return f.pool.Ping(t.Context()) })
+			return func() { must(server.PutBack()) }
+		}
+	},
+}
+
+// dump keeps the rows of all tables. restore puts them back.
+func (f *fixture) dump() (restore func()) {
+	f.t.Helper()
+	exec := func(sql string) {
+		f.t.Helper()
+		if _, err := f.pool.Exec(f.t.Context(), sql); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	each := func(sql string) {
+		f.t.Helper()
+		exec(`DO $$ DECLARE s text; t text; BEGIN
+			FOR s, t IN SELECT schemaname, tablename FROM pg_tables WHERE schemaname IN ('dedupd', 'public') ORDER BY 1, 2 LOOP
+				EXECUTE format('` + sql + `', s, t);
+			END LOOP; END $$`)
+	}
+	exec(`CREATE SCHEMA dump`)
+	each(`CREATE TABLE dump.%2$I AS SELECT * FROM ONLY %1$I.%2$I`)
+	return func() {
+		exec(`SET session_replication_role = replica`)
+		each(`TRUNCATE ONLY %1$I.%2$I CASCADE`)
+		each(`INSERT INTO %1$I.%2$I OVERRIDING SYSTEM VALUE SELECT * FROM dump.%2$I`)
+		f.pool.Reset()
+	}
+}
+
+// An older copy of the database lacks what was acknowledged, and nothing of the server
+// tells. A worker that goes on with it notices by its next batch and by what waits to
+// be acknowledged, one that starts when it takes the queue; and nothing is written
+// before what is lost is delivered again.
+func TestAQueueNoticesAnOlderCopy(t *testing.T) {
+	t.Parallel()
+	for name, start := range olderCopies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, keep := start(t)
+			l := f.takeQueue("nats")
+			first := l.batch("a")
+			first.BrokerPosition = 17
+			f.handle(first)
+			f.mustConfirm(l)
+			putBack := keep()
+			l = f.retake(l) // keeping one may have ended connections
+			if l.Rewound {
+				t.Fatalf("rewound without a cause: %+v", l.Taken)
+			}
+			f.handle(l.batch("b"))
+			f.mustConfirm(l) // so it is acknowledged
+			third := l.batch("c")
+			putBack()
+
+			f.refused(third)
+			f.unconfirmed(l)
+			again := f.retake(l)
+			if !again.Rewound || again.BrokerPosition != 17 {
+				t.Fatalf("taken from an older copy: %+v", again.Taken)
+			}
+			f.refused(again.batchAt(third.From, "c")) // the broker has yet to be asked
+			// The durable has the new origin, and its worker ends: the next one rewinds, too.
+			if other := f.retake(again); !other.Rewound || other.BrokerPosition != 17 {
+				t.Fatalf("taken after a rewind that came to no end: %+v", other.Taken)
+			}
+			if sure, err := f.Store.Resumed(t.Context(), l.Lane, again.Taken, 17); err != nil || sure != 17 {
+				t.Fatalf("resumed from 17: sure is %d, %v", sure, err)
+			}
+			f.handle(again.batchAt(1, "b"), again.batchAt(2, "c"))
+			f.wantLanded("a", "b", "c")
+			f.mustConfirm(again)
+			if l := f.retake(again); l.Rewound {
+				t.Errorf("a queue that has resumed was rewound again: %+v", l.Taken)
+			}
+		})
+	}
+}
+
+// What is committed and not acknowledged yet may be missing in a copy of which no
+// checkpoint tells, and others may have brought it further than is known here. It isn't
+// acknowledged; nothing else comes again.
+func TestWhatWaitsForItsAcknowledgementIsLost(t *testing.T) {
+	t.Parallel()
+	for name, start := range olderCopies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, keep := start(t)
+			l := f.takeQueue("nats")
+			f.handle(l.batch("a"))
+			f.mustConfirm(l)
+			putBack := keep()
+			l = f.retake(l)
+			f.handle(l.batch("b")) // and not confirmed
+			putBack()
+
+			other := f.retake(l) // another worker, which has nothing that waits
+			if other.Rewound {
+				t.Fatalf("nothing that was acknowledged is lost, and it is rewound: %+v", other.Taken)
+			}
+			for i := range 3 {
+				f.handle(other.batchAt(int64(10+i), fmt.Sprint("other-", i)))
+				f.mustConfirm(other)
+			}
+			l.Origin = other.Origin // as it finds at the broker
+			f.unconfirmed(l)
+			if again := f.retake(l); again.Rewound {
+				t.Errorf("rewound without a cause: %+v", again.Taken)
+			}
+		})
+	}
+}
+
+// A copy from before the queue was first taken has no row of it.
+func TestAnOlderCopyLosesAQueue(t *testing.T) {
+	t.Parallel()
+	for name, start := range olderCopies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, keep := start(t)
+			putBack := keep()
+			l := f.retake(&lane{Lane: message.Lane{Source: "nats", Name: "queue"}})
+			if l.BrokerPosition != 100 {
+				t.Fatalf("a new queue begins at %d", l.BrokerPosition)
+			}
+			f.handle(l.batch("a"))
+			f.mustConfirm(l)
+			putBack()
+
+			for range 2 { // the first one ends before the durable was made anew
+				if again := f.retake(l); !again.Rewound || again.BrokerPosition != 100 {
+					t.Fatalf("taken after its row was lost: %+v", again.Taken)
+				}
+			}
+			again := f.retake(l)
+			f.refused(again.batchAt(0, "a"))
+			if sure, err := f.Store.Resumed(t.Context(), l.Lane, again.Taken, 100); err != nil || sure != 100 {
+				t.Fatalf("resumed from 100: sure is %d, %v", sure, err)
+			}
+			f.handle(again.batchAt(0, "a"))
+			f.wantLanded("a")
+			f.mustConfirm(again)
+			if l := f.retake(again); l.Rewound {
+				t.Errorf("a queue that has resumed was rewound again: %+v", l.Taken)
+			}
+		})
+	}
+}
+
+// A server that is started again has lost nothing: the queue is taken anew, and
+// nothing comes again.
+func TestARestartRewindsNothing(t *testing.T) {
+	t.Parallel()
+	f, server := onItsOwn(t)
+	l := f.takeQueue("nats")
+	f.handle(l.batch("a"))
+	f.mustConfirm(l)
+	f.handle(l.batch("b"))
+	if err := server.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	f.unconfirmed(l) // it might have been another server
+	again := f.retake(l)
+	if again.Rewound {
+		t.Errorf("rewound: %+v", again.Taken)
+	}
+	f.handle(again.batchAt(2, "c"))
+	f.mustConfirm(again)
+	f.wantLanded("a", "b", "c")
+}
+
+// What the broker keeps of a queue decides where it stands.
+func TestWhereAQueueStands(t *testing.T) {
+	t.Parallel()
+	queue := message.Lane{Source: "nats", Name: "queue"}
+	type state struct {
+		*fixture
+		take message.Take
+		*lane
+	}
+	forget := func(s *state) {
+		if _, err := s.Store.ForgetLane(s.t.Context(), "somebody", queue.Source, queue.Name, true); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	exec := func(s *state, sql string) {
+		s.t.Helper()
+		if _, err := s.pool.Exec(s.t.Context(), sql); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	const began, floor, later = 100, 140, 150
+	for name, c := range map[string]struct {
+		do       func(s *state)
+		position int64
+		rewound  bool
+	}{
+		"as it was":                                   {func(*state) {}, floor, false},
+		"the broker keeps nothing":                    {func(s *state) { s.take.Origin = "" }, floor, false},
+		"the broker keeps what is older":              {func(s *state) { s.mustConfirm(&lane{Lane: queue, Taken: s.Taken}) }, floor, false},
+		"the broker keeps what another program wrote": {func(s *state) { s.take.Origin = `{"checkpoint": 99}` }, floor, false},
+		"the row went back":                           {func(s *state) { exec(s, `UPDATE dedupd.lanes SET checkpoint = 0`) }, floor, true},
+		"the row went back to before a position was known": {func(s *state) {
+			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0, broker_position = NULL, began = NULL`)
+		}, began, true},
+		"the row is lost":    {func(s *state) { exec(s, `DELETE FROM dedupd.lanes`) }, began, true},
+		"somebody let it go": {forget, later, false},
+		"it was let go, and the database lost what came after": {func(s *state) {
+			forget(s)
+			s.take.Committed = 120
+			l := &lane{Lane: queue}
+			l.Taken, _ = s.Store.Take(s.t.Context(), s.take)
+			s.mustConfirm(l)
+			exec(s, `DELETE FROM dedupd.lanes`)
+			s.take.Origin, s.take.Committed = l.Origin, later
+		}, 120, true},
+		"its row is lost, and another worker has made one that it knows nothing of": {func(s *state) {
+			exec(s, `DELETE FROM dedupd.lanes`)
+			if _, err := s.Store.Take(s.t.Context(), message.Take{Lane: queue, Incarnation: "stream-1", Committed: later}); err != nil {
+				s.t.Fatal(err)
+			}
+		}, began, true},
+		"the stream was made anew": {func(s *state) { s.take.Incarnation, s.take.Committed = "stream-2", 7 }, 7, false},
+		"it is another scope's": {func(s *state) {
+			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0`)
+			store, err := dedup.NewStore(dedup.StoreConfig{Pool: s.pool, Scope: "tests"})
+			if err == nil {
+				_, err = store.Migrate(s.t.Context())
+			}
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			s.Store = store
+		}, later, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := &state{newFixture(t), message.Take{Lane: queue, Incarnation: "stream-1", Committed: began}, &lane{Lane: queue}}
+			var err error
+			if s.Taken, err = s.Store.Take(t.Context(), s.take); err != nil {
+				t.Fatal(err)
+			}
+			b := s.batch("a")
+			b.BrokerPosition = floor
+			s.handle(b)
+			s.mustConfirm(s.lane)
+			s.take.Origin, s.take.Committed = s.Origin, later
+			c.do(s)
+			taken, err := s.Store.Take(t.Context(), s.take)
+			if err != nil || taken.BrokerPosition != c.position || taken.Rewound != c.rewound {
+				t.Fatalf("stands at %d, rewound: %t, %v; want %d, %t", taken.BrokerPosition, taken.Rewound, err, c.position, c.rewound)
+			}
+			// From then on the broker keeps what it is given, and is believed.
+			if taken.Rewound {
+				if sure, err := s.Store.Resumed(t.Context(), queue, taken, max(taken.BrokerPosition, 1)); err != nil || sure != taken.BrokerPosition {
+					t.Fatalf("resumed: %d, %v", sure, err)
+				}
+			}
+			l := &lane{Lane: queue, Taken: taken}
+			s.mustConfirm(l)
+			s.take.Origin = l.Origin
+			if again, err := s.Store.Take(t.Context(), s.take); err != nil || again.Rewound || again.BrokerPosition != c.position {
+				t.Errorf("taken again: %+v, %v", again, err)
+			}
+		})
+	}
+}
