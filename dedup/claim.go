@@ -342,7 +342,7 @@ func (p *Processor) settle(ctx context.Context, conn *pgx.Conn, g *group, rows m
 // its id.
 func (p *Processor) settleLoser(ctx context.Context, conn *pgx.Conn, g *group, it *item) error {
 	original, lane := it.original, g.batches[it.batch].Lane
-	if !p.Fingerprint.none() && original.fingerprint != nil && *original.fingerprint != it.fingerprint {
+	if !p.Fingerprint.none() && original.fingerprint != nil && differ(*original.fingerprint, it.fingerprint) {
 		it.outcome = conflict
 		if p.OnConflict == ConflictStop {
 			m := g.message(it)

@@ -317,6 +317,42 @@ func TestConflicts(t *testing.T) {
 	})
 }
 
+// A change of dedup.fingerprint doesn't make conflicts of copies: what was claimed by
+// another configuration isn't compared, also while workers of both are at work.
+func TestFingerprintsOfAnotherConfiguration(t *testing.T) {
+	bothWays(t, func(t *testing.T, f *fixture) {
+		l := f.take("kafka", "orders/0")
+		f.handle(l.batch(`a={"n":1,"at":1}`, `b={"n":2,"at":1}`))
+		next := attach(t, f.db)
+		next.CopyFrom = f.CopyFrom
+		next.Fingerprint, _ = dedup.NewFingerprint([]string{"json:n"})
+		f.exec(`UPDATE dedupd.lanes SET next_position = 0`)
+		l = next.take("kafka", "orders/0")
+		// A redelivery, and a resend that differs only by what isn't looked at now.
+		next.handle(l.batch(`a={"n":1,"at":1}`, `b={"n":2,"at":1}`, `a={"n":1,"at":2}`))
+		next.wantBooks(l, "2/2/1/0/0/0@3")
+		// Claims of the new one are compared by it, and not by the old.
+		next.handle(l.batch(`c={"n":3,"at":1}`, `c={"n":3,"at":2}`, `c={"n":4,"at":1}`))
+		next.wantBooks(l, "3/2/2/0/1/0@6")
+		old := f.take("kafka", "orders/0")
+		f.handle(old.batch(`c={"n":3,"at":9}`, `a={"n":7,"at":1}`))
+		f.wantBooks(old, "3/2/3/0/2/0@8")
+		f.wantDead("conflict@5", "conflict@7")
+	})
+}
+
+// A stream that was made anew has other messages in the same places.
+func TestConflictsOfAnotherStream(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	q := f.takeQueue("nats")
+	f.handle(q.batchAt(1, "a=1", "a=2"), q.batchAt(2, "a=2")) // delivered twice, kept once
+	f.wantDead("conflict@2")
+	q.Incarnation = "stream-2"
+	f.handle(q.batchAt(1, "b=1", "a=3"))
+	f.wantDead("conflict@2", "conflict@2")
+}
+
 func wantHold(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	var hold *message.HoldError

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"math"
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
@@ -116,15 +117,40 @@ var crockford = func() (t [256]byte) {
 
 // Fingerprint says what must be equal for two messages of one id to be copies of
 // one another.
+//
+// A fingerprint begins with 12 bits that tell by which configuration it was made, so
+// that claims of before a change of dedup.fingerprint, or of a worker that has yet to
+// be restarted, aren't compared: each copy of theirs would be a conflict. The other
+// 52 bits are the content's.
 type Fingerprint struct {
-	value bool
-	paths []message.Field
+	value  bool
+	paths  []message.Field
+	recipe uint64 // the upper 12 bits
 }
+
+// recipeBits are those of a fingerprint that tell how it was made.
+const recipeBits = 0xFFF << 52
+
+// recipeOf gives the upper bits for places.
+func recipeOf(places []string) uint64 {
+	h := xxhash.New()
+	var length [8]byte
+	for _, place := range places {
+		binary.BigEndian.PutUint64(length[:], uint64(len(place)))
+		_, _ = h.Write(length[:])
+		_, _ = h.WriteString(place)
+	}
+	return h.Sum64() & recipeBits
+}
+
+// differ tells that two fingerprints were made in the same way, of contents that
+// differ.
+func differ(a, b int64) bool { return a != b && (uint64(a)^uint64(b))&recipeBits == 0 }
 
 // NewFingerprint reads the places of dedup.fingerprint: "value", "none", or JSON
 // paths. The zero Fingerprint is "none".
 func NewFingerprint(places []string) (Fingerprint, error) {
-	var f Fingerprint
+	f := Fingerprint{recipe: recipeOf(places)}
 	for _, s := range places {
 		switch s {
 		case "none":
@@ -133,7 +159,8 @@ func NewFingerprint(places []string) (Fingerprint, error) {
 			}
 		case "value":
 			if len(places) == 1 {
-				return Fingerprint{value: true}, nil
+				f.value = true
+				return f, nil
 			}
 		default:
 			field, err := message.ParseField(s)
@@ -159,11 +186,12 @@ func (f Fingerprint) none() bool { return !f.value && len(f.paths) == 0 }
 // of is xxHash64 of what must be equal. It need not resist an attacker: whoever
 // may send under an id may as well send the first payload.
 func (f Fingerprint) of(m *message.Message) int64 {
-	if f.value {
+	return int64(f.content(m)&^recipeBits | f.recipe)
+}
+
+func (f Fingerprint) content(m *message.Message) uint64 {
+	if f.value || message.ValidJSON(m.Value) != nil { // that has no places
 		return valueFingerprint(m.Value)
-	}
-	if message.ValidJSON(m.Value) != nil {
-		return valueFingerprint(m.Value) // it has no places
 	}
 	var h xxhash.Digest
 	h.Reset()
@@ -174,13 +202,13 @@ func (f Fingerprint) of(m *message.Message) int64 {
 		_, _ = h.Write(length[:]) // a hash takes everything
 		_, _ = h.WriteString(raw)
 	}
-	return int64(h.Sum64())
+	return h.Sum64()
 }
 
 // valueFingerprint keeps a tombstone apart from an empty value.
-func valueFingerprint(v []byte) int64 {
+func valueFingerprint(v []byte) uint64 {
 	if v == nil {
-		return -1
+		return math.MaxUint64
 	}
-	return int64(xxhash.Sum64(v))
+	return xxhash.Sum64(v)
 }

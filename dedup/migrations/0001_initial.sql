@@ -211,13 +211,14 @@ CREATE TABLE {{schema}}.dead_letters (
 -- it was buried: it is buried once. Any other dead letter has won the claim of its
 -- id, or of its place. A place that wins once more, since the claim expired or was
 -- forgotten, makes one more dead letter: else the claim would be nobody's, and the
--- message lost.
+-- message lost. A stream that was made anew has other messages in the same places:
+-- the incarnation tells.
 --
 -- By the key first: claims why asks for it, and it tells rows apart sooner than
 -- texts that they all share. The texts compare as bytes, whatever the database's
 -- collation: they are never sorted for people, and a locale's order costs more.
 CREATE UNIQUE INDEX dead_letters_place ON {{schema}}.dead_letters
-    (claim_key, position, class COLLATE "C", lane COLLATE "C", source COLLATE "C", scope COLLATE "C") WHERE class IN ('conflict', 'duplicate');
+    (claim_key, position, class COLLATE "C", lane COLLATE "C", source COLLATE "C", scope COLLATE "C", incarnation COLLATE "C") WHERE class IN ('conflict', 'duplicate');
 CREATE INDEX dead_letters_claim_key ON {{schema}}.dead_letters (claim_key);
 CREATE INDEX dead_letters_scope_created_at ON {{schema}}.dead_letters (scope, created_at);
 
