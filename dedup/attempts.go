@@ -134,19 +134,9 @@ func isSuspect(messages []message.Message) bool {
 // withCare applies a batch in small runs that are noted before. A message with a
 // note goes alone, or to the dead letters.
 func (p *Processor) withCare(ctx context.Context, b message.Batch, clocks clocks) error {
-	if b.Ordered {
-		// Of a batch that is tried again a part may have landed.
-		at, err := p.Store.standings(ctx, []message.Batch{b})
-		if err != nil {
-			return holdUnlessPassing(err)
-		}
-		if at[0] != (standing{epoch: b.Epoch, next: b.From}) {
-			rest, err := p.fenced(ctx, []message.Batch{b})
-			if err != nil || len(rest) == 0 {
-				return err
-			}
-			b = rest[0]
-		}
+	b, there, err := p.unlanded(ctx, b)
+	if err != nil || !there {
+		return err
 	}
 	noted, err := p.Store.attempts(ctx, b)
 	if err != nil {

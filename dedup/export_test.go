@@ -16,6 +16,13 @@ func (s *Store) SetChunkClaims(n int) { s.chunkClaims = n }
 // claim by ON CONFLICT.
 func (p *Processor) SetTwinsHold(d time.Duration) { p.twins.hold = d }
 
+// SetSlowAfter changes how long a transaction must have taken until a time-out
+// speaks of its size.
+func (p *Processor) SetSlowAfter(d time.Duration) { p.slow.after = d }
+
+// SlowLimit is how many messages of a lane a transaction may have; 0: any number.
+func (p *Processor) SlowLimit(lane message.Lane) int { return p.slow.most(lane) }
+
 // SetFilterMemory changes the budget for filters.
 func (s *Store) SetFilterMemory(n int64) { s.filterMemory = n }
 

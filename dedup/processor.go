@@ -59,6 +59,7 @@ type Processor struct {
 	doubts    doubts
 	twins     twinGuard
 	ages      ageCounter
+	slow      slowLanes
 	sinkStale atomic.Bool // the sink's view of the database may be out of date
 	// sinking is shared by all who are at the sink, and held alone by a message
 	// that may end the process: no other may be blamed for it.
@@ -140,8 +141,16 @@ func (p *Processor) together(ctx context.Context, batches []message.Batch, clock
 
 // handOver applies batches, and settles what they left in doubt.
 func (p *Processor) handOver(ctx context.Context, batches []message.Batch, h *handOver) error {
-	if err := p.apply(ctx, batches, h); err != nil {
-		return err
+	batches, slow := p.slow.split(batches)
+	if len(batches) > 0 {
+		if err := p.apply(ctx, batches, h); err != nil {
+			return err
+		}
+	}
+	for _, b := range slow {
+		if err := p.inPieces(ctx, b, h); err != nil {
+			return err
+		}
 	}
 	return p.settleDoubts(ctx, h)
 }
@@ -154,6 +163,7 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handO
 	}
 	g.belongTo(h)
 	for {
+		began := time.Now()
 		all, err := p.transact(ctx, g)
 		if err == nil {
 			p.landed(g, all)
@@ -203,7 +213,7 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handO
 		case retry:
 			p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
 			if !isLost {
-				return err
+				return p.slow.timedOut(g, time.Since(began), err)
 			}
 			if !pause(ctx, 50*time.Millisecond) {
 				return err
@@ -267,6 +277,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 func (p *Processor) landed(g *group, all []tally) {
 	p.Metrics.observe(p, g, all)
 	p.ages.note(g.ages, time.Now())
+	p.slow.landed(g.batches, p.suspectSpan())
 	p.doubts.landed(g)
 	if g.doubted {
 		g.handOver.landed = append(g.handOver.landed, g)

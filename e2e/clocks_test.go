@@ -129,7 +129,7 @@ func TestWorkersWithWrongClocks(t *testing.T) {
 		if round > 0 {
 			produce((round-1)*each, round*each) // sent again, after rotations
 		}
-		handled = int64((2*round+1)*each*3/2)
+		handled = int64((2*round + 1) * each * 3 / 2)
 		await(t, "the books have what was sent", time.Minute, func() error {
 			lanes, err := db.books(context.Background(), scope)
 			sum := int64(0)

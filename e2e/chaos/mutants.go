@@ -140,7 +140,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "what fails is given up", fault: "connections ended by the server", broker: "kafka", times: 10, by: "I7",
-		edits: []edit{{"dedup/processor.go", "			if !isLost {\n				return err\n			}\n", "			if !isLost {\n				return nil\n			}\n"}},
+		edits: []edit{{"dedup/processor.go", "			if !isLost {\n				return p.slow.timedOut(g, time.Since(began), err)\n			}\n", "			if !isLost {\n				_ = began\n				return nil\n			}\n"}},
 	},
 	{
 		name: "a group that failed is told to the broker", fault: "transactions that fail", broker: "kafka", times: 4, by: "I7",

@@ -1,0 +1,164 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// A batch that the sink can't write in the time that a transaction has would be
+// tried in the same size for ever. So a lane whose batch took too long gets
+// transactions of half as many messages, down to one, and larger ones again as they
+// succeed. What has landed stays landed: a batch that runs out of time in the middle
+// goes on from there with the next try.
+
+const (
+	// slowAfter is how long a transaction must have taken until a time-out speaks of
+	// its size. One that was begun late in a hand-over is cut off early.
+	slowAfter = 10 * time.Second
+	// slowTries is how often a message alone may take too long until its lane is held.
+	slowTries = 3
+	// slowGrowth is after how many transactions in a row that were fast enough the
+	// next may be twice as large.
+	slowGrowth = 8
+)
+
+// slowLanes are the lanes that get smaller transactions.
+type slowLanes struct {
+	after time.Duration // zero: slowAfter
+
+	mu    sync.Mutex
+	lanes map[message.Lane]*slowLane
+}
+
+type slowLane struct {
+	most  int // messages in a transaction
+	fast  int // transactions in a row that were fast enough
+	alone int // time-outs in a row of one message alone
+}
+
+// most is how many messages of a lane a transaction may have; 0: any number.
+func (s *slowLanes) most(lane message.Lane) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.lanes[lane]; l != nil {
+		return l.most
+	}
+	return 0
+}
+
+// split tells the batches of slow lanes from the others.
+func (s *slowLanes) split(batches []message.Batch) (plain, slow []message.Batch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.lanes) == 0 {
+		return batches, nil
+	}
+	for _, b := range batches {
+		if l := s.lanes[b.Lane]; l != nil && len(b.Messages) > l.most {
+			slow = append(slow, b)
+		} else {
+			plain = append(plain, b)
+		}
+	}
+	return plain, slow
+}
+
+// landed lets a lane's transactions grow. After one of as many messages as a batch
+// may have nothing is left of it.
+func (s *slowLanes) landed(batches []message.Batch, whole int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.lanes) == 0 {
+		return
+	}
+	for i := range batches {
+		l := s.lanes[batches[i].Lane]
+		if l == nil {
+			continue
+		}
+		l.alone = 0
+		if l.fast++; l.fast < slowGrowth {
+			continue
+		}
+		l.fast, l.most = 0, 2*l.most
+		if l.most >= whole {
+			delete(s.lanes, batches[i].Lane)
+		}
+	}
+}
+
+// timedOut halves the transactions of a group's lane, if it was the time-out of the
+// sink that ended the group's, and nothing but its size can be at fault. Of a group
+// of several lanes nothing is known: each of them is tried alone now. The error is a
+// *message.HoldError once a message alone takes too long.
+func (s *slowLanes) timedOut(g *group, took time.Duration, cause error) error {
+	var sink *sinkError
+	lane, n := g.batches[0].Lane, len(g.items)
+	isTime := sqlstate(cause) == "57014" || errors.Is(cause, context.DeadlineExceeded)
+	after := s.after
+	if after == 0 {
+		after = slowAfter
+	}
+	if !errors.As(cause, &sink) || !isTime || took < after || g.batches[len(g.batches)-1].Lane != lane {
+		return cause
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lanes == nil {
+		s.lanes = make(map[message.Lane]*slowLane)
+	}
+	l := s.lanes[lane]
+	if l == nil {
+		l = &slowLane{}
+		s.lanes[lane] = l
+	}
+	l.most, l.fast = max(n/2, 1), 0
+	if n > 1 {
+		return cause
+	}
+	if l.alone++; l.alone < slowTries {
+		return cause
+	}
+	what := fmt.Sprintf("position %d: the sink takes more than %s for this message alone, so it can't be written in time: look at the table's locks, indexes and triggers, or at the statement's plan",
+		g.message(&g.items[0]).Position.Offset, took.Round(time.Second))
+	return &message.HoldError{Lane: lane, Err: fmt.Errorf("%s: %w", what, cause), Summary: what}
+}
+
+// inPieces applies a batch of a slow lane in as many transactions as it needs.
+func (p *Processor) inPieces(ctx context.Context, b message.Batch, h *handOver) error {
+	b, there, err := p.unlanded(ctx, b)
+	for err == nil && there {
+		run, rest := b, message.Batch{}
+		if most := p.slow.most(b.Lane); most > 0 && most < len(b.Messages) {
+			run, rest = cutAt(b, most)
+		}
+		err = p.apply(ctx, []message.Batch{run}, h)
+		b, there = rest, len(rest.Messages) > 0
+	}
+	return err
+}
+
+// unlanded is what is left of a batch that is tried again, of which a part may have
+// landed.
+func (p *Processor) unlanded(ctx context.Context, b message.Batch) (rest message.Batch, there bool, err error) {
+	if !b.Ordered {
+		return b, true, nil // claims tell
+	}
+	at, err := p.Store.standings(ctx, []message.Batch{b})
+	if err != nil {
+		return b, false, holdUnlessPassing(err)
+	}
+	if at[0] == (standing{epoch: b.Epoch, next: b.From}) {
+		return b, true, nil
+	}
+	left, err := p.fenced(ctx, []message.Batch{b})
+	if err != nil || len(left) == 0 {
+		return b, false, err
+	}
+	return left[0], true, nil
+}
