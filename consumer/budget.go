@@ -59,6 +59,18 @@ func (b *Budget) Acquire(ctx context.Context, bytes int64) error {
 	return ctx.Err()
 }
 
+// TryAcquire is Acquire without waiting, for who holds bytes already: two that waited
+// for what the other holds would wait for ever. It doesn't pass those who wait.
+func (b *Budget) TryAcquire(bytes int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.waiting) > 0 || !b.fits(bytes) {
+		return false
+	}
+	b.used += bytes
+	return true
+}
+
 // Adjust corrects what was acquired, by more or by less, without waiting.
 func (b *Budget) Adjust(bytes int64) {
 	b.mu.Lock()

@@ -139,6 +139,28 @@ func (b *batch) record(c *cursor) (record, error) {
 	return r, nil
 }
 
+// survey tells how many records in plain stand at next and above, and how many
+// headers they have.
+func (b *batch) survey(plain []byte, next int64) (records, headers int, err error) {
+	c := cursor{b: plain}
+	for range b.count {
+		rec, err := b.record(&c)
+		if err != nil {
+			return 0, 0, err
+		}
+		if rec.offset < next {
+			continue
+		}
+		next = rec.offset + 1
+		records++
+		headers += rec.headers
+	}
+	if len(c.b) > 0 {
+		return 0, 0, errBadRecord
+	}
+	return records, headers, nil
+}
+
 func (r *record) appendHeaders(all []message.Header) ([]message.Header, error) {
 	for range r.headers {
 		// Nobody writes to what was fetched, so its bytes may be a string.

@@ -92,7 +92,7 @@ func (r *rig) fetch(position int64) records {
 	defer conns.cut()
 	cluster := newCluster(&c, nil, conns)
 	defer cluster.close()
-	d := decoder{lane: r.lane(0), topic: r.topic, readCommitted: true}
+	d := decoder{lane: r.lane(0), topic: r.topic, readCommitted: true, limit: c.MaxInflatedBytes}
 	var got records
 	r.until("the partition was fetched", func() bool {
 		f, err := cluster.fetch(r.ctx, r.topic, 0, position, c.FetchBytes)
@@ -100,7 +100,7 @@ func (r *rig) fetch(position int64) records {
 			r.Log(err)
 			return false
 		}
-		got, err = d.decode(f, position)
+		got, err = d.decode(f, position, nil)
 		r.check(err)
 		return true
 	})

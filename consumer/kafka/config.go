@@ -89,6 +89,7 @@ func (c *Config) setDefaults() {
 	setDefault(&c.HeartbeatInterval, time.Second)
 	setDefault(&c.RebalanceTimeout, 30*time.Second)
 	setDefault(&c.FetchBytes, 1<<20)
+	setDefault(&c.MaxInflatedBytes, 128<<20)
 }
 
 func setDefault[T comparable](field *T, value T) {
@@ -136,8 +137,14 @@ func (c *Config) validate() error {
 	if c.FetchBytes < 0 || c.FetchBytes > maxFetchBytes {
 		problem("fetch bytes %d: not between 1 and %d", c.FetchBytes, maxFetchBytes)
 	}
+	if c.MaxInflatedBytes < 0 || c.MaxInflatedBytes > maxInflated {
+		problem("max inflated bytes %d: not between 1 and %d", c.MaxInflatedBytes, maxInflated)
+	}
 	return errors.Join(all...)
 }
+
+// maxInflated is the most that MaxInflatedBytes may be.
+const maxInflated = 1 << 30
 
 // drainBudget is how long batches in their transactions are waited for once the
 // group wants its lanes back: for as long all others wait with us. Behind it come

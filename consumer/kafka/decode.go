@@ -43,35 +43,45 @@ type decoder struct {
 	lane          message.Lane
 	topic         string
 	readCommitted bool
+	// limit is what one record batch may come to in memory.
+	limit int64
 }
 
 var errNoProgress = errors.New("the broker has sent no whole record batch that reaches there")
 
-// decode takes what stands at position and above. What stands before a batch that
-// can't be read is delivered all the same: the next call then begins with that
-// batch, and its error is about that alone.
-func (d *decoder) decode(f *fetched, position int64) (records, error) {
+// decode takes what stands at position and above, as far as there is memory for it.
+// The error is errNoRoom where there is none for the first batch: it can be asked for
+// what it needs.
+//
+// What stands before a batch that can't be read is delivered all the same: the next
+// call then begins with that batch, and its error is about that alone.
+func (d *decoder) decode(f *fetched, position int64, memory *grant) (records, error) {
 	if len(f.records) == 0 {
 		return records{next: position}, nil
 	}
 	batches, err := cutBatches(f.records)
-	r := reading{decoder: d, next: position, aborts: newAborts(f.aborted)}
-	r.messages = make([]message.Message, 0, expected(batches))
+	r := reading{decoder: d, memory: memory, next: position, aborts: newAborts(f.aborted)}
+	if n := expected(batches); memory.take(int64(n) * messageBytes) {
+		r.messages = make([]message.Message, 0, n)
+	}
 	for i := range batches {
 		if r.held() > maxFetchBytes {
 			break // so much has come of a few bytes: the rest is fetched again
 		}
-		if bad := r.batch(&batches[i]); bad != nil {
-			err = fmt.Errorf("%w, in the record batch of positions %d to %d", bad, batches[i].base, batches[i].last)
+		bad := r.batch(&batches[i])
+		if errors.Is(bad, errNoRoom) {
+			if r.next == position {
+				return records{next: position}, bad
+			}
+			break // the same
+		}
+		if bad != nil {
+			err = d.about(bad, &batches[i])
 			break
 		}
 	}
 	if r.next == position {
-		if err == nil {
-			err = errNoProgress
-		}
-		return records{next: position}, fmt.Errorf("records of lane %s at position %d: %w (should it stay so: \"dedupd lanes set-position %s %s POSITION\" leaves them out)",
-			d.lane, position, err, d.lane.Source, d.lane.Name)
+		return records{next: position}, d.stuck(err, position)
 	}
 	if len(r.messages) == 0 {
 		return records{next: r.next}, nil
@@ -81,6 +91,28 @@ func (d *decoder) decode(f *fetched, position int64) (records, error) {
 		held += int64(len(f.records))
 	}
 	return records{messages: r.messages, held: held, next: r.next}, nil
+}
+
+// about is what is wrong with a batch.
+func (d *decoder) about(bad error, b *batch) error {
+	bad = fmt.Errorf("%w, in the record batch of positions %d to %d, of %d bytes", bad, b.base, b.last, len(b.records)+batchHeader)
+	if errors.As(bad, new(*inflatedError)) {
+		return fmt.Errorf("%w. Raise the limit, or leave the batch out: dedupd lanes set-position %s %s %d", bad, d.lane.Source, d.lane.Name, b.last+1)
+	}
+	return bad
+}
+
+// stuck is what stands in the way of the first batch. One that is larger than the
+// limit waits for a person.
+func (d *decoder) stuck(err error, position int64) error {
+	switch {
+	case errors.As(err, new(*inflatedError)):
+		return &message.HoldError{Lane: d.lane, Err: err}
+	case err == nil:
+		err = errNoProgress
+	}
+	return fmt.Errorf("records of lane %s at position %d: %w (should it stay so: \"dedupd lanes set-position %s %s POSITION\" leaves them out)",
+		d.lane, position, err, d.lane.Source, d.lane.Name)
 }
 
 // expected is how many messages there will be, or fewer: what is said of their
@@ -96,6 +128,7 @@ func expected(batches []batch) int {
 // reading is one call of decode.
 type reading struct {
 	*decoder
+	memory   *grant
 	aborts   aborts
 	messages []message.Message
 	next     int64
@@ -138,22 +171,87 @@ func (r *reading) deliver(b *batch) error {
 	plain, unpacked := b.records, int64(0)
 	codec := compress.Compression(b.attributes & codecMask)
 	if codec != compress.None {
+		var tooLarge error
 		var err error
-		if plain, err = decompress(codec, plain); err != nil {
+		plain, err = inflate(codec, plain, r.limit, func(bytes int64) bool {
+			n := min(int64(b.count), bytes/leastRecord)
+			if tooLarge = r.fits(bytes + n*messageBytes); tooLarge != nil {
+				return false
+			}
+			return r.memory.take(bytes + r.forMessages(n))
+		})
+		if err = cmp.Or(tooLarge, err); err != nil {
 			return err
 		}
 		unpacked = int64(len(plain))
 	}
+	n, headers := min(b.count, len(plain)/leastRecord), 0
+	// Going over the records twice would cost all batches a third more. Of small ones
+	// the headers are guessed, and there is memory for that, too.
+	if len(plain) > scratchBytes {
+		var err error
+		if n, headers, err = b.survey(plain, r.next); err != nil {
+			return err
+		}
+	}
+	if err := r.fits(unpacked + int64(n)*messageBytes + int64(headers)*headerBytes); err != nil {
+		return err
+	}
+	more := int64(headers) * headerBytes
+	if codec == compress.None { // else it has been taken
+		more += r.forMessages(int64(n))
+	}
+	if !r.memory.take(more) {
+		return errNoRoom
+	}
+	r.grow(n)
+	before := len(r.messages)
+	headers, err := r.add(b, plain, headers)
+	if err != nil {
+		return err
+	}
+	if len(r.messages) > before {
+		r.unpacked += unpacked + int64(headers)*headerBytes
+		r.inPlace = r.inPlace || codec == compress.None
+	}
+	return nil
+}
+
+// fits is an error if a batch comes to more than the limit.
+func (r *reading) fits(bytes int64) error {
+	if bytes > r.limit {
+		return &inflatedError{bytes, r.limit}
+	}
+	return nil
+}
+
+// forMessages is the memory that so many more messages take, beside their bytes.
+func (r *reading) forMessages(n int64) int64 {
+	return max(int64(len(r.messages))+n-int64(cap(r.messages)), 0) * messageBytes
+}
+
+// grow makes room for so many more messages, and no more: there may be many.
+func (r *reading) grow(n int) {
+	if n > cap(r.messages)-len(r.messages) {
+		r.messages = append(make([]message.Message, 0, len(r.messages)+n), r.messages...)
+	}
+}
+
+// add makes messages of a batch's records that stand at next and above: all of them,
+// or none. There is memory for so many headers, and in the end there is for as many
+// as it returns.
+func (r *reading) add(b *batch, plain []byte, counted int) (room int, err error) {
 	var (
 		messages = r.messages
-		headers  []message.Header
+		headers  = make([]message.Header, 0, counted)
 		next     = r.next
 		c        = cursor{b: plain}
 	)
+	room = counted
 	for left := b.count; left > 0; left-- {
 		rec, err := b.record(&c)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		// The broker sends whole batches: the first may begin below.
 		if rec.offset < next {
@@ -168,31 +266,29 @@ func (r *reading) deliver(b *batch) error {
 		if rec.time >= 0 { // -1: the producer gave none
 			m.Time = time.UnixMilli(rec.time).UTC()
 		}
-		if rec.headers > 0 {
-			if cap(headers)-len(headers) < rec.headers {
-				// For all that follow, if they have as many.
-				headers = make([]message.Header, 0, rec.headers+min(rec.headers*(left-1), len(c.b)/leastHeader))
-				unpacked += int64(cap(headers)) * headerBytes
-			}
-			from := len(headers)
-			if headers, err = rec.appendHeaders(headers); err != nil {
-				return err
-			}
-			m.Headers = headers[from:len(headers):len(headers)]
+		if rec.headers == 0 {
+			continue
 		}
-		if unpacked+int64(len(messages)-len(r.messages))*messageBytes > maxBatchBytes {
-			return errTooLarge
+		if cap(headers)-len(headers) < rec.headers {
+			// For all that follow, if they have as many.
+			n := rec.headers + min(rec.headers*(left-1), len(c.b)/leastHeader)
+			if !r.memory.take(int64(n) * headerBytes) {
+				return 0, errNoRoom
+			}
+			room += n
+			headers = make([]message.Header, 0, n)
 		}
+		from := len(headers)
+		if headers, err = rec.appendHeaders(headers); err != nil {
+			return 0, err
+		}
+		m.Headers = headers[from:len(headers):len(headers)]
 	}
 	if len(c.b) > 0 {
-		return errBadRecord
-	}
-	if len(messages) > len(r.messages) {
-		r.unpacked += unpacked
-		r.inPlace = r.inPlace || codec == compress.None
+		return 0, errBadRecord
 	}
 	r.messages = messages
-	return nil
+	return room, nil
 }
 
 // footprint is the memory that messages hold, in bytes.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,12 +19,16 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"pgregory.net/rapid"
 
+	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/message"
 )
 
 func newDecoder() *decoder {
-	return &decoder{lane: message.Lane{Source: "main", Name: "t/0"}, topic: "t", readCommitted: true}
+	return &decoder{lane: message.Lane{Source: "main", Name: "t/0"}, topic: "t", readCommitted: true, limit: testLimit}
 }
+
+// testLimit is what a batch may come to in tests of decoding.
+const testLimit = 32 << 20
 
 // wireBatch is a record batch to be written by franz-go's code for it.
 type wireBatch struct {
@@ -141,7 +146,7 @@ func TestDecodeKeepsNilAndEmptyApart(t *testing.T) {
 		},
 		{OffsetDelta: 3, TimestampDelta64: -1, Headers: []kmsg.Header{{Key: "c"}}},
 	}})
-	got, err := newDecoder().decode(f, 7)
+	got, err := newDecoder().decode(f, 7, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +209,7 @@ func TestDecodePositions(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := newDecoder().decode(test.answer, test.position)
+			got, err := newDecoder().decode(test.answer, test.position, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -221,7 +226,7 @@ func TestDecodeTimes(t *testing.T) {
 	b := wireBatch{base: 1, first: 1000, max: 5000, records: []kmsg.Record{{}, {OffsetDelta: 1, TimestampDelta64: 700}}}
 	for attributes, want := range map[int16][]int64{0: {1000, 1700}, logAppendTime: {5000, 5000}} {
 		b.attributes = attributes
-		got, err := newDecoder().decode(answered(nil, b), 1)
+		got, err := newDecoder().decode(answered(nil, b), 1, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -237,7 +242,7 @@ func TestDecodeLeavesOutAPartOfABatch(t *testing.T) {
 	f := answered(nil, at(0, 0, 1), at(2, 2, 3))
 	first := len(at(0, 0, 1).bytes())
 	for n := range len(f.records) {
-		got, err := newDecoder().decode(&fetched{records: f.records[:n]}, 0)
+		got, err := newDecoder().decode(&fetched{records: f.records[:n]}, 0, nil)
 		switch {
 		case n >= first:
 			if err != nil || got.next != 2 || len(got.messages) != 2 {
@@ -299,7 +304,7 @@ func TestDecodeErrors(t *testing.T) {
 		}(), "control record"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := newDecoder().decode(&fetched{records: slices.Concat(test.bad, at(12, 12).bytes())}, 10)
+			got, err := newDecoder().decode(&fetched{records: slices.Concat(test.bad, at(12, 12).bytes())}, 10, nil)
 			if err == nil || got.messages != nil || got.next != 10 {
 				t.Fatalf("got %d messages, next %d, %v", len(got.messages), got.next, err)
 			}
@@ -308,7 +313,7 @@ func TestDecodeErrors(t *testing.T) {
 					t.Errorf("no %q in: %v", part, err)
 				}
 			}
-			got, err = newDecoder().decode(&fetched{records: slices.Concat(at(8, 8, 9).bytes(), test.bad, at(12, 12).bytes())}, 8)
+			got, err = newDecoder().decode(&fetched{records: slices.Concat(at(8, 8, 9).bytes(), test.bad, at(12, 12).bytes())}, 8, nil)
 			if diff := cmp.Diff([]int64{8, 9}, offsets(got.messages)); diff != "" || err != nil || got.next != 10 {
 				t.Errorf("with good ones before: next %d, %v, offsets %s", got.next, err, diff)
 			}
@@ -316,38 +321,48 @@ func TestDecodeErrors(t *testing.T) {
 	}
 }
 
-// A few bytes that stand for very many are refused, before there is memory for
-// them.
+// A few bytes that stand for very many are refused, before there is memory for them:
+// not parallel, since it looks at what is allocated.
 func TestDecodeRefusesBombs(t *testing.T) {
-	t.Parallel()
-	for _, codec := range []compress.Compression{compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd} {
+	for _, codec := range codecs {
 		t.Run(codec.String(), func(t *testing.T) {
 			bomb := sealed(kmsg.RecordBatch{
 				FirstOffset: 5, Attributes: int16(codec), LastOffsetDelta: 9, NumRecords: 10, Records: fuse(codec),
 			})
-			_, err := newDecoder().decode(&fetched{records: bomb}, 5)
-			if !errors.Is(err, errTooLarge) || !strings.Contains(err.Error(), "positions 5 to 14") {
-				t.Errorf("got %v", err)
+			var err error
+			allocates(t, 5*scratchBytes+testLimit, func() { _, err = newDecoder().decode(&fetched{records: bomb}, 5, nil) })
+			var hold *message.HoldError
+			if !errors.As(err, &hold) || hold.Lane.Name != "t/0" || !errors.As(err, new(*inflatedError)) {
+				t.Fatalf("got %v", err)
+			}
+			for _, part := range []string{"positions 5 to 14", "max_inflated_bytes is 32.0MiB", "32.1MiB", "set-position main t/0 15"} {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("no %q in: %v", part, err)
+				}
 			}
 		})
 	}
-	// Only their claims are large.
-	for name, records := range map[string][]byte{
-		"snappy": binary.AppendUvarint(nil, 1<<32-1),
-		"xerial": append(append(xerialMagic[:8:8], 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 5), binary.AppendUvarint(nil, 1<<32-1)...),
-	} {
-		b := sealed(kmsg.RecordBatch{Attributes: int16(compress.Snappy), NumRecords: 1, Records: records})
-		if _, err := newDecoder().decode(&fetched{records: b}, 0); !errors.Is(err, errTooLarge) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
 	// Records of nothing take more here than there.
-	many := wireBatch{records: make([]kmsg.Record, maxBatchBytes/messageBytes+1)}
+	many := wireBatch{records: make([]kmsg.Record, testLimit/messageBytes+1)}
 	for i := range many.records {
 		many.records[i].OffsetDelta = int32(i)
 	}
-	if got, err := newDecoder().decode(answered(nil, many), 0); !errors.Is(err, errTooLarge) {
+	if got, err := newDecoder().decode(answered(nil, many), 0, nil); !errors.As(err, new(*inflatedError)) {
 		t.Errorf("%d messages, %v", len(got.messages), err)
+	}
+}
+
+var codecs = []compress.Compression{compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd}
+
+// allocates fails if a function allocates more than so many bytes.
+func allocates(t *testing.T, most uint64, do func()) {
+	t.Helper()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	do()
+	runtime.ReadMemStats(&after)
+	if got := after.TotalAlloc - before.TotalAlloc; got > most {
+		t.Errorf("%d bytes were allocated, %d are allowed", got, most)
 	}
 }
 
@@ -355,25 +370,127 @@ func TestDecodeRefusesBombs(t *testing.T) {
 // let one stream follow the other.
 func fuse(codec compress.Compression) []byte {
 	if codec == compress.Snappy {
-		return compressed(codec.Codec(), make([]byte, maxBatchBytes+1))
+		return compressed(codec.Codec(), make([]byte, testLimit+1))
 	}
-	return append(bytes.Repeat(compressed(codec.Codec(), make([]byte, 1<<20)), maxBatchBytes>>20), compressed(codec.Codec(), []byte{0})...)
+	return append(bytes.Repeat(compressed(codec.Codec(), make([]byte, 1<<20)), testLimit>>20), compressed(codec.Codec(), []byte{0})...)
+}
+
+// What a frame says it comes to is believed only as far as its bytes can.
+func TestDecodeBelievesNoClaims(t *testing.T) {
+	zstdFrame := func(claim uint64) []byte { // single segment, 8 bytes of content size, one raw block of a byte
+		return append(binary.LittleEndian.AppendUint64([]byte{0x28, 0xb5, 0x2f, 0xfd, 0xe0}, claim), 1|1<<3, 0, 0, 'x')
+	}
+	for name, test := range map[string]struct {
+		codec   compress.Compression
+		records []byte
+	}{
+		"snappy, more than there is":      {compress.Snappy, binary.AppendUvarint(nil, 1<<32-1)},
+		"snappy, within the limit":        {compress.Snappy, binary.AppendUvarint(nil, testLimit/2)},
+		"xerial":                          {compress.Snappy, append(append(xerialMagic[:8:8], 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 5), binary.AppendUvarint(nil, 1<<32-1)...)},
+		"zstd, more than there is":        {compress.Zstd, zstdFrame(1 << 40)},
+		"zstd, within the limit":          {compress.Zstd, zstdFrame(testLimit / 2)},
+		"zstd, a window of gigabytes":     {compress.Zstd, []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xf8, 1 | 2<<1 | 1<<3, 0, 0, 0}},
+		"zstd, a frame without an end":    {compress.Zstd, zstdFrame(1)[:10]},
+		"zstd, a block without its bytes": {compress.Zstd, []byte{0x28, 0xb5, 0x2f, 0xfd, 0x20, 0xff, 0xff, 0xff, 0xff}},
+		"lz4, a content of gigabytes":     {compress.Lz4, append(binary.LittleEndian.AppendUint64([]byte{0x04, 0x22, 0x4d, 0x18, 0x68, 0x40}, 1<<40), 0)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := sealed(kmsg.RecordBatch{Attributes: int16(test.codec), NumRecords: 1, Records: test.records})
+			allocates(t, 3*scratchBytes, func() {
+				if _, err := newDecoder().decode(&fetched{records: b}, 0, nil); err == nil {
+					t.Error("no error")
+				}
+			})
+		})
+	}
+}
+
+// Large batches come to just what they are, small and large, and take no more memory
+// than was granted.
+func TestDecodeLargeBatches(t *testing.T) {
+	for _, codec := range codecs {
+		for _, size := range []int{100, scratchBytes - 100, scratchBytes + 100, 20 << 20} {
+			t.Run(fmt.Sprint(codec, " of ", size), func(t *testing.T) {
+				b := wireBatch{attributes: int16(codec), producer: -1}
+				for range 10 {
+					b.records = append(b.records, kmsg.Record{OffsetDelta: int32(len(b.records)), Value: make([]byte, size/10), Headers: []kmsg.Header{{Key: "k"}}})
+				}
+				whole := b.bytes()
+				budget := consumer.NewBudget(24 << 20)
+				memory := &grant{budget: budget}
+				memory.answer(int64(len(whole)))
+				got, err := newDecoder().decode(&fetched{records: whole}, 0, memory)
+				if err != nil || len(got.messages) != 10 || len(got.messages[9].Value) != size/10 {
+					t.Fatalf("%d messages, %v", len(got.messages), err)
+				}
+				if memory.used < got.held {
+					t.Errorf("%d bytes are held, and %d were granted", got.held, memory.used)
+				}
+				if most := int64(len(whole) + size + 10*int(messageBytes+headerBytes) + 1000); got.held > most+zstdBlock {
+					t.Errorf("%d bytes are held, of %d", got.held, most)
+				}
+			})
+		}
+	}
+}
+
+// What there is no room for is left, with word of how much it needs; what stands
+// before it is delivered.
+func TestDecodeTakesWhatThereIsRoomFor(t *testing.T) {
+	t.Parallel()
+	for _, codec := range append([]compress.Compression{compress.None}, codecs...) {
+		t.Run(codec.String(), func(t *testing.T) {
+			large := func(base int64) []byte {
+				b := wireBatch{base: base, attributes: int16(codec), producer: -1}
+				for i := range int32(10_000) {
+					b.records = append(b.records, kmsg.Record{OffsetDelta: i, Value: make([]byte, 100), Headers: []kmsg.Header{{Key: "k"}}})
+				}
+				return b.bytes()
+			}
+			f := &fetched{records: slices.Concat(large(0), large(10_000), large(20_000))}
+			answer := int64(len(f.records))
+			try := func(limit int64) (records, *grant, error) {
+				memory := &grant{budget: consumer.NewBudget(limit)}
+				memory.answer(answer)
+				got, err := newDecoder().decode(f, 0, memory)
+				return got, memory, err
+			}
+			got, memory, err := try(answer + 100<<10)
+			if !errors.Is(err, errNoRoom) || got.messages != nil || got.next != 0 {
+				t.Fatalf("without room: %d messages, next %d, %v", len(got.messages), got.next, err)
+			}
+			for tries := 0; errors.Is(err, errNoRoom); tries++ {
+				if tries == 3 {
+					t.Fatalf("it never has what it needs: %d", memory.wanted)
+				}
+				got, memory, err = try(memory.wanted)
+			}
+			if err != nil || len(got.messages) != 10_000 || got.next != 10_000 {
+				t.Fatalf("with room for one: %d messages, next %d, %v", len(got.messages), got.next, err)
+			}
+			if got, _, err = try(testLimit); err != nil || got.next != 30_000 {
+				t.Fatalf("with room for all: next %d, %v", got.next, err)
+			}
+		})
+	}
 }
 
 // Small batches that come to very much are taken some at a time.
 func TestDecodeStopsWhereMuchIsHeld(t *testing.T) {
 	t.Parallel()
 	var f fetched
+	d := newDecoder()
+	d.limit = maxFetchBytes
 	for i := range int64(4) {
 		b := at(i, i)
 		b.attributes, b.records[0].Value = int16(compress.Zstd), make([]byte, maxFetchBytes/2)
 		f.records = append(f.records, b.bytes()...)
 	}
-	got, err := newDecoder().decode(&f, 0)
+	got, err := d.decode(&f, 0, nil)
 	if err != nil || got.next != 2 || len(got.messages) != 2 {
 		t.Errorf("%d messages, next %d, %v", len(got.messages), got.next, err)
 	}
-	if got, err = newDecoder().decode(&f, got.next); err != nil || got.next != 4 || len(got.messages) != 2 {
+	if got, err = d.decode(&f, got.next, nil); err != nil || got.next != 4 || len(got.messages) != 2 {
 		t.Errorf("then %d messages, next %d, %v", len(got.messages), got.next, err)
 	}
 }
@@ -383,6 +500,8 @@ func TestDecodeStopsWhereManyAreHeld(t *testing.T) {
 	t.Parallel()
 	each := maxFetchBytes/messageBytes/2 + 1
 	var f fetched
+	d := newDecoder()
+	d.limit = maxFetchBytes
 	for i := range int64(4) {
 		b := wireBatch{base: i * each, records: make([]kmsg.Record, each)}
 		for j := range b.records {
@@ -390,7 +509,7 @@ func TestDecodeStopsWhereManyAreHeld(t *testing.T) {
 		}
 		f.records = append(f.records, b.bytes()...)
 	}
-	got, err := newDecoder().decode(&f, 0)
+	got, err := d.decode(&f, 0, nil)
 	if err != nil || got.next != 2*each || int64(len(got.messages)) != 2*each {
 		t.Errorf("%d messages, next %d, %v", len(got.messages), got.next, err)
 	}
@@ -422,7 +541,7 @@ func TestDecodeCountsWhatIsHeld(t *testing.T) {
 		{"headers", answered(nil, headers), 2, 2, len(headers.bytes())},
 	}
 	for _, test := range tests {
-		got, err := newDecoder().decode(test.answer, 5)
+		got, err := newDecoder().decode(test.answer, 5, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -446,7 +565,7 @@ func TestDecodeAgreesWithKafkaGo(t *testing.T) {
 			set = append(set, b.bytes()...)
 			base += int64(b.last) + 1 + rapid.Int64Range(0, 3).Draw(t, "hole")
 		}
-		got, err := newDecoder().decode(&fetched{records: set}, position)
+		got, err := newDecoder().decode(&fetched{records: set}, position, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -542,7 +661,21 @@ func FuzzDecode(f *testing.F) {
 			seal(rest[:batchLengthEnd+length])
 			rest = rest[batchLengthEnd+length:]
 		}
-		got, err := newDecoder().decode(&fetched{records: data, aborted: []transaction{{producer: 1, first: 0}}}, position)
+		memory := &grant{budget: consumer.NewBudget(1 << 20)}
+		memory.answer(int64(len(data)))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		got, err := newDecoder().decode(&fetched{records: data, aborted: []transaction{{producer: 1, first: 0}}}, position, memory)
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > 64<<20 {
+			t.Fatalf("%d bytes were allocated", took)
+		}
+		if errors.Is(err, errNoRoom) && memory.wanted <= 1<<20 {
+			t.Fatalf("no room for %d bytes", memory.wanted)
+		}
+		if got.held > memory.used {
+			t.Fatalf("%d bytes are held, %d were granted", got.held, memory.used)
+		}
 		if got.next < position || err != nil && (got.next != position || got.messages != nil) || err == nil && len(data) > 0 && got.next == position {
 			t.Fatalf("next %d after %d, %d messages, %v", got.next, position, len(got.messages), err)
 		}
@@ -595,7 +728,7 @@ func BenchmarkDecode(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(n * size)
 			for b.Loop() {
-				if got, err := d.decode(f, 0); err != nil || len(got.messages) != n {
+				if got, err := d.decode(f, 0, nil); err != nil || len(got.messages) != n {
 					b.Fatal(len(got.messages), err)
 				}
 			}

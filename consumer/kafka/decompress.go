@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"runtime"
 	"sync"
 
 	"github.com/klauspost/compress/snappy"
@@ -12,89 +14,245 @@ import (
 	"github.com/segmentio/kafka-go/compress"
 )
 
-// maxBatchBytes is the most that an answer, or one of its record batches when it is
-// decompressed, may take. A batch comes whole, whatever was asked for, and a few
-// bytes can stand for gigabytes.
+// maxBatchBytes is the most that an answer may take. A batch comes whole, whatever
+// was asked for.
 const maxBatchBytes = 256 << 20
 
 var errTooLarge = fmt.Errorf("a record batch of more than the %d MiB that dedupd takes at once", maxBatchBytes>>20)
 
-// decompress gives what a batch's records are, in memory of their own and of just
-// their size.
-func decompress(codec compress.Compression, records []byte) (plain []byte, err error) {
+// room is asked for memory before it is taken; false: there is none now.
+type room func(bytes int64) bool
+
+// inflate decompresses a batch's records, in memory of their own and of just their
+// size, for which there is room. A few bytes can stand for gigabytes, and what they
+// say of that need not be so: no more memory is taken than what they can come to, nor
+// than the limit.
+//
+// Small batches are decompressed into a buffer that is there already. Of large ones
+// it is found out first what they come to, and one is decompressed at a time.
+func inflate(codec compress.Compression, records []byte, limit int64, has room) (plain []byte, err error) {
 	switch codec {
 	case compress.Snappy:
-		plain, err = unsnap(records)
+		plain, err = unsnap(records, limit, has)
 	case compress.Zstd:
-		plain, err = pooled(func(buf []byte) ([]byte, error) { return unzstd(records, buf) })
+		plain, err = unzstd(records, limit, has)
 	case compress.Gzip, compress.Lz4:
-		plain, err = pooled(func(buf []byte) ([]byte, error) {
-			r := codec.Codec().NewReader(bytes.NewReader(records))
-			defer r.Close()
-			return readAll(r, buf)
-		})
+		open := func() io.ReadCloser { return codec.Codec().NewReader(bytes.NewReader(records)) }
+		plain, err = unstream(open, limit, has)
 	default:
 		return nil, fmt.Errorf("records compressed in a way that isn't known, %d", codec)
 	}
-	if err != nil && !errors.Is(err, errTooLarge) {
+	var large *inflatedError
+	if err != nil && !errors.Is(err, errNoRoom) && !errors.As(err, &large) {
 		err = fmt.Errorf("decompress %s: %w", codec, err)
 	}
 	return plain, err
 }
 
-// buffers are what is decompressed into, as it isn't known before what it will
-// come to.
-var buffers sync.Pool // *[]byte
+// errNoRoom says that what was asked for didn't fit.
+var errNoRoom = errors.New("no room for a decompressed record batch")
 
-func pooled(fill func(buf []byte) ([]byte, error)) ([]byte, error) {
-	buf, _ := buffers.Get().(*[]byte)
-	if buf == nil {
-		buf = new([]byte)
+// inflatedError says that a batch comes to more than the limit.
+type inflatedError struct {
+	least, limit int64 // what it comes to at least
+}
+
+func (e *inflatedError) Error() string {
+	return fmt.Sprintf("it comes to %s of memory or more, and batch.max_inflated_bytes is %s", mebibytes(e.least), mebibytes(e.limit))
+}
+
+func mebibytes(n int64) string { return fmt.Sprintf("%.1fMiB", math.Ceil(float64(n)/(1<<20)*10)/10) }
+
+// scratchBytes is how large a batch may be, decompressed, to go by a scratch buffer.
+const scratchBytes = 4 << 20
+
+// scratch are the buffers that small batches are decompressed into, as it isn't
+// known before what they will come to. They are as many as may be at that at a time.
+var scratch = sync.OnceValue(func() chan []byte {
+	n := min(runtime.GOMAXPROCS(0), 8)
+	all := make(chan []byte, n)
+	for range n {
+		all <- nil
 	}
-	defer buffers.Put(buf)
-	got, err := fill((*buf)[:0])
-	if cap(got) > cap(*buf) {
-		*buf = got
+	return all
+})
+
+// large is held by who decompresses a large batch: beside what comes of it, decoders
+// take memory that nobody counts.
+var large sync.Mutex
+
+// inScratch gives a copy of what fill makes, in memory for which there is room. The
+// buffer has room for scratchBytes, but need not yet be so large.
+func inScratch(has room, fill func(buf []byte) ([]byte, error)) ([]byte, error) {
+	buf := <-scratch()
+	defer func() { scratch() <- buf }()
+	got, err := fill(buf[:0])
+	if cap(got) > cap(buf) && cap(got) <= 2*scratchBytes {
+		buf = got
 	}
 	if err != nil {
 		return nil, err
+	}
+	if !has(int64(len(got))) {
+		return nil, errNoRoom
 	}
 	return bytes.Clone(got), nil
 }
 
-// readAll is io.ReadAll into a buffer, and with an end.
-func readAll(r io.Reader, buf []byte) ([]byte, error) {
-	b := bytes.NewBuffer(buf)
-	n, err := b.ReadFrom(io.LimitReader(r, maxBatchBytes+1))
-	if n > maxBatchBytes {
-		err = errTooLarge
+// errNotSmall says that a stream has more than fits in a scratch buffer.
+var errNotSmall = errors.New("not small")
+
+// unstream reads a stream that doesn't say what it comes to. A large one is read
+// twice: counted, then kept.
+func unstream(open func() io.ReadCloser, limit int64, has room) ([]byte, error) {
+	plain, err := inScratch(has, func(buf []byte) ([]byte, error) {
+		r := open()
+		defer r.Close()
+		b := bytes.NewBuffer(buf)
+		n, err := b.ReadFrom(io.LimitReader(r, scratchBytes+1))
+		if n > scratchBytes {
+			err = errNotSmall
+		}
+		return b.Bytes(), err
+	})
+	if !errors.Is(err, errNotSmall) {
+		return plain, err
 	}
-	return b.Bytes(), err
+	large.Lock()
+	defer large.Unlock()
+	size, err := count(open, limit)
+	if err != nil {
+		return nil, err
+	}
+	if !has(size) {
+		return nil, errNoRoom
+	}
+	r := open()
+	defer r.Close()
+	plain = make([]byte, size)
+	_, err = io.ReadFull(r, plain)
+	return plain, err
+}
+
+// count is what a stream comes to.
+func count(open func() io.ReadCloser, limit int64) (int64, error) {
+	r := open()
+	defer r.Close()
+	n, err := io.Copy(io.Discard, io.LimitReader(r, limit+1))
+	if err == nil && n > limit {
+		err = &inflatedError{n, limit}
+	}
+	return n, err
 }
 
 // zstdReader may be used by many goroutines, of which as many as there are
-// processors go on at a time.
+// processors go on at a time. It takes no memory for what it decodes but what it is
+// given.
 var zstdReader = sync.OnceValues(func() (*zstd.Decoder, error) {
-	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxMemory(maxBatchBytes))
+	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecodeAllCapLimit(true))
 })
 
-func unzstd(records, buf []byte) ([]byte, error) {
+func unzstd(records []byte, limit int64, has room) ([]byte, error) {
 	z, err := zstdReader()
 	if err != nil {
 		return nil, err
 	}
-	plain, err := z.DecodeAll(records, buf)
-	if errors.Is(err, zstd.ErrDecoderSizeExceeded) || errors.Is(err, zstd.ErrWindowSizeExceeded) {
-		err = errTooLarge
+	most, err := zstdBound(records)
+	if err != nil {
+		return nil, err
+	}
+	if most <= scratchBytes {
+		return inScratch(has, func(buf []byte) ([]byte, error) {
+			if int64(cap(buf)) < most {
+				buf = make([]byte, 0, scratchBytes)
+			}
+			return z.DecodeAll(records, buf)
+		})
+	}
+	large.Lock()
+	defer large.Unlock()
+	size := min(most, limit)
+	if !has(size) {
+		return nil, errNoRoom
+	}
+	plain, err := z.DecodeAll(records, make([]byte, 0, size))
+	switch {
+	case errors.Is(err, zstd.ErrDecoderSizeExceeded) && size == limit:
+		return nil, &inflatedError{limit + 1, limit}
+	case err == nil && len(plain) < cap(plain)/2:
+		plain = bytes.Clone(plain)
 	}
 	return plain, err
+}
+
+// zstdBlock is the most that one block of zstd comes to.
+const zstdBlock = 128 << 10
+
+// zstdBound is the most that frames of zstd can come to, by what they are made of: a
+// frame may say what it comes to, but isn't believed more than its blocks (RFC 8878).
+func zstdBound(b []byte) (most int64, err error) {
+	for len(b) > 0 {
+		var h zstd.Header
+		if err := h.Decode(b); err != nil {
+			return 0, err
+		}
+		c := cursor{b: b[h.HeaderSize:]}
+		if h.Skippable {
+			c.take(int(h.SkippableSize))
+		} else {
+			frame := zstdBlocks(&c)
+			if h.HasCheckSum {
+				c.take(4)
+			}
+			if h.HasFCS {
+				if h.FrameContentSize > uint64(frame) {
+					return 0, zstd.ErrFrameSizeMismatch
+				}
+				frame = int64(h.FrameContentSize)
+			}
+			most += frame
+		}
+		if c.bad {
+			return 0, io.ErrUnexpectedEOF
+		}
+		b = c.b
+	}
+	return most, nil
+}
+
+// zstdBlocks goes over a frame's blocks, and returns what they come to at most.
+func zstdBlocks(c *cursor) (most int64) {
+	for last := false; !last && !c.bad; {
+		head := c.take(3)
+		if head == nil {
+			return 0
+		}
+		n := int(head[0]) | int(head[1])<<8 | int(head[2])<<16
+		size := n >> 3
+		last = n&1 != 0
+		switch n >> 1 & 3 {
+		case 0: // as it is
+			c.take(size)
+			most += int64(size)
+		case 1: // one byte, many times
+			c.take(1)
+			most += int64(size)
+		default:
+			c.take(size)
+			most += zstdBlock
+		}
+	}
+	return most
 }
 
 // xerialMagic begins what Java's clients write: blocks of snappy, each with its
 // length in front. Others write a single block without a frame.
 var xerialMagic = []byte("\x82SNAPPY\x00")
 
-func unsnap(records []byte) ([]byte, error) {
+// snappyRatio is more than snappy can gain: 64 bytes by three, at most.
+const snappyRatio = 32
+
+func unsnap(records []byte, limit int64, has room) ([]byte, error) {
 	blocks := [][]byte{records}
 	if bytes.HasPrefix(records, xerialMagic) {
 		blocks = nil
@@ -108,15 +266,22 @@ func unsnap(records []byte) ([]byte, error) {
 		}
 	}
 	// The sizes that the blocks give are added up before they are believed.
-	size := 0
+	size := int64(0)
 	for _, b := range blocks {
 		n, err := snappy.DecodedLen(b)
 		if err != nil {
 			return nil, err
 		}
-		if size += n; size > maxBatchBytes {
-			return nil, errTooLarge
+		if n > snappyRatio*len(b) {
+			return nil, snappy.ErrCorrupt
 		}
+		size += int64(n)
+	}
+	if size > limit {
+		return nil, &inflatedError{size, limit}
+	}
+	if !has(size) {
+		return nil, errNoRoom
 	}
 	plain := make([]byte, 0, size)
 	for _, b := range blocks {

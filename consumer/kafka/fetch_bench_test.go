@@ -32,7 +32,7 @@ func BenchmarkFetch(b *testing.B) {
 			defer conns.cut()
 			cluster := newCluster(&c, nil, conns)
 			defer cluster.close()
-			d := &decoder{lane: message.Lane{Source: "main", Name: laneName(topic, 0)}, topic: topic, readCommitted: true}
+			d := &decoder{lane: message.Lane{Source: "main", Name: laneName(topic, 0)}, topic: topic, readCommitted: true, limit: c.MaxInflatedBytes}
 			b.ReportAllocs()
 			before := cpuTime(b)
 			for b.Loop() {
@@ -43,7 +43,7 @@ func BenchmarkFetch(b *testing.B) {
 						time.Sleep(10 * time.Millisecond) // its leader isn't known yet
 						continue
 					}
-					r, err := d.decode(part, position)
+					r, err := d.decode(part, position, nil)
 					if err != nil {
 						b.Fatal(err)
 					}

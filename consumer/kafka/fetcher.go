@@ -29,6 +29,9 @@ const (
 	// flushTimeout bounds the wait for such progress when the lane is let go:
 	// losing it costs the next owner a few markers to read.
 	flushTimeout = 250 * time.Millisecond
+	// batchPause is the wait before a batch that is too large is looked at again:
+	// finding that out takes a while.
+	batchPause = 30 * time.Second
 	// alarmAfter is how long a lane's fetches may fail before the source counts
 	// as not ready.
 	alarmAfter = 10 * time.Second
@@ -48,6 +51,7 @@ type fetcher struct {
 	since    time.Time    // when offered fell behind position
 	end      int64        // of what may be read; -1: not known
 	want     int          // bytes to ask for
+	needs    int64        // bytes in memory, beside want, that what stands at position comes to; 0: not known
 	growth   float64      // bytes in memory per byte asked for, as last seen; at least 1
 	size     float64      // bytes in memory of a message, as the last fetch had them; 0: it had none
 
@@ -68,7 +72,7 @@ func (l *lane) read(s stand) error {
 		lane:     l,
 		mark:     l.committer.add(l.topic, l.partition, s.Origin, s.BrokerPosition),
 		taken:    s.Taken,
-		decoder:  decoder{lane: l.id, topic: l.topic, readCommitted: l.config.Isolation == ReadCommitted},
+		decoder:  decoder{lane: l.id, topic: l.topic, readCommitted: l.config.Isolation == ReadCommitted, limit: l.config.MaxInflatedBytes},
 		position: s.Next,
 		offered:  s.Next,
 		end:      -1,
@@ -155,25 +159,32 @@ func (f *fetcher) step(ctx context.Context) error {
 		}
 		f.open.SetLag(f.lag(f.offered))
 	}
-	budget := f.in.Budget()
-	asked := int64(float64(f.want) * f.growth)
-	if budget.Acquire(ctx, asked) != nil {
+	memory := &grant{budget: f.in.Budget(), held: int64(f.want) + f.needs}
+	if memory.budget.Acquire(ctx, memory.held) != nil {
 		return nil
 	}
 	sent := time.Now()
 	part, err := f.cluster.fetch(ctx, f.topic, f.partition, f.position, f.want)
 	if err != nil {
 		f.open.SetLag(-1) // whatever it was, it may have grown
-		budget.Release(asked)
+		memory.settle(0)
 		return err
 	}
-	got, err := f.decoder.decode(part, f.position)
+	memory.answer(int64(len(part.records)))
+	got, err := f.decoder.decode(part, f.position, memory)
+	if errors.Is(err, errNoRoom) {
+		// The answer isn't held while we wait, so it has to come again.
+		f.needs = memory.wanted - int64(f.want)
+		memory.settle(0)
+		return nil
+	}
 	if err != nil {
-		budget.Release(asked)
+		memory.settle(0)
 		return err
 	}
+	f.needs = 0
 	f.answered.Store(time.Now().UnixNano())
-	budget.Adjust(got.held - asked)
+	memory.settle(got.held)
 	f.growth = max(float64(got.held)/float64(f.want), 0.9*f.growth, 1)
 	f.size = float64(got.held) / float64(max(len(got.messages), 1))
 
@@ -346,6 +357,9 @@ func (f *fetcher) fail(err error) time.Duration {
 		f.failing = time.Now()
 	}
 	long := time.Since(f.failing) > alarmAfter
+	if hold := (*message.HoldError)(nil); errors.As(err, &hold) {
+		return f.hold(err)
+	}
 	if text := err.Error(); text != f.failure && (long || !isPassing(err)) {
 		f.failure = text
 		f.log.Warn("fetch failed, trying again", "lane", f.id.Name, "position", f.position, "error", err)
@@ -359,10 +373,23 @@ func (f *fetcher) fail(err error) time.Duration {
 	return retryPause + rand.N(retryPause)
 }
 
+// hold tells that a person has to do something about what stands at the position.
+// The lane stays open: it is fenced once somebody has moved it.
+func (f *fetcher) hold(err error) time.Duration {
+	f.in.Hold(f.id, err)
+	f.ready.set(f.id.Name, false)
+	if text := err.Error(); text != f.failure {
+		f.failure = text
+		f.log.Error("lane held", "lane", f.id.Name, "position", f.position, "error", err)
+	}
+	return batchPause/2 + rand.N(batchPause/2)
+}
+
 func (f *fetcher) recovered() {
 	if f.failing.IsZero() {
 		return
 	}
+	f.in.Hold(f.id, nil)
 	f.failing = time.Time{}
 	f.ready.set(f.id.Name, true)
 	if f.failure != "" {

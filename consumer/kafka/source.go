@@ -92,6 +92,10 @@ type Config struct {
 	// FetchBytes bounds one lane's fetch, as the broker stores it (compressed).
 	// Default 1 MiB. A single record batch may be larger.
 	FetchBytes int
+	// MaxInflatedBytes is what one record batch may come to in memory, decompressed
+	// and as messages. A larger one holds its lane. Default 128 MiB. One that is larger
+	// than the worker's whole budget is taken alone.
+	MaxInflatedBytes int64
 }
 
 // Source reads the topics of one configuration. Its Run may be called again

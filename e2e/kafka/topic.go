@@ -33,18 +33,24 @@ func (b *Broker) CreateTopic(ctx context.Context, topic string, partitions int32
 		if err := kerr.ErrorForCode(res.Topics[0].ErrorCode); err != nil {
 			return fmt.Errorf("create topic %s: %w", topic, err)
 		}
-		for {
-			if n, err := leaders(ctx, client, topic); err != nil || n == partitions {
-				return err
-			}
-			if err := pause(ctx, 20*time.Millisecond); err != nil {
-				return err
-			}
-		}
+		return led(ctx, client, topic, partitions)
 	})
 }
 
-// AddPartitions grows a topic to a number of partitions.
+// led waits until so many partitions have a leader.
+func led(ctx context.Context, client *kgo.Client, topic string, partitions int32) error {
+	for {
+		if n, err := leaders(ctx, client, topic); err != nil || n == partitions {
+			return err
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// AddPartitions grows a topic to a number of partitions, and waits until all have a
+// leader.
 func (b *Broker) AddPartitions(ctx context.Context, topic string, partitions int32) error {
 	return b.with(ctx, func(client *kgo.Client) error {
 		t := kmsg.NewCreatePartitionsRequestTopic()
@@ -52,10 +58,13 @@ func (b *Broker) AddPartitions(ctx context.Context, topic string, partitions int
 		req := kmsg.NewPtrCreatePartitionsRequest()
 		req.Topics = append(req.Topics, t)
 		res, err := req.RequestWith(ctx, client)
+		if err == nil {
+			err = kerr.ErrorForCode(res.Topics[0].ErrorCode)
+		}
 		if err != nil {
 			return err
 		}
-		return kerr.ErrorForCode(res.Topics[0].ErrorCode)
+		return led(ctx, client, topic, partitions)
 	})
 }
 

@@ -18,7 +18,7 @@ func newSources(cfg *config.Config) ([]consumer.Source, error) {
 		var err error
 		switch {
 		case s.Kafka != nil:
-			source, err = newKafka(s.Name, s.Kafka)
+			source, err = newKafka(s.Name, s.Kafka, int64(cfg.Batch.MaxInflatedBytes))
 		case s.NATS != nil:
 			source, err = newNATS(s.Name, s.NATS)
 		default:
@@ -32,14 +32,14 @@ func newSources(cfg *config.Config) ([]consumer.Source, error) {
 	return all, nil
 }
 
-func newKafka(name string, k *config.Kafka) (consumer.Source, error) {
+func newKafka(name string, k *config.Kafka, maxInflated int64) (consumer.Source, error) {
 	tls, err := k.TLS.Client()
 	if err != nil {
 		return nil, fmt.Errorf("kafka.tls.%w", err)
 	}
 	return kafka.New(kafka.Config{
 		Name: name, Brokers: k.Brokers, Topics: k.Topics, Group: k.Group,
-		Start: k.Start, Isolation: k.Isolation, OnGroupReset: k.OnGroupReset, OnGap: k.OnGap,
+		Start: k.Start, Isolation: k.Isolation, OnGroupReset: k.OnGroupReset, OnGap: k.OnGap, MaxInflatedBytes: maxInflated,
 		TLS: tls, Authorities: k.TLS.Authorities,
 		SASL: kafka.SASL{Mechanism: k.SASL.Mechanism, Username: k.SASL.Username, CurrentPassword: k.SASL.CurrentPassword},
 	})

@@ -177,6 +177,8 @@ type Batch struct {
 	MaxBytes Size `yaml:"max_bytes"`
 	// Bytes of all messages in memory at a time, over all sources.
 	InflightBytes Size `yaml:"inflight_bytes"`
+	// What one of Kafka's record batches may come to in memory, decompressed; a larger one holds its lane. Default: inflight_bytes.
+	MaxInflatedBytes Size `yaml:"max_inflated_bytes"`
 }
 
 // Retention is how long claims are kept, counted in stream time.

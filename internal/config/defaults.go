@@ -54,7 +54,16 @@ func (c *Config) setDerived() {
 			c.derive(at+".nats.durable", &n.Durable, c.Scope, "the scope")
 		}
 	}
+	if at := "batch.max_inflated_bytes"; c.Batch.MaxInflatedBytes == 0 && c.Batch.InflightBytes >= mib {
+		c.Batch.MaxInflatedBytes = min(c.Batch.InflightBytes, maxInflated)
+		p := c.places[at]
+		p.origin = "default: batch.inflight_bytes"
+		c.places[at] = p
+	}
 }
+
+// maxInflated is the most that batch.max_inflated_bytes may be.
+const maxInflated = 1 << 30
 
 func (c *Config) derive(path string, to *string, value, from string) {
 	if *to != "" || value == "" {

@@ -273,6 +273,7 @@ func TestDefaultsFile(t *testing.T) {
 	k.setDefaults()
 	n.setDefaults()
 	k.Group, n.Durable = want.Scope, want.Scope
+	want.Batch.MaxInflatedBytes = want.Batch.InflightBytes
 	k.Brokers, k.Topics = c.Sources[0].Kafka.Brokers, c.Sources[0].Kafka.Topics
 	n.Servers, n.Stream, n.Subjects = c.Sources[1].NATS.Servers, c.Sources[1].NATS.Stream, StringList{}
 	got := *c

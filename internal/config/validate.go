@@ -212,6 +212,9 @@ func (v *validator) batch() {
 	if b.InflightBytes < b.MaxBytes {
 		v.add("batch.inflight_bytes", "%s is less than batch.max_bytes (%s): one batch would not fit; raise it", b.InflightBytes, b.MaxBytes)
 	}
+	if b.MaxInflatedBytes != 0 && b.MaxInflatedBytes < mib || b.MaxInflatedBytes > maxInflated {
+		v.add("batch.max_inflated_bytes", "must be between 1MiB and 1GiB, not %s", b.MaxInflatedBytes)
+	}
 }
 
 // maxGenerations keeps the lookups of one claim, and the catalog, in bounds.
