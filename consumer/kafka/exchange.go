@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
@@ -50,7 +51,21 @@ func (e *exchange) RawExchange(conn io.ReadWriter) (protocol.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &answer{version: e.version, body: body}, nil
+	a := &answer{version: e.version, body: body}
+	// The broker reads nothing more from this connection for so long: other requests
+	// that took it next would wait as well.
+	if wait := a.throttled(); wait > 0 {
+		return nil, &throttledError{wait}
+	}
+	return a, nil
+}
+
+// throttledError is an answer that was left out since the client is over its quota. It
+// ends the connection.
+type throttledError struct{ wait time.Duration }
+
+func (e *throttledError) Error() string {
+	return fmt.Sprintf("the broker throttles this client, which is over its quota, for %s", e.wait)
 }
 
 // readAnswer reads the answer to the request of that id, without what frames it.
@@ -99,6 +114,23 @@ type fetched struct {
 
 // transaction is one without effect: its producer, and where it begins.
 type transaction struct{ producer, first int64 }
+
+// throttled is for how long the broker wants to hear nothing more, where it has left
+// the answer out for that; else 0.
+func (a *answer) throttled() time.Duration {
+	c := cursor{b: a.body}
+	wait := time.Duration(c.int32()) * time.Millisecond
+	if a.version >= 7 && c.int16() != 0 {
+		return 0 // an error
+	}
+	if a.version >= 7 {
+		c.int32() // session
+	}
+	if c.int32() != 0 || c.bad {
+		return 0
+	}
+	return wait
+}
 
 // partition reads the part of the one partition that was asked for. The
 // partition's error is a kafkago.Error.

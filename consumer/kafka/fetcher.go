@@ -137,11 +137,15 @@ func (f *fetcher) loop(ctx context.Context, skipTo int64) error {
 	}
 	for ctx.Err() == nil {
 		err := f.step(ctx)
+		var throttled *throttledError
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, kafkago.OffsetOutOfRange):
 			return err
+		case errors.As(err, &throttled):
+			f.throttled(throttled)
+			sleep(ctx, throttled.wait)
 		case err != nil:
 			sleep(ctx, f.fail(err))
 		default:
@@ -371,6 +375,15 @@ func (f *fetcher) fail(err error) time.Duration {
 		return 100*time.Millisecond + rand.N(400*time.Millisecond)
 	}
 	return retryPause + rand.N(retryPause)
+}
+
+// throttled notes that the broker makes us wait, which is nothing that fails: the lane
+// is read, as fast as it may be. The log is told once.
+func (f *fetcher) throttled(err *throttledError) {
+	if !f.quota.Swap(true) {
+		f.log.Warn("fetching more slowly", "lane", f.id.Name, "reason", err)
+	}
+	f.recovered()
 }
 
 // hold tells that a person has to do something about what stands at the position.

@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
@@ -154,6 +155,8 @@ type run struct {
 	seen     topics
 	assigned map[string]int
 	leads    bool
+	// quota tells that the log was told of a broker that throttles us.
+	quota atomic.Bool
 	// told is what the log was last told of each topic.
 	told map[string]string
 }
@@ -176,6 +179,7 @@ func (r *run) join(ctx context.Context) error {
 		}
 	}()
 	lastError := ""
+	var failing time.Time // since when; zero: it doesn't
 	for ctx.Err() == nil {
 		if now, err := r.cluster.look(ctx); err == nil {
 			r.seen = now
@@ -183,7 +187,7 @@ func (r *run) join(ctx context.Context) error {
 		mine, err := g.join(ctx)
 		switch {
 		case err == nil:
-			lastError = ""
+			lastError, failing = "", time.Time{}
 			newGeneration(g, mine).serve(ctx)
 		case ctx.Err() != nil:
 			return nil
@@ -192,7 +196,11 @@ func (r *run) join(ctx context.Context) error {
 		case errors.Is(err, kafkago.RebalanceInProgress):
 			r.log.Debug("group rebalances again")
 		default:
-			if text := err.Error(); text != lastError {
+			if failing.IsZero() {
+				failing = time.Now()
+			}
+			// A coordinator that moves is found within seconds.
+			if text := err.Error(); text != lastError && (!isPassing(err) || time.Since(failing) > alarmAfter) {
 				lastError = text
 				r.log.Warn("not a member of the group, trying again", "group", r.config.Group, "error", err)
 			}

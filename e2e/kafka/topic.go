@@ -136,6 +136,26 @@ func (b *Broker) Allow(ctx context.Context, user string, kind kmsg.ACLResourceTy
 	})
 }
 
+// SetQuota limits a client id: consumer_byte_rate in bytes a second,
+// request_percentage of one thread's time.
+func (b *Broker) SetQuota(ctx context.Context, clientID, name string, value float64) error {
+	return b.with(ctx, func(client *kgo.Client) error {
+		entity := kmsg.NewAlterClientQuotasRequestEntryEntity()
+		entity.Type, entity.Name = "client-id", &clientID
+		op := kmsg.NewAlterClientQuotasRequestEntryOp()
+		op.Key, op.Value = name, value
+		e := kmsg.NewAlterClientQuotasRequestEntry()
+		e.Entity, e.Ops = append(e.Entity, entity), append(e.Ops, op)
+		req := kmsg.NewPtrAlterClientQuotasRequest()
+		req.Entries = append(req.Entries, e)
+		res, err := req.RequestWith(ctx, client)
+		if err != nil {
+			return err
+		}
+		return kerr.ErrorForCode(res.Entries[0].ErrorCode)
+	})
+}
+
 // Revoke takes back what Allow gave.
 func (b *Broker) Revoke(ctx context.Context, user string, kind kmsg.ACLResourceType, name string, right kmsg.ACLOperation) error {
 	return b.with(ctx, func(client *kgo.Client) error {
