@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
@@ -163,6 +164,8 @@ func checkName(name string) error {
 		return fmt.Errorf("%q is longer than the %d bytes that Postgres keeps of a name", name, most)
 	case strings.IndexByte(name, 0) >= 0:
 		return fmt.Errorf("%q holds a NUL", name)
+	case !utf8.ValidString(name):
+		return fmt.Errorf("%q is not valid UTF-8", name)
 	}
 	return nil
 }
