@@ -153,3 +153,38 @@ func TestALaneOpenedAgainHasOneMark(t *testing.T) {
 		})
 	}
 }
+
+// silentMember never answers, as a broker that hangs.
+type silentMember struct{ asked, answer chan struct{} }
+
+func (m *silentMember) commit(map[string]map[int]committed, func(string, int)) error {
+	m.asked <- struct{}{}
+	<-m.answer
+	return errors.New("too late")
+}
+
+// Nothing waits for the broker after COMMIT: while one never answers, lanes note
+// their positions, are opened and let go.
+func TestABrokerThatNeverAnswersHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		member := &silentMember{make(chan struct{}, 10), make(chan struct{})}
+		c := newCommitter(member, func() {}, slog.New(slog.DiscardHandler))
+		a := c.add("t", 0, "", -1)
+		c.set(a, 1)
+		c.start()
+		<-member.asked
+		begun := time.Now()
+		for n := range int64(1000) {
+			c.set(a, 2+n)
+			b := c.add("t", 1, "", -1)
+			c.set(b, n)
+			c.drop(b)
+		}
+		if d := time.Since(begun); d != 0 {
+			t.Errorf("they waited %s", d)
+		}
+		close(member.answer)
+		c.stop()
+	})
+}

@@ -1,0 +1,126 @@
+package nats_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/consumer/consumertest"
+	"github.com/dedupd/dedupd/consumer/nats"
+)
+
+// deaf stands between clients and a server, and keeps from it what clients publish
+// below a subject. The server never answers that.
+type deaf struct {
+	address string
+	subject string
+	kept    atomic.Int64
+}
+
+func newDeaf(t *testing.T, server, subject string) *deaf {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	d := &deaf{address: "nats://" + listener.Addr().String(), subject: subject}
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			upstream, err := net.Dial("tcp", server)
+			if err != nil {
+				_ = client.Close()
+				continue
+			}
+			go func() {
+				_, _ = io.Copy(client, upstream)
+				_ = client.Close()
+			}()
+			go func() {
+				_ = d.pass(bufio.NewReader(client), upstream)
+				_ = upstream.Close()
+			}()
+		}
+	}()
+	return d
+}
+
+// pass hands on all but what is published below the subject: PUB and HPUB name it
+// first, and the size of what follows last.
+func (d *deaf) pass(from *bufio.Reader, to io.Writer) error {
+	for {
+		line, err := from.ReadString('\n')
+		if err != nil {
+			return err
+		}
+		words := strings.Fields(line)
+		payload := ""
+		if len(words) > 2 && (words[0] == "PUB" || words[0] == "HPUB") {
+			n, err := strconv.Atoi(words[len(words)-1])
+			if err != nil {
+				return err
+			}
+			rest := make([]byte, n+len("\r\n"))
+			if _, err := io.ReadFull(from, rest); err != nil {
+				return err
+			}
+			if strings.HasPrefix(words[1], d.subject) {
+				d.kept.Add(1)
+				continue
+			}
+			payload = string(rest)
+		}
+		if _, err := io.WriteString(to, line+payload); err != nil {
+			return err
+		}
+	}
+}
+
+// Nothing waits for the broker after COMMIT: one that never confirms an
+// acknowledgement doesn't hold up the transactions that follow. Here each message is
+// sent when the one before has had its effect, so that a wait for each would add up.
+func TestABrokerThatNeverConfirmsHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	const messages = 40
+	s := startServer(t)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	d := newDeaf(t, s.Addr().String(), "$JS.ACK.")
+	store := consumertest.NewStore()
+	r := start(t, newSource(t, s, func(c *nats.Config) { c.Servers, c.AckWait = []string{d.address}, 10*time.Minute }), store, func(w *consumer.Worker) { w.Writers = 1 })
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for n := range messages {
+		publish(t, js, n, 1)
+		if err := store.WaitEffects(ctx, n+1); err != nil {
+			t.Fatalf("%d of %d messages had their effect while no acknowledgement is confirmed", n, messages)
+		}
+	}
+	eventually(t, "an acknowledgement that is kept", func() bool { return d.kept.Load() > 0 })
+	stream, err := js.Stream(t.Context(), "ORDERS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	durable, err := stream.Consumer(t.Context(), "dedupd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := durable.Info(t.Context()); err != nil || info.AckFloor.Stream != 0 {
+		t.Errorf("the server was told: %s, %v", fmt.Sprint(info.AckFloor), err)
+	}
+	r.stop()
+}
