@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/tidwall/gjson"
 
 	"github.com/dedupd/dedupd/internal/pgtest"
@@ -108,6 +109,7 @@ func TestAllocations(t *testing.T) {
 func TestEscapedNUL(t *testing.T) {
 	for raw, bad := range map[string]bool{
 		`"\u0000"`: true, `"a\\\u0000"`: true, `"\\u0000"`: false, `"\\\\u0000"`: false, `"\\u0000\u0000"`: true,
+		`"ab\\u0000cdef\u0000"`: true, `"ab\\u0000cdef\\u0000"`: false, `"ab\\u0000\\\u0000"`: true, `\u0000`: true,
 		`"u0000"`: false, `"\u00001"`: true, `"\u0001"`: false, `{"\u0000":1}`: true,
 	} {
 		if err := checkEscapes(jsonbType, raw); (err != nil) != bad {
@@ -144,6 +146,16 @@ func TestJSONIntoColumns(t *testing.T) {
 		got, ok, err := jsonColumn(c.typ, gjson.Parse(c.raw))
 		if !errors.Is(err, c.refused) || err == nil && (ok == c.null || got != c.want) {
 			t.Errorf("%s into %s is %q, %v, %v; want %q", c.raw, c.typ.Name, got, ok, err, c.want)
+		}
+	}
+}
+
+// Half a surrogate pair is no text, wherever it stands.
+func TestHalfASurrogateIsNoText(t *testing.T) {
+	texts := Type{Name: "text[]", Category: 'A', Element: oidText}
+	for raw, typ := range map[string]Type{`"\ud83d"`: textType, `["a", "\ud83d"]`: texts, `["a", ["b", "\ud83d"], "c"]`: texts} {
+		if got, ok, err := jsonColumn(typ, gjson.Parse(raw)); err == nil || ok {
+			t.Errorf("%s into %s is %q", raw, typ.Name, got)
 		}
 	}
 }
@@ -251,4 +263,149 @@ func FuzzJSONB(f *testing.F) {
 			t.Errorf("%q: %v", doc, err)
 		}
 	})
+}
+
+// Which places go into which types, and what is said of those that can't: a wrong
+// answer would be a message that no value of a column can ever be made of.
+func TestPlacesAndTypes(t *testing.T) {
+	typ := func(name string, oid uint32, category byte) Type {
+		return Type{Cast: "pg_catalog." + name, Name: name, OID: oid, Category: category}
+	}
+	numeric, integer, bigint := typ("numeric", oidNumeric, 'N'), typ("int4", oidInt4, 'N'), typ("int8", oidInt8, 'N')
+	bytea, name, char := typ("bytea", oidBytea, 'U'), typ("name", oidName, 'S'), typ(`"char"`, oidChar, 'S')
+	date, jsonType := typ("date", 1082, 'D'), typ("json", oidJSON, 'U')
+	for _, c := range []struct {
+		place string
+		typ   Type
+		want  wire
+		fault string
+	}{
+		{"id", textType, wireText, ""},
+		{"id", uuidType, wireUUID, ""},
+		{"id", bytea, wireBytea, ""},
+		{"id", bigint, wireText, ""},
+		{"id", jsonbType, 0, "plain text; make the column text"},
+		{"topic", jsonType, 0, "plain text"},
+		{"lane", jsonType, 0, "plain text"},
+		{"id", name, 0, "cuts longer values"},
+		{"value", char, 0, "cuts longer values"},
+		{"const:x", name, 0, "cuts longer values"},
+		{"position", bigint, wireInt8, ""},
+		{"position", integer, wireInt8, ""},
+		{"position", numeric, wireInt8, ""},
+		{"position", textType, wireInt8, ""},
+		{"position", jsonbType, wireText, ""},
+		{"position", bytea, 0, "make the column bigint"},
+		{"position", uuidType, 0, "make the column bigint"},
+		{"time", timeType, wireTime, ""},
+		{"time", date, wireText, ""},
+		{"time", textType, wireText, ""},
+		{"time", bigint, 0, "make the column timestamptz"},
+		{"time", jsonbType, 0, "make the column timestamptz"},
+		{"now", timeType, wireNow, ""},
+		{"const:x", bigint, wireConst, ""},
+		{"value", bytea, wireBytea, ""},
+		{"key", uuidType, wireUUID, ""},
+		{"header:h", jsonbType, wireText, ""},
+		{"json:a", integer, wireText, ""},
+		{"cloudevent", textType, 0, "can't fill a column"},
+	} {
+		got, err := column(t, "c", c.place, c.typ).plan()
+		if c.fault == "" && (err != nil || got != c.want) || c.fault != "" && (err == nil || !strings.Contains(err.Error(), c.fault) || !strings.Contains(err.Error(), `"c"`)) {
+			t.Errorf("%s into %s travels as %d, %v; want %d, or %q", c.place, c.typ.Name, got, err, c.want, c.fault)
+		}
+	}
+	// All that can't are told at once.
+	_, err := NewSet([]Column{column(t, "a", "id", name), column(t, "b", "id", textType), column(t, "d", "time", bigint)})
+	if err == nil || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), `"d"`) || strings.Contains(err.Error(), `"b"`) {
+		t.Errorf("the set's error is %v", err)
+	}
+	// Without an array the number of rows is a parameter of its own.
+	s := set(t, column(t, "a", "const:x", textType), column(t, "b", "now", timeType), column(t, "d", "const:y", textType))
+	if want := "pg_catalog.generate_series(1, $3::pg_catalog.int8) AS u(ord)"; s.From() != want {
+		t.Errorf("From is %s, want %s", s.From(), want)
+	}
+	v, err := s.Encode(make([]message.Message, 5))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]any{"x", "y", int64(5)}, v.Args()); d != "" {
+		t.Error(d)
+	}
+}
+
+// Where values are read by COPY, nothing is converted: only types whose binary form is
+// the value as it stands here.
+func TestWhatCanBeCopied(t *testing.T) {
+	typ := func(name string, oid uint32) Type { return Type{Cast: name, Name: name, OID: oid, Category: 'S'} }
+	for _, c := range []struct {
+		place string
+		typ   Type
+		want  bool
+	}{
+		{"id", textType, true},
+		{"id", typ("varchar", oidVarchar), true},
+		{"id", typ("bpchar", oidBpchar), true},
+		{"value", jsonbType, true},
+		{"value", typ("json", oidJSON), true},
+		{"id", uuidType, true},
+		{"time", timeType, true},
+		{"value", typ("bytea", oidBytea), true},
+		{"position", typ("int8", oidInt8), true},
+		{"const:x", textType, true},
+		{"position", typ("int4", oidInt4), false},
+		{"position", typ("numeric", oidNumeric), false},
+		{"id", typ("inet", 869), false},
+		{"json:a", typ("int4", oidInt4), false},
+		{"now", timeType, false},
+		{"const:x", typ("inet", 869), false},
+	} {
+		if got := set(t, column(t, "c", c.place, c.typ)).CanCopy(); got != c.want {
+			t.Errorf("%s into %s can be copied: %v, want %v", c.place, c.typ.Name, got, c.want)
+		}
+	}
+}
+
+// What a message becomes, place by place; where it has nothing there, NULL.
+func TestValues(t *testing.T) {
+	bytea := Type{Cast: "pg_catalog.bytea", Name: "bytea", OID: oidBytea, Category: 'U'}
+	bigint := Type{Cast: "pg_catalog.int8", Name: "int8", OID: oidInt8, Category: 'N'}
+	const uuid = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+	s := set(t,
+		column(t, "a", "id", textType), column(t, "b", "key", uuidType), column(t, "d", "value", jsonbType), column(t, "e", "header:h", bytea),
+		column(t, "f", "position", bigint), column(t, "g", "time", timeType), column(t, "h", "time", textType), column(t, "i", "json:x", textType), column(t, "j", "value", textType))
+	at := time.Date(2026, 3, 4, 5, 6, 7, 8000, time.FixedZone("", 3600))
+	values, err := s.Encode([]message.Message{
+		{ID: "one", Key: []byte(uuid), Value: []byte(`{"x":"y"}`), Headers: []message.Header{{Key: "h", Value: []byte{0xff}}}, Position: message.Position{Offset: 7}, Time: at},
+		{ID: "two"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := func(s string) pgtype.Text { return pgtype.Text{String: s, Valid: true} }
+	key, _ := parseUUID(uuid)
+	want := []any{
+		[]pgtype.Text{text("one"), text("two")},
+		[]pgtype.UUID{{Bytes: key, Valid: true}, {}},
+		[]pgtype.Text{text(`{"x":"y"}`), {}},
+		[][]byte{{0xff}, nil},
+		[]pgtype.Int8{{Int64: 7, Valid: true}, {Valid: true}},
+		[]pgtype.Timestamptz{{Time: at.UTC(), Valid: true}, {}},
+		[]pgtype.Text{text("2026-03-04T04:06:07.000008Z"), {}},
+		[]pgtype.Text{text("y"), {}},
+		[]pgtype.Text{text(`{"x":"y"}`), {}},
+	}
+	if d := cmp.Diff(want, values.Args()); d != "" {
+		t.Error(d)
+	}
+	// A document that is none is the message's fault, whoever asks for it and however often.
+	for _, place := range []string{"value", "json:x", "key", "header:h"} {
+		for _, doc := range []string{`{"x":`, "{\"x\":\"\xff\"}", `{"x":"\u0000"}`} {
+			m := message.Message{Key: []byte(doc), Value: []byte(doc), Headers: []message.Header{{Key: "h", Value: []byte(doc)}}}
+			two := set(t, column(t, "a", place, jsonbType), column(t, "b", place, jsonbType))
+			if _, err := two.Encode([]message.Message{{ID: "fine"}, m}); len(sinks.AllPermanent(err)) != 1 || sinks.AllPermanent(err)[1] == nil {
+				t.Errorf("%s of %q: %v", place, doc, err)
+			}
+		}
+	}
 }
