@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -392,5 +393,41 @@ func TestWhereAQueueStands(t *testing.T) {
 				t.Errorf("taken again: %+v, %v", again, err)
 			}
 		})
+	}
+}
+
+// A worker that knows less than the broker keeps is told by that: another one has
+// confirmed in a database that has come further, or under another row.
+func TestAConfirmationIsHeldAgainstWhatTheBrokerKeeps(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.takeQueue("nats")
+	behind := *l
+	f.mustConfirm(l)
+	f.mustConfirm(l)
+	if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET checkpoint = 1`); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		origin string
+		fenced bool
+	}{
+		"a checkpoint above the row's": {l.Origin, true},
+		"another row":                  {strings.Replace(behind.Origin, `"epoch":`, `"epoch":1`, 1), true},
+		"another scope":                {strings.Replace(l.Origin, `"scope":"test"`, `"scope":"tests"`, 1), false},
+		"another program's":            {`{"checkpoint": 99}`, false},
+		"nothing":                      {"", false},
+		"the row's own":                {behind.Origin, false},
+	} {
+		for _, raise := range []bool{false, true} {
+			_, err := f.Store.Confirm(t.Context(), message.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: behind.Checkpoint, Origin: c.origin, Raise: raise})
+			var fenced *message.FencedError
+			if errors.As(err, &fenced) != c.fenced || !c.fenced && err != nil {
+				t.Errorf("the broker keeps %s, raise: %t: %v", name, raise, err)
+			}
+			if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET checkpoint = 1`); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
