@@ -58,6 +58,14 @@ type Sink interface {
 	Write(ctx context.Context, tx Tx, msgs []message.Message) error
 }
 
+// OrderSensitive is a Sink whose effect may depend on the order of messages. A queue
+// has none: there an older message may come after a newer one, and undo it.
+type OrderSensitive interface {
+	// NeedsOrder says why messages out of order do harm and what to set if they may;
+	// nil if they don't. It is asked when the configuration has such a source.
+	NeedsOrder() error
+}
+
 // Preparer is a Sink that has to look at the database before its first Write,
 // such as at the types of its table's columns.
 type Preparer interface {

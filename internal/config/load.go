@@ -56,8 +56,11 @@ func Parse(name string, text []byte, o Options) (c *Config, warnings []Problem, 
 	c.setDerived()
 	problems := slices.Concat(d.problems, c.readSecrets(), c.validate())
 	if o.Sinks != nil && c.Sink.Kind != "" {
-		if _, err := c.Sink.New(o.Sinks); err != nil {
+		sink, err := c.Sink.New(o.Sinks)
+		if err != nil {
 			problems = append(problems, split(err, c.problem("sink", ""))...)
+		} else {
+			problems = append(problems, c.Sink.reordered(sink, c.Sources)...)
 		}
 	}
 	return c, unknownVariables(environment), problems.once().withExcerpts(text)

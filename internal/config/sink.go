@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/dedupd/dedupd/sinks"
@@ -74,6 +75,18 @@ func (s *Sink) New(registry *sinks.Registry) (sinks.Sink, error) {
 		found = append(found, s.locate(p))
 	}
 	return nil, found.err()
+}
+
+// reordered gives a problem where the sink needs an order that a source doesn't have.
+func (s *Sink) reordered(sink sinks.Sink, sources []Source) Problems {
+	sensitive, ok := sink.(sinks.OrderSensitive)
+	if !ok || !slices.ContainsFunc(sources, func(src Source) bool { return src.NATS != nil && src.NATS.Mode == "queue" }) {
+		return nil
+	}
+	if err := sensitive.NeedsOrder(); err != nil {
+		return Problems{s.locate(Problem{Key: s.path(), File: s.file, Line: s.line, Column: s.column, Message: err.Error()})}
+	}
+	return nil
 }
 
 // locate moves a problem to the key that its message begins with, as in

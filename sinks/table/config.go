@@ -17,12 +17,14 @@ func init() { sinks.Register("table", New) }
 
 // The modes of writing.
 const (
-	// ModeInsert adds a row for each message. With a key, a row that is already
+	// ModeInsert adds a row for each message, also for a tombstone, whose value and
+	// JSON places are NULL. With a key, a row that is already
 	// there stays as it is; without one, a violated constraint is the message's
 	// fault and sends it to the dead letters.
 	ModeInsert = "insert"
 	// ModeUpsert adds a row or overwrites the one with the same key. The last
-	// message of a key wins, also within a batch.
+	// message of a key wins, also within a batch. A tombstone is a dead letter: it
+	// would write NULL over the row.
 	ModeUpsert = "upsert"
 
 	modeVersioned = "versioned"
@@ -39,6 +41,9 @@ type Config struct {
 	// Key are the columns that tell whether two rows are the same. There must be
 	// a unique index on just these. Required for upsert.
 	Key []string `yaml:"key"`
+	// AcceptReordering lets mode upsert read from a queue: there an older message
+	// may come last, and win.
+	AcceptReordering bool `yaml:"accept_reordering"`
 	// Version is for a mode that this version doesn't have.
 	Version string `yaml:"version"`
 	// Columns says for each column of the table which place in the message fills
@@ -62,7 +67,7 @@ func (c Config) Sink() (*Sink, error) {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 
-	s := &Sink{mode: c.Mode, key: c.Key}
+	s := &Sink{mode: c.Mode, key: c.Key, acceptReordering: c.AcceptReordering}
 	var err error
 	if s.schema, s.table, err = splitName(c.Name); err != nil {
 		fail("name: %w", err)
@@ -82,6 +87,9 @@ func (c Config) Sink() (*Sink, error) {
 	}
 	if c.Version != "" && c.Mode != modeVersioned {
 		fail("version: only mode versioned reads it")
+	}
+	if c.AcceptReordering && c.Mode != ModeUpsert {
+		fail("accept_reordering: only mode upsert reads it")
 	}
 	if len(c.Columns) == 0 {
 		fail("columns: none are given, so nothing would be written; name them with the place that fills each, such as {id: id, payload: value}")

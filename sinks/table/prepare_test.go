@@ -34,6 +34,7 @@ func TestConfigErrors(t *testing.T) {
 		"append":         {Config{Name: "a.b", Mode: "append", Columns: ok}, []string{"not in this version yet"}},
 		"version":        {Config{Name: "a.b", Version: "v", Columns: ok}, []string{"only mode versioned"}},
 		"upsert, no key": {Config{Name: "a.b", Mode: "upsert", Columns: ok}, []string{"key: mode upsert needs"}},
+		"reordering":     {Config{Name: "a.b", AcceptReordering: true, Columns: ok}, []string{"accept_reordering: only mode upsert"}},
 		"key elsewhere":  {Config{Name: "a.b", Key: []string{"x"}, Columns: ok}, []string{`key: "x" is not among`}},
 		"key twice":      {Config{Name: "a.b", Key: []string{"id", "id"}, Columns: ok}, []string{"stands there twice"}},
 		"bad places": {

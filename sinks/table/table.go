@@ -10,7 +10,9 @@ package table
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -25,15 +27,18 @@ type Sink struct {
 	schema, table string
 	mode          string
 	key           []string
-	cols          []columns.Column // without their types
-	current       atomic.Pointer[plan]
-	changed       atomic.Bool  // the target has changed once: see distrust
-	doubt         atomic.Int64 // until when documents are read before they are sent, Unix nanoseconds: see readsFirst
+	// acceptReordering tells that an older message may overwrite a newer one.
+	acceptReordering bool
+	cols             []columns.Column // without their types
+	current          atomic.Pointer[plan]
+	changed          atomic.Bool  // the target has changed once: see distrust
+	doubt            atomic.Int64 // until when documents are read before they are sent, Unix nanoseconds: see readsFirst
 }
 
 var (
-	_ sinks.Sink     = (*Sink)(nil)
-	_ sinks.Preparer = (*Sink)(nil)
+	_ sinks.Sink           = (*Sink)(nil)
+	_ sinks.Preparer       = (*Sink)(nil)
+	_ sinks.OrderSensitive = (*Sink)(nil)
 )
 
 // String is the table's name as the configuration has it.
@@ -49,6 +54,9 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) e
 	if len(msgs) == 0 {
 		return nil
 	}
+	if err := s.tombstones(msgs); err != nil {
+		return err
+	}
 	p := s.current.Load()
 	if p == nil {
 		var err error
@@ -61,3 +69,34 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) e
 	}
 	return nil
 }
+
+// NeedsOrder tells that an upsert does, if it overwrites anything.
+func (s *Sink) NeedsOrder() error {
+	if s.mode != ModeUpsert || s.acceptReordering || len(s.cols) == len(s.key) {
+		return nil
+	}
+	return errors.New("mode: upsert lets the message that comes last win, and a NATS queue has no order: an older message would overwrite a newer one; " +
+		"set accept_reordering: true if that may be, or write by sink.statement with a condition on a version")
+}
+
+// tombstones refuses messages whose value is null where an upsert would write NULL
+// over what a row has. Such a message means that its key's row is to be deleted,
+// which this mode doesn't do. An empty value is none, nor is JSON's null; and NATS,
+// which can't tell empty from absent, has none at all.
+func (s *Sink) tombstones(msgs []message.Message) error {
+	if s.mode != ModeUpsert || !slices.ContainsFunc(s.cols, func(c columns.Column) bool {
+		return c.Field.Kind == message.FieldValue || c.Field.Kind == message.FieldJSON
+	}) {
+		return nil
+	}
+	var bad []error
+	for i := range msgs {
+		if msgs[i].Value == nil {
+			bad = append(bad, sinks.PermanentAt(i, errTombstone))
+		}
+	}
+	return sinks.JoinPermanent(bad...)
+}
+
+var errTombstone = errors.New("it is a tombstone (its value is null): mode upsert would write NULL over the row's columns, and deletes none; " +
+	"use sink.statement to delete what tombstones name, or sink.table.mode insert to keep them as rows")

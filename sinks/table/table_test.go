@@ -174,6 +174,33 @@ func TestUpsertLastMessageWins(t *testing.T) {
 		"-,1,null1", "-,1,null2", "x,1,new", "y,1,-")
 }
 
+// A tombstone would write NULL over the row.
+func TestTombstones(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE rows (id text PRIMARY KEY, v text, n int); CREATE TABLE seen (id text PRIMARY KEY, topic text); CREATE TABLE log (id text, v text)`)
+	upsert := build(t, Config{Name: "public.rows", Mode: "upsert", Key: []string{"id"}, Columns: map[string]string{"id": "id", "v": "value", "n": "json:n"}})
+	if err := write(t, pool, upsert, msg("a", `{"n":1}`), msg("b", ""), msg("c", "null")); err != nil {
+		t.Fatal(err)
+	}
+	tombstone := msg("a", "")
+	tombstone.Value = nil
+	err := write(t, pool, upsert, msg("d", "4"), tombstone, msg("e", "5"), tombstone)
+	all := sinks.AllPermanent(err)
+	if len(all) != 2 || all[1] == nil || all[3] == nil || !strings.Contains(all[1].Error(), "tombstone") || !strings.Contains(all[1].Error(), "sink.statement") {
+		t.Errorf("two tombstones give %v", err)
+	}
+	wantRows(t, pool, `SELECT concat_ws(',', id, v, coalesce(n::text, '-')) FROM rows ORDER BY 1`, `a,{"n":1},1`, "b,,-", "c,null,-")
+	// One that nothing is read of overwrites nothing.
+	if err := write(t, pool, build(t, Config{Name: "public.seen", Mode: "upsert", Key: []string{"id"}, Columns: map[string]string{"id": "id", "topic": "topic"}}), tombstone); err != nil {
+		t.Error(err)
+	}
+	if err := write(t, pool, build(t, Config{Name: "public.log", Columns: map[string]string{"id": "id", "v": "value"}}), tombstone); err != nil {
+		t.Error(err)
+	}
+	wantRows(t, pool, `SELECT id || coalesce(v, ' has none') FROM log`, "a has none")
+}
+
 // A view has no index of its own: the server finds the one of the table behind it,
 // and says so when there is none.
 func TestUpsertIntoAView(t *testing.T) {
