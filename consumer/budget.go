@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // Budget bounds the bytes of messages that a process holds, over all sources.
@@ -19,7 +20,19 @@ type Budget struct {
 
 type waiter struct {
 	bytes int64
+	since time.Time
 	ready chan struct{}
+}
+
+// starvedAfter is how long somebody must have waited for bytes until those that are
+// held without being of use are given back.
+const starvedAfter = 5 * time.Second
+
+// starves tells whether somebody has waited for long.
+func (b *Budget) starves() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.waiting) > 0 && time.Since(b.waiting[0].since) >= starvedAfter
 }
 
 // NewBudget bounds to limit bytes.
@@ -35,7 +48,7 @@ func (b *Budget) Acquire(ctx context.Context, bytes int64) error {
 		b.mu.Unlock()
 		return nil
 	}
-	w := &waiter{bytes, make(chan struct{})}
+	w := &waiter{bytes, time.Now(), make(chan struct{})}
 	b.waiting = append(b.waiting, w)
 	b.mu.Unlock()
 

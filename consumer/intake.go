@@ -69,6 +69,7 @@ func (in *Intake) Open(o LaneOptions) *Lane {
 	}
 	in.w.mu.Lock()
 	in.w.lanes[l] = struct{}{}
+	l.heldStill()
 	in.w.activity = time.Now()
 	in.w.mu.Unlock()
 	in.w.Metrics.lanePosition.WithLabelValues(o.Lane.Source, o.Lane.Name).Set(float64(o.Next))
@@ -146,7 +147,16 @@ func (in *Intake) Drain() time.Duration { return in.w.Drain }
 func (in *Intake) Logger() *slog.Logger { return in.w.Logger }
 
 // Rebalanced counts a new assignment of lanes.
-func (in *Intake) Rebalanced() { in.w.Metrics.rebalances.Inc() }
+func (in *Intake) Rebalanced() {
+	in.w.Metrics.rebalances.Inc()
+	in.w.mu.Lock()
+	defer in.w.mu.Unlock()
+	for lane := range in.w.gaveBack {
+		if lane.Source == in.source { // it may be another worker's now
+			in.w.forgetGivenBack(lane)
+		}
+	}
+}
 
 // CommitFailed counts a commit or an acknowledgement that the broker didn't
 // take. That is never a reason to stop: the database is the authority.

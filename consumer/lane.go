@@ -253,16 +253,20 @@ func (l *Lane) retry(after time.Duration) {
 	case after == 0:
 		l.enqueue()
 	default:
-		l.timer = time.AfterFunc(after, func() {
-			l.w.mu.Lock()
-			defer l.w.mu.Unlock()
-			if l.timer != nil {
-				l.timer = nil
-				l.growHeld()
-				l.enqueue()
-			}
-		})
+		l.retryIn(after)
 	}
+}
+
+func (l *Lane) retryIn(after time.Duration) {
+	l.timer = time.AfterFunc(after, func() {
+		l.w.mu.Lock()
+		defer l.w.mu.Unlock()
+		if l.timer != nil {
+			l.timer = nil
+			l.growHeld()
+			l.enqueue()
+		}
+	})
 }
 
 // growHeld adds what has gathered to the batch of an ordered lane that is held, as
@@ -282,6 +286,48 @@ func (l *Lane) growHeld() {
 	l.flight.tokens = append(l.flight.tokens, l.pending.tokens...)
 	l.pending = nil
 	l.signalSpace()
+}
+
+// gaveBack is a held lane that isn't open while its source takes it anew.
+type gaveBack struct {
+	heldLane
+	attempts int
+}
+
+// giveBack lets a held lane's bytes go, for which others have waited: they would
+// wait for as long as it is held. The source takes the lane anew, and reads again
+// from where it stands; it is held still. (A queue's slot gives up by itself.)
+func (l *Lane) giveBack() {
+	w := l.w
+	if !l.closed {
+		if w.gaveBack == nil {
+			w.gaveBack = make(map[message.Lane]gaveBack)
+		}
+		w.gaveBack[l.options.Lane] = gaveBack{heldLane{l.held, l.heldSince}, l.attempts}
+		w.Metrics.held.Inc() // until it is open again
+		w.Logger.Info("a held lane gives back the memory that others wait for, and is read again", "source", l.options.Lane.Source, "lane", l.options.Lane.Name)
+	}
+	l.loseLocked()
+}
+
+// heldStill makes a lane that is opened again as held as it was. Its next try waits
+// its time, or it would be read and given back without end.
+func (l *Lane) heldStill() {
+	g, ok := l.w.gaveBack[l.options.Lane]
+	if !ok {
+		return
+	}
+	l.w.forgetGivenBack(l.options.Lane)
+	l.setHeld(g.err)
+	l.heldSince, l.attempts, l.alone, l.lastError = g.since, g.attempts, true, g.err.Error()
+	l.retryIn(backoff(l.attempts, holdBackoff))
+}
+
+func (w *Worker) forgetGivenBack(lane message.Lane) {
+	if _, ok := w.gaveBack[lane]; ok {
+		delete(w.gaveBack, lane)
+		w.Metrics.held.Dec()
+	}
 }
 
 func (l *Lane) loseLocked() {

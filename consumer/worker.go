@@ -54,7 +54,8 @@ type Worker struct {
 	ready    []*Lane   // lanes with a batch to take, none of them in flight
 	lanes    map[*Lane]struct{}
 	intakes  []*Intake
-	idle     int // writers that wait
+	gaveBack map[message.Lane]gaveBack // held lanes that aren't open for now
+	idle     int                       // writers that wait
 	stopped  bool
 	activity time.Time     // of the last offer or commit, or when a lane was last seen behind
 	turns    map[int]*turn // by writer: the transaction that it is in
@@ -206,6 +207,12 @@ func (w *Worker) isIdle(now time.Time) (bool, error) {
 			return false, &NotReadyError{in.source}
 		}
 		caughtUp = caughtUp && in.ready
+	}
+	for _, g := range w.gaveBack {
+		if g.attempts >= 3 && now.Sub(g.since) >= w.UntilIdle {
+			return false, g.err
+		}
+		caughtUp = false
 	}
 	for l := range w.lanes {
 		if l.held != nil && l.attempts >= 3 && now.Sub(l.heldSince) >= w.UntilIdle {
@@ -372,7 +379,11 @@ func (w *Worker) failed(group []*Lane, err error) {
 			l.setHeld(err)
 			l.log("lane held", err)
 			l.attempts++
-			l.retry(backoff(l.attempts, holdBackoff))
+			if l.options.KeepFor == 0 && w.Budget.starves() {
+				l.giveBack()
+			} else {
+				l.retry(backoff(l.attempts, holdBackoff))
+			}
 		default:
 			l.log("transaction failed, trying again", err)
 			l.attempts++
@@ -416,6 +427,9 @@ func (w *Worker) Ready() error {
 		if l.held != nil {
 			return &HeldError{l.options.Lane, l.held}
 		}
+	}
+	for lane, g := range w.gaveBack {
+		return &HeldError{lane, g.err}
 	}
 	return nil
 }

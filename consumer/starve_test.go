@@ -1,0 +1,91 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/consumer/consumertest"
+	"github.com/dedupd/dedupd/message"
+)
+
+// Lanes that are held don't keep the others from the memory that all share: they give
+// it back when somebody waits for it, stay held meanwhile, and go on where they stood
+// once they are mended.
+func TestHeldLanesDontStarveTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const partitions, each = 4, 200
+		broker, store := consumertest.NewBroker(partitions), consumertest.NewStore()
+		produce := func(partition int) {
+			for n := range each {
+				id := strconv.Itoa(partition) + "/" + strconv.Itoa(n)
+				broker.Produce(partition, message.Message{Topic: "t", Value: make([]byte, 100), Headers: []message.Header{{Key: consumertest.IDHeader, Value: []byte(id)}}})
+			}
+		}
+		var mended atomic.Bool
+		budget, registry := consumer.NewBudget(8<<10), prometheus.NewRegistry()
+		w := &consumer.Worker{
+			Handler: handlerFunc(func(ctx context.Context, group []message.Batch) error {
+				for _, b := range group {
+					if b.Lane.Name != "0" && !mended.Load() {
+						return &message.HoldError{Lane: b.Lane, Err: errors.New("no such table")}
+					}
+				}
+				return store.Handle(ctx, group)
+			}),
+			Lanes: store, Sources: []consumer.Source{broker.Source("test")}, Writers: 2, MaxMessages: 10, MaxBytes: 4 << 10, Budget: budget,
+			Drain: time.Second, Logger: quiet(), Metrics: consumer.NewMetrics(registry, budget),
+		}
+		for p := 1; p < partitions; p++ {
+			produce(p)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- w.Run(ctx) }()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		produce(0)
+		for n := 0; n < each; {
+			time.Sleep(time.Minute)
+			was := n
+			if n = len(store.Effects()); n == was {
+				t.Fatalf("%d of %d messages of the lane that isn't held had their effect, and none in a minute", n, each)
+			}
+			if held := (*consumer.HeldError)(nil); !errors.As(w.Ready(), &held) {
+				t.Errorf("Ready: %v", w.Ready())
+			}
+			if n := sum(t, registry, "dedupd_lanes_held"); n != partitions-1 {
+				t.Errorf("%v lanes are held", n)
+			}
+		}
+		mended.Store(true)
+		time.Sleep(10 * time.Minute)
+		if n := len(store.Effects()); n != partitions*each {
+			t.Errorf("%d effects of %d", n, partitions*each)
+		}
+		if err := w.Ready(); err != nil {
+			t.Errorf("Ready: %v", err)
+		}
+		if n := sum(t, registry, "dedupd_lanes_held"); n != 0 {
+			t.Errorf("%v lanes are held", n)
+		}
+		cancel()
+		if err := <-done; err != nil || budget.Used() != 0 {
+			t.Errorf("Run: %v; %d bytes are held", err, budget.Used())
+		}
+		for _, v := range store.Violations() {
+			t.Error("contract broken: ", v)
+		}
+	})
+}
+
+type handlerFunc func(ctx context.Context, group []message.Batch) error
+
+func (f handlerFunc) Handle(ctx context.Context, group []message.Batch) error { return f(ctx, group) }
