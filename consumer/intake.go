@@ -59,6 +59,16 @@ func (in *Intake) Resumed(ctx context.Context, lane message.Lane, taken message.
 	return in.w.Lanes.Resumed(ctx, lane, taken, from)
 }
 
+// Gap notes what the broker of a queue has discarded unread: see Lanes.
+func (in *Intake) Gap(ctx context.Context, lane message.Lane, found message.Gap) (noted message.Gap, err error) {
+	return in.w.Lanes.Gap(ctx, lane, found)
+}
+
+// AcceptGap goes on behind what was noted: see Lanes.
+func (in *Intake) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
+	return in.w.Lanes.AcceptGap(ctx, lane, next)
+}
+
 // Open opens a lane that was taken.
 func (in *Intake) Open(o LaneOptions) *Lane {
 	l := &Lane{

@@ -57,6 +57,13 @@ type Lanes interface {
 	// which is returned: then the database has gone back once more, and the broker has
 	// to be asked again.
 	Resumed(ctx context.Context, lane message.Lane, taken message.Taken, from int64) (sure int64, err error)
+	// Gap notes what the broker of a queue has discarded before it was read, and
+	// returns what is noted of the queue and not yet accepted. One without positions
+	// only asks.
+	Gap(ctx context.Context, lane message.Lane, found message.Gap) (noted message.Gap, err error)
+	// AcceptGap ends what is noted of a queue below a position: nothing there is to be
+	// missed, and no worker that finds the same gap is told of it again.
+	AcceptGap(ctx context.Context, lane message.Lane, next int64) error
 	// LetGo tells that a lane was let go as it should be, without having moved
 	// under that epoch. An ordered lane that is taken again and again without
 	// moving, and isn't let go, may be one whose messages end the process. Failures
@@ -117,6 +124,10 @@ type BrokerLane struct {
 	First, End int64
 	// Committed is the broker's copy of the lane's position; -1: none.
 	Committed int64
+	// Whole tells that all positions below First that weren't read are lost messages: of
+	// a queue, that its consumer takes the whole stream, which doesn't discard what is
+	// acknowledged.
+	Whole bool
 	// Log is the broker's own mark of the log; empty: it has none.
 	Log string
 }

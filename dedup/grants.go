@@ -26,7 +26,7 @@ var grants = []grant{
 	{rights: []string{"INSERT", "UPDATE"}, on: "TABLE", objects: []string{"lanes"}},
 	{rights: []string{"INSERT", "DELETE"}, on: "TABLE", objects: []string{"dead_letters", "filters"}},
 	{rights: []string{"UPDATE"}, columns: []string{"attempts", "last_at", "reason", "sqlstate"}, on: "TABLE", objects: []string{"dead_letters"}},
-	{rights: []string{"INSERT", "UPDATE", "DELETE"}, on: "TABLE", objects: []string{"duplicate_ages", "attempts"}},
+	{rights: []string{"INSERT", "UPDATE", "DELETE"}, on: "TABLE", objects: []string{"duplicate_ages", "attempts", "gaps"}},
 	{rights: []string{"EXECUTE"}, on: "FUNCTION", objects: []string{
 		"clock()", "instance(oid)", "stream_clock(text)", "enter(integer, uuid, text, text, text)", "leave()",
 		"advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint)", "replayed(bigint, integer, text)",

@@ -31,6 +31,11 @@ type LaneState struct {
 	// Log is the broker's own mark of the log that the lane reads, such as a Kafka
 	// topic's id or the creation time of a NATS stream; nil: it has none.
 	Log *string `json:"log"`
+	// GapFrom and GapNext are what the broker of a queue has discarded before it was
+	// read, for which the queue is held: the first position, and the one behind. Nil:
+	// nothing.
+	GapFrom *int64 `json:"gap_from"`
+	GapNext *int64 `json:"gap_next"`
 	// HoldsUpExpiry marks the lane that is furthest behind: claims expire by its
 	// clock.
 	HoldsUpExpiry bool `json:"holds_up_expiry"`
@@ -39,10 +44,10 @@ type LaneState struct {
 // LaneStates lists the scope's lanes, by source and lane.
 func (s *Store) LaneStates(ctx context.Context) ([]LaneState, error) {
 	rows, err := s.pool.Query(ctx, `
-		SELECT source, lane, ordered, epoch, owner, next_position, broker_position, lag, stream_time,
-		       CASE WHEN stream_time IS NOT NULL THEN greatest(0, extract(epoch FROM `+s.name("clock")+`() - stream_time))::float8 END, updated_at, log,
-		       row_number() OVER (ORDER BY stream_time NULLS FIRST, source, lane) = 1
-		FROM `+s.name("lanes")+` WHERE scope = $1 ORDER BY source, lane`, s.scope)
+		SELECT source, l.lane, ordered, epoch, owner, next_position, broker_position, lag, stream_time,
+		       CASE WHEN stream_time IS NOT NULL THEN greatest(0, extract(epoch FROM `+s.name("clock")+`() - stream_time))::float8 END, updated_at, log, g.first, g.next,
+		       row_number() OVER (ORDER BY stream_time NULLS FIRST, source, l.lane) = 1
+		FROM `+s.name("lanes")+` l LEFT JOIN `+s.name("gaps")+` g ON g.lane = l.id AND g.next > g.accepted WHERE scope = $1 ORDER BY source, l.lane`, s.scope)
 	if err != nil {
 		return nil, fmt.Errorf("list lanes: %w", err)
 	}
@@ -68,6 +73,9 @@ type LaneMove struct {
 	// Epoch is the new one: the owner is fenced.
 	Epoch int64  `json:"epoch"`
 	Owner string `json:"owner"`
+	// Queue tells that it is a queue, which was held for a gap: it goes on with what is
+	// left, and nothing else was changed.
+	Queue bool `json:"queue,omitempty"`
 	// ClaimsSince is since when claims are kept. An id that was claimed before,
 	// and comes again, is applied again.
 	ClaimsSince time.Time `json:"claims_since"`
@@ -75,7 +83,8 @@ type LaneMove struct {
 
 // SetPosition moves an ordered lane to a position. A worker that owns it is
 // fenced at its next batch, or when it tells that the lane is caught up, and begins
-// there when it takes the lane anew.
+// there when it takes the lane anew. A queue can only be told to go on behind what its
+// broker has discarded unread, if it is held for that.
 func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, position int64) (m LaneMove, err error) {
 	if position < 0 {
 		return m, fmt.Errorf("position %d is below 0", position)
@@ -92,7 +101,11 @@ func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, pos
 		case err != nil:
 			return err
 		case !ordered:
-			return ErrUnorderedLane
+			m.Queue = true
+			if err := s.skipGap(ctx, tx, &m); err != nil {
+				return err
+			}
+			return s.audit(ctx, tx, actor, "lanes set-position", laneSubject(source, lane), m)
 		}
 		// The epoch as Take makes it. No position of the broker is known any more:
 		// a group's offset below one that was confirmed passes for an operator's

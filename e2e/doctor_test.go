@@ -71,11 +71,23 @@ func TestDoctor(t *testing.T) {
 		}
 	}
 
-	// A stream that deletes what is acknowledged, and a database without a standby.
+	// A stream that has discarded what was not read.
 	s, err := st.js.Stream(t.Context(), "DOCTOR")
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := s.Purge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	queue := ` WHERE scope = 'e2e-doctor' AND source = 'nats'`
+	db.exec(`UPDATE dedupd.lanes SET next_position = 5` + queue)
+	finds(examine(3), "error", "lane", "nats queue: data is lost: the queue has come to 5, the stream has only 11 and above", "on_gap")
+	db.exec(`INSERT INTO dedupd.gaps (lane, first, next) SELECT id, 5, 11 FROM dedupd.lanes` + queue)
+	finds(examine(3), "error", "lane", "nats queue: data is lost: the stream has discarded positions 5 to 10", "dedupd lanes set-position nats queue 11 -c "+config)
+	db.exec(`DELETE FROM dedupd.gaps`)
+	db.exec(`UPDATE dedupd.lanes SET next_position = 11` + queue)
+
+	// A stream that deletes what is acknowledged, and a database without a standby.
 	interest := s.CachedInfo().Config
 	interest.Retention = jetstream.InterestPolicy
 	if _, err := st.js.UpdateStream(t.Context(), interest); err != nil {
@@ -107,5 +119,5 @@ func TestDoctor(t *testing.T) {
 	if err := tp.broker.DeleteTopic(t.Context(), tp.name); err != nil {
 		t.Fatal(err)
 	}
-	finds(examine(3), "error", "source", "no topic "+tp.name)
+	finds(examine(3), "error", "source", "topic "+tp.name+": the broker has no such topic")
 }

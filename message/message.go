@@ -208,6 +208,18 @@ type Taken struct {
 	Reset bool
 }
 
+// Gap is what a broker has discarded of a queue before it was read.
+type Gap struct {
+	// From is the first position of it, Next the one behind it.
+	From, Next int64
+	// Before, if not zero, says that all of it was older, and that it may be none of
+	// the lane's messages: where the lane's clock has come so far, nothing is missing.
+	Before time.Time
+}
+
+// Positions is how many there are; 0: there is no gap.
+func (g Gap) Positions() int64 { return max(0, g.Next-g.From) }
+
 // CaughtUp says that a lane had nothing left to read: every message that the
 // broker held was committed.
 type CaughtUp struct {

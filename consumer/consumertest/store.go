@@ -46,6 +46,8 @@ type Store struct {
 	queues     int64 // rows of queues that were made
 	lost       map[message.Lane]bool
 	instance   int // rises whenever another database takes its place
+	gaps       map[message.Lane]message.Gap
+	accepted   map[message.Lane]int64 // below which no gap is noted
 }
 
 type row struct {
@@ -101,11 +103,13 @@ var (
 // NewStore makes an empty store.
 func NewStore() *Store {
 	return &Store{
-		changed: make(chan struct{}),
-		rows:    make(map[message.Lane]*row),
-		effects: make(map[string]int),
-		running: make(map[tenure]bool),
-		lost:    make(map[message.Lane]bool),
+		changed:  make(chan struct{}),
+		rows:     make(map[message.Lane]*row),
+		effects:  make(map[string]int),
+		running:  make(map[tenure]bool),
+		lost:     make(map[message.Lane]bool),
+		gaps:     make(map[message.Lane]message.Gap),
+		accepted: make(map[message.Lane]int64),
 	}
 }
 
@@ -204,6 +208,50 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 		}
 	}
 	return gone, nil
+}
+
+// Gap notes a gap. It knows no clock, so one that may be none isn't noted once the
+// queue was told to be caught up.
+func (s *Store) Gap(ctx context.Context, lane message.Lane, found message.Gap) (message.Gap, error) {
+	if err := ctx.Err(); err != nil {
+		return message.Gap{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	r := s.rows[lane]
+	if r == nil {
+		s.untaken(lane, "misses something")
+		return message.Gap{}, nil
+	}
+	noted := s.gaps[lane]
+	found.From = max(found.From, s.accepted[lane])
+	if found.Positions() == 0 || !found.Before.IsZero() && !found.Before.After(r.CaughtUp) {
+		return noted, nil
+	}
+	if noted.Positions() > 0 {
+		found.From, found.Next = min(found.From, noted.From), max(found.Next, noted.Next)
+	}
+	s.gaps[lane] = message.Gap{From: found.From, Next: found.Next}
+	return s.gaps[lane], nil
+}
+
+// AcceptGap forgets a gap.
+func (s *Store) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	s.accepted[lane] = max(s.accepted[lane], next)
+	if noted := s.gaps[lane]; noted.Next <= next {
+		delete(s.gaps, lane)
+	}
+	if r := s.rows[lane]; r != nil {
+		r.Next = max(r.Next, next)
+	}
+	return nil
 }
 
 // LetGo notes that a lane was let go by its owner.

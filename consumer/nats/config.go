@@ -49,6 +49,9 @@ type Config struct {
 	// MaxAckPending bounds the messages that all workers together have in hand.
 	// The default is ample, or what the durable has if that is more.
 	MaxAckPending int
+	// OnGap is StopOnGap, the default, or SkipGap: what to do when the stream has
+	// discarded messages before they were read.
+	OnGap string
 	// CredsFile is a file with a user's JWT and seed, NkeySeedFile one with a
 	// seed only. Both are read again at each connect.
 	CredsFile    string
@@ -72,6 +75,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Start == "" {
 		c.Start = StartEarliest
+	}
+	if c.OnGap == "" {
+		c.OnGap = StopOnGap
 	}
 	return c
 }
@@ -111,6 +117,9 @@ func (c Config) validate() error {
 	}
 	if c.Start != StartEarliest && c.Start != StartLatest {
 		bad("start: %q is neither %s nor %s", c.Start, StartEarliest, StartLatest)
+	}
+	if c.OnGap != StopOnGap && c.OnGap != SkipGap {
+		bad("on_gap: %q is neither %s nor %s", c.OnGap, StopOnGap, SkipGap)
 	}
 	if c.AckWait < 0 || c.MaxAckPending < 0 {
 		bad("the ack wait and the most pending acks can't be negative")

@@ -28,6 +28,10 @@ func (x *session) fetch() {
 		if !x.connected() {
 			return
 		}
+		if x.halted.Load() {
+			sleep(x.closing, fetchPause)
+			continue
+		}
 		n, err := x.fetchOnce(large)
 		switch {
 		case err == nil:
@@ -84,8 +88,9 @@ func (x *session) fetchOnce(large bool) (int, error) {
 		if err != nil {
 			return came, err
 		}
+		x.gaps.pass(meta)
 		x.passed.note(meta.Sequence.Stream, meta.Timestamp)
-		d := delivery{msg: msg, meta: meta, bytes: footprint(msg), received: time.Now(), held: x.hands.hold(&h, msg.Reply())}
+		d := delivery{msg: msg, meta: meta, bytes: footprint(msg), received: time.Now(), held: x.hands.hold(&h, msg.Reply(), meta.Sequence.Stream)}
 		came++
 		x.inHand.Add(1)
 		x.waiting.Add(1)

@@ -41,6 +41,15 @@ func (x *session) lookSoon() {
 func (x *session) inspect() {
 	ctx, cancel := context.WithTimeout(x.closing, requestTimeout)
 	defer cancel()
+	stream, err := x.bound.stream.Info(ctx) // first: see gaps.look
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		x.end(errGone)
+		return
+	case err != nil:
+		x.log.Debug("ask for the stream's state", "error", err)
+		return
+	}
 	before, asked := x.inHand.Load(), time.Now()
 	info, err := x.bound.current(ctx)
 	switch {
@@ -52,6 +61,7 @@ func (x *session) inspect() {
 		x.end(errors.New("somebody changed the durable consumer"))
 	default:
 		x.learnLimits(&info.Config)
+		x.lookForGaps(ctx, stream, info)
 		x.bound.durable.seen(info.AckFloor.Stream)
 		x.measure(info, before)
 		if x.gate.strange(info) { // another worker confirmed; or the database went back, and it saw that

@@ -23,6 +23,13 @@ type slowServer struct {
 	info jetstream.ConsumerInfo
 }
 
+// emptyStream has nothing to be missed.
+type emptyStream struct{ jetstream.Stream }
+
+func (emptyStream) Info(context.Context, ...jetstream.StreamInfoOpt) (*jetstream.StreamInfo, error) {
+	return &jetstream.StreamInfo{}, nil
+}
+
 const slowness = 3 * time.Second
 
 func (s *slowServer) Info(context.Context) (*jetstream.ConsumerInfo, error) {
@@ -47,7 +54,8 @@ func (k *looker) Run(ctx context.Context, in *consumer.Intake) error {
 	}
 	x := &session{
 		in: in, conn: &natsgo.Conn{}, closing: ctx,
-		bound: &binding{consumer: k.server, info: &k.server.info, durable: &durable{}},
+		bound: &binding{consumer: k.server, info: &k.server.info, durable: &durable{}, stream: emptyStream{}},
+		gaps:  newGaps(&jetstream.StreamInfo{}, &k.server.info),
 	}
 	for range 2 {
 		x.slots = append(x.slots, in.Open(consumer.LaneOptions{Lane: lane, Epoch: taken.Epoch, Next: taken.Next, Checkpoint: taken.Checkpoint}))

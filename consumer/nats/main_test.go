@@ -168,7 +168,13 @@ func (r *running) ready() {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	eventuallyWithin(t, what, 30*time.Second, ok)
+}
+
+// eventuallyWithin is for what takes longer by itself.
+func eventuallyWithin(t *testing.T, what string, within time.Duration, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(within); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("waited in vain for %s", what)
 		}

@@ -30,13 +30,15 @@ type hand struct {
 type held struct {
 	hand *hand
 	at   int // where in it
+	// sequence is where the message stands in the stream.
+	sequence uint64
 }
 
 // reply is where the server waits for the answer.
 func (m held) reply() string { return m.hand.replies[m.at] }
 
 // hold takes a message of a fetch in hand.
-func (h *hands) hold(in *hand, reply string) held {
+func (h *hands) hold(in *hand, reply string, sequence uint64) held {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if in.left == 0 {
@@ -48,7 +50,7 @@ func (h *hands) hold(in *hand, reply string) held {
 	}
 	in.left++
 	in.replies = append(in.replies, reply)
-	return held{in, len(in.replies) - 1}
+	return held{in, len(in.replies) - 1, sequence}
 }
 
 // drop takes messages out of hand: the server is told, or will hear no more of

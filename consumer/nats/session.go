@@ -41,6 +41,8 @@ type session struct {
 	end     context.CancelCauseFunc
 	look    chan struct{} // watch shall look now
 
+	gaps     *gaps
+	halted   atomic.Bool // for a gap: nothing is fetched
 	limits   atomic.Pointer[limits]
 	refusals refusals
 	trouble  atomic.Pointer[refusedError] // nil: pulls are answered
@@ -85,11 +87,20 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 	if err := s.place(ctx, in, log, bound, taken); err != nil {
 		return err
 	}
+	stream, err := bound.stream.Info(ctx)
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", s.config.Stream, err)
+	}
+	if err := s.missingAtStart(ctx, in, log, bound, taken, stream); err != nil {
+		return err
+	}
+	in.Hold(s.lane(), nil)
 	closing, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	x := &session{
 		source: s, in: in, log: log, conn: conn, bound: bound, taken: taken,
 		ackWait: bound.info.Config.AckWait,
+		gaps:    newGaps(stream, bound.info),
 		arrived: make(chan delivery, in.MaxMessages()),
 		closing: closing, end: end, look: make(chan struct{}, 1),
 	}
@@ -260,6 +271,9 @@ func (x *session) abandoned(tokens []any) {
 		if x.closing.Err() != nil {
 			x.acks.add(replies, true)
 		} else {
+			for _, m := range t.([]held) {
+				x.gaps.leave(m.sequence)
+			}
 			x.foreign.Add(int64(len(replies))) // still to be done, until the next look says who has them
 		}
 	}

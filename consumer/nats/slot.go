@@ -43,6 +43,7 @@ func (x *session) gather(d delivery) (message.Batch, []held) {
 	var token []held
 	for {
 		if time.Since(d.received) > keepFor {
+			x.gaps.leave(d.meta.Sequence.Stream)
 			x.drop(d) // others may have more luck with it
 		} else {
 			token = append(token, d.held)

@@ -68,6 +68,9 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 		if errors.As(err, &fatal) || errors.Is(err, message.ErrLoss) {
 			return err
 		}
+		if isHold(err) {
+			in.Hold(s.lane(), err)
+		}
 		wait := tries.failed(read)
 		if errors.Is(err, errRewound) {
 			if tries.attempt == 1 {
@@ -79,6 +82,11 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 		sleep(ctx, wait)
 	}
 	return nil
+}
+
+func isHold(err error) bool {
+	var hold *message.HoldError
+	return errors.As(err, &hold)
 }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -149,6 +149,19 @@ CREATE TABLE {{schema}}.lanes (
     CONSTRAINT lanes_books_balance CHECK (fetched = applied + redelivered + resent + cross_source + conflicts + dead)
 ) WITH (fillfactor = 50);
 
+-- What the broker of a queue has discarded before it was read: positions from first
+-- on, below next. The queue is held until somebody accepts it. Nothing below accepted
+-- is noted again: each worker finds the same gap, and one of them counts it.
+CREATE TABLE {{schema}}.gaps (
+    lane     integer NOT NULL,
+    first    bigint NOT NULL,
+    next     bigint NOT NULL,
+    accepted bigint NOT NULL DEFAULT 0,
+    found_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT gaps_pkey PRIMARY KEY (lane),
+    CONSTRAINT gaps_lane_fkey FOREIGN KEY (lane) REFERENCES {{schema}}.lanes (id) ON DELETE CASCADE
+);
+
 -- Messages that end the process: out of memory, a crash, a sink that hangs. No
 -- error tells of them, so the database must.
 --

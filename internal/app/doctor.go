@@ -281,13 +281,19 @@ func (d *doctor) lane(l dedup.LaneState, survey consumer.Survey, complete bool) 
 	}
 	b := survey.Lanes[i]
 	switch {
+	case !l.Ordered && l.GapNext != nil:
+		d.gap(l.Source, fmt.Sprintf("dedupd lanes set-position %s %d -c FILE", name, max(*l.GapNext, b.End)),
+			fmt.Sprintf("%s: data is lost: the stream has discarded positions %d to %d, of which not all were read", name, *l.GapFrom, *l.GapNext-1))
+	case !l.Ordered && b.Whole && l.NextPosition > 0 && l.NextPosition < b.First:
+		d.gap(l.Source, fmt.Sprintf("dedupd lanes set-position %s %d -c FILE once a worker has found it", name, b.End),
+			fmt.Sprintf("%s: data is lost: the queue has come to %d, the stream has only %d and above", name, l.NextPosition, b.First))
 	case !l.Ordered:
 	case l.Log != nil && b.Log != "" && *l.Log != b.Log:
 		d.fail("lane", move(0), "%s: it was created anew (its id is %s, the lane's was %s), so its positions mean other messages", name, b.Log, *l.Log)
 	case l.NextPosition > b.End:
 		d.fail("lane", move(b.End), "%s: the lane goes on at %d, where the partition hasn't come to: it ends at %d", name, l.NextPosition, b.End)
 	case l.NextPosition < b.First:
-		d.gap(l, b, name)
+		d.gap(l.Source, "dedupd lanes set-position", fmt.Sprintf("%s: data is lost: the lane goes on at %d, the broker has only %d and above", name, l.NextPosition, b.First))
 	case b.Committed > l.NextPosition:
 		d.warn("lane", "none: reading goes back to the database's position", "%s: the group stands at %d and the database at %d, so the database must have lost commits", name, b.Committed, l.NextPosition)
 	case l.BrokerPosition != nil && b.Committed >= 0 && b.Committed < *l.BrokerPosition:
@@ -295,15 +301,16 @@ func (d *doctor) lane(l dedup.LaneState, survey consumer.Survey, complete bool) 
 	}
 }
 
-func (d *doctor) gap(l dedup.LaneState, b consumer.BrokerLane, name string) {
-	text := fmt.Sprintf("%s: data is lost: the lane goes on at %d, the broker has only %d and above", name, l.NextPosition, b.First)
+// gap tells of messages that a broker no longer has, and cure of how to go on once.
+func (d *doctor) gap(source, cure, text string) {
 	for i := range d.cfg.Sources {
-		if s := &d.cfg.Sources[i]; s.Name == l.Source && s.Kafka != nil && s.Kafka.OnGap == "skip" {
+		s := &d.cfg.Sources[i]
+		if s.Name == source && (s.Kafka != nil && s.Kafka.OnGap == "skip" || s.NATS != nil && s.NATS.OnGap == "skip") {
 			d.warn("lane", "none: on_gap is skip", "%s", text)
 			return
 		}
 	}
-	d.fail("lane", "accept it: on_gap: skip, or dedupd lanes set-position", "%s", text)
+	d.fail("lane", "accept it: on_gap: skip, or "+cure, "%s", text)
 }
 
 // window compares how long brokers keep messages with how long claims are kept.

@@ -85,6 +85,8 @@ type NATS struct {
 	Start string `yaml:"start" enum:"earliest,latest"`
 	// The most messages that all workers together may have in hand, unacknowledged; 0: ample, or as many as the server allows.
 	MaxAckPending int `yaml:"max_ack_pending" min:"0"`
+	// The stream has discarded messages before they were read: stop the queue, or skip to what is left.
+	OnGap string `yaml:"on_gap" enum:"stop,skip"`
 	// A credentials file (JWT and seed), read again at each connect.
 	CredsFile string `yaml:"creds_file"`
 	// A file with the nkey's seed.

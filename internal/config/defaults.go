@@ -38,7 +38,7 @@ func (k *Kafka) setDefaults() {
 	k.Start, k.Isolation, k.OnGroupReset, k.OnGap = "earliest", "read_committed", "honour", "stop"
 }
 
-func (n *NATS) setDefaults() { n.Mode, n.Start = "queue", "earliest" }
+func (n *NATS) setDefaults() { n.Mode, n.Start, n.OnGap = "queue", "earliest", "stop" }
 
 // setDerived fills in what defaults to another key's value.
 func (c *Config) setDerived() {

@@ -46,7 +46,12 @@ AGAIN. Claims then don't expire until the lane has moved.
 
 Going forward, the messages in between ARE NOT APPLIED, now or later.
 
-This needs the rights of the schema's owner. A NATS queue has no position.`,
+A NATS queue has no position. One that is held because its stream has discarded
+messages before they were read goes on with what is left when it is set to a
+position behind them. Set it further, to the stream's end, if the stream goes on
+discarding: what is there is read all the same.
+
+This needs the rights of the schema's owner.`,
 		Args: cobra.ExactArgs(3),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			position, err := strconv.ParseInt(args[2], 10, 64)
@@ -142,6 +147,11 @@ func (c *command) showLanes(ctx context.Context, s *dedup.Store, _ *config.Confi
 		return err
 	}
 	fmt.Fprintf(c.stdout, "\nclaims expire by the clock of %s\n", oneLine(behind))
+	for i := range lanes {
+		if l := &lanes[i]; l.GapNext != nil {
+			fmt.Fprintf(c.stdout, "%s %s is held, or skips: its stream has discarded positions %d to %d before all were read\n", oneLine(l.Source), oneLine(l.Lane), *l.GapFrom, *l.GapNext-1)
+		}
+	}
 	return nil
 }
 
@@ -168,6 +178,10 @@ func age(seconds *float64) string {
 func (c *command) showMove(m dedup.LaneMove) error {
 	if c.output == outputJSON {
 		return writeJSON(c.stdout, m)
+	}
+	if m.Queue {
+		fmt.Fprintf(c.stdout, "lane %s of source %s goes on within seconds, with what is left; what its stream discards below %d is not missed\n", oneLine(m.Lane), oneLine(m.Source), m.To)
+		return nil
 	}
 	fmt.Fprintf(c.stdout, "lane %s of source %s was moved from %d to %d, under epoch %d\n", oneLine(m.Lane), oneLine(m.Source), m.From, m.To, m.Epoch)
 	switch {

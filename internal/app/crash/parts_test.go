@@ -60,6 +60,14 @@ func (l *lanes) Resumed(ctx context.Context, lane message.Lane, taken message.Ta
 	return l.w.store.Resumed(ctx, lane, taken, from)
 }
 
+func (l *lanes) Gap(ctx context.Context, lane message.Lane, found message.Gap) (message.Gap, error) {
+	return l.w.store.Gap(ctx, lane, found)
+}
+
+func (l *lanes) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
+	return l.w.store.AcceptGap(ctx, lane, next)
+}
+
 func (l *lanes) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {
 	return l.w.store.LetGo(ctx, lane, epoch)
 }

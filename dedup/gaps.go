@@ -1,0 +1,70 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// Gap notes what the broker of a queue has discarded before it was read, beside what
+// is noted already, and returns all of it. One that may be none of the queue's messages
+// is noted only where the queue's clock hasn't come so far.
+func (s *Store) Gap(ctx context.Context, lane message.Lane, found message.Gap) (noted message.Gap, err error) {
+	var before *time.Time
+	if !found.Before.IsZero() {
+		before = &found.Before
+	}
+	err = s.pool.QueryRow(ctx, `
+		WITH l AS (SELECT id, stream_time FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered),
+		noted AS (
+			INSERT INTO `+s.name("gaps")+` AS g (lane, first, next)
+			SELECT id, $4::bigint, $5::bigint FROM l WHERE $4::bigint < $5::bigint AND coalesce(stream_time < $6::timestamptz, true)
+			ON CONFLICT (lane) DO UPDATE SET next = greatest(g.next, EXCLUDED.next), found_at = now(),
+				first = CASE WHEN g.next > g.accepted THEN least(g.first, greatest(EXCLUDED.first, g.accepted)) ELSE greatest(EXCLUDED.first, g.accepted) END
+			RETURNING first, next, accepted)
+		SELECT first, next FROM noted WHERE next > accepted
+		UNION ALL
+		SELECT g.first, g.next FROM `+s.name("gaps")+` g JOIN l ON l.id = g.lane WHERE g.next > g.accepted AND NOT EXISTS (SELECT FROM noted)`,
+		s.scope, lane.Source, lane.Name, found.From, found.Next, before).Scan(&noted.From, &noted.Next)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return message.Gap{}, fmt.Errorf("note what is missing in lane %s: %w", lane, err)
+	}
+	return noted, nil
+}
+
+// AcceptGap ends what is noted of a queue. Nothing below the position is to be missed
+// from then on; nothing else is moved, for a queue's broker knows what is left to read.
+func (s *Store) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
+	if _, err := s.pool.Exec(ctx, s.acceptGap(), s.scope, lane.Source, lane.Name, next); err != nil {
+		return fmt.Errorf("go on behind what is missing in lane %s: %w", lane, err)
+	}
+	return nil
+}
+
+func (s *Store) acceptGap() string {
+	return `
+		WITH moved AS (UPDATE ` + s.name("lanes") + ` SET next_position = greatest(next_position, $4) WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered RETURNING id)
+		UPDATE ` + s.name("gaps") + ` g SET accepted = greatest(accepted, $4) FROM moved WHERE g.lane = moved.id`
+}
+
+// skipGap has a queue that is held for what its broker has discarded go on.
+func (s *Store) skipGap(ctx context.Context, tx pgx.Tx, m *LaneMove) error {
+	var next int64
+	err := tx.QueryRow(ctx, `SELECT g.next, l.epoch FROM `+s.name("gaps")+` g JOIN `+s.name("lanes")+` l ON l.id = g.lane WHERE l.scope = $1 AND l.source = $2 AND l.lane = $3 AND g.next > g.accepted FOR UPDATE OF g`,
+		s.scope, m.Source, m.Lane).Scan(&next, &m.Epoch)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return ErrUnorderedLane
+	case err != nil:
+		return err
+	case m.To < next:
+		return fmt.Errorf("it is a queue, whose messages below %d are gone: the position must be %d or above", next, next)
+	}
+	_, err = tx.Exec(ctx, s.acceptGap(), s.scope, m.Source, m.Lane, m.To)
+	return err
+}

@@ -1,0 +1,67 @@
+package dedup_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/message"
+)
+
+// What a broker has discarded of a queue is kept until somebody accepts it.
+func TestGaps(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.takeQueue("nats")
+	f.handle(l.batch("a", "b"))
+	note := func(found, want message.Gap) {
+		t.Helper()
+		if got, err := f.Store.Gap(t.Context(), l.Lane, found); err != nil || got != want {
+			t.Errorf("%+v: noted are %+v, want %+v: %v", found, got, want, err)
+		}
+	}
+	none := message.Gap{}
+	note(none, none)
+	f.exec(`UPDATE dedupd.lanes SET stream_time = '2026-01-02T00:00:00Z'`)
+	clock := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
+	note(message.Gap{From: 10, Next: 20, Before: clock}, none) // the lane has come so far
+	note(message.Gap{From: 10, Next: 20, Before: clock.Add(time.Second)}, message.Gap{From: 10, Next: 20})
+	note(message.Gap{From: 15, Next: 30}, message.Gap{From: 10, Next: 30})
+	note(none, message.Gap{From: 10, Next: 30})
+	if s := f.laneStates()["nats queue"]; s.GapFrom == nil || *s.GapFrom != 10 || s.GapNext == nil || *s.GapNext != 30 {
+		t.Errorf("the lane is listed as %+v", s)
+	}
+
+	if _, err := f.Store.SetPosition(t.Context(), "test", "nats", "queue", 29); err == nil || !strings.Contains(err.Error(), "30 or above") {
+		t.Errorf("a position within the gap: %v", err)
+	}
+	m, err := f.Store.SetPosition(t.Context(), "test", "nats", "queue", 40)
+	if err != nil || !m.Queue || m.To != 40 || m.Epoch != l.Epoch {
+		t.Errorf("%+v: %v", m, err)
+	}
+	if line, detail := f.audited(); !strings.HasSuffix(line, "lanes set-position lane queue of source nats") || detail["to"] != 40.0 {
+		t.Errorf("audited %q: %v", line, detail)
+	}
+	note(none, none)
+	if s := f.laneStates()["nats queue"]; s.NextPosition != 40 || s.GapNext != nil {
+		t.Errorf("the lane stands at %+v", s)
+	}
+	f.handle(l.batch("c")) // its owner is no other
+	if _, err := f.Store.SetPosition(t.Context(), "test", "nats", "queue", 50); !errors.Is(err, dedup.ErrUnorderedLane) {
+		t.Errorf("without a gap: %v", err)
+	}
+
+	note(message.Gap{From: 50, Next: 60}, message.Gap{From: 50, Next: 60})
+	if err := f.Store.AcceptGap(t.Context(), l.Lane, 60); err != nil {
+		t.Fatal(err)
+	}
+	note(none, none)
+	note(message.Gap{From: 50, Next: 60}, none) // as another worker finds it, too
+	note(message.Gap{From: 50, Next: 61}, message.Gap{From: 60, Next: 61})
+	if _, err := f.Store.ForgetLane(t.Context(), "test", "nats", "queue", true); err != nil {
+		t.Errorf("a queue with a gap can't be forgotten: %v", err)
+	}
+	note(message.Gap{From: 60, Next: 61}, none) // of no queue
+}
