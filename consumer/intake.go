@@ -69,6 +69,16 @@ func (in *Intake) AcceptGap(ctx context.Context, lane message.Lane, next int64) 
 	return in.w.Lanes.AcceptGap(ctx, lane, next)
 }
 
+// LogCut tells the authority that a lane's log was cut below its position, see
+// Lanes, and counts a rewind where the lane follows.
+func (in *Intake) LogCut(ctx context.Context, cut message.LogCut) error {
+	err := in.w.Lanes.LogCut(ctx, cut)
+	if err == nil && cut.Follow {
+		in.w.Metrics.rewinds.Inc()
+	}
+	return err
+}
+
 // Open opens a lane that was taken.
 func (in *Intake) Open(o LaneOptions) *Lane {
 	l := &Lane{

@@ -106,6 +106,7 @@ func (l *Lane) gather(b message.Batch, token any) {
 	p.Messages = append(p.Messages, b.Messages...)
 	// What a queue delivers again stands below what came before it.
 	p.Next, p.Lag, p.BrokerPosition, p.Checkpoint = max(p.Next, b.Next), b.Lag, b.BrokerPosition, b.Checkpoint
+	p.LeaderEpochs = b.LeaderEpochs
 	p.Bytes += b.Bytes
 	l.pending.tokens = append(l.pending.tokens, token)
 }

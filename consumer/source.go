@@ -69,6 +69,11 @@ type Lanes interface {
 	// moving, and isn't let go, may be one whose messages end the process. Failures
 	// are harmless.
 	LetGo(ctx context.Context, lane message.Lane, epoch int64) error
+	// LogCut tells that the log of an ordered lane was cut below its position. The
+	// lane is to be taken anew after that: positions from the cut on mean other
+	// messages, so that they need another incarnation. *message.FencedError: the
+	// epoch isn't the lane's.
+	LogCut(ctx context.Context, cut message.LogCut) error
 }
 
 // Source reads one configured broker subscription.

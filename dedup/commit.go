@@ -135,22 +135,47 @@ func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally
 			params: [][]byte{
 				int4(lane), int8b(b.Epoch), from, checkpoint, instance, int8b(b.Next), optional(b.BrokerPosition), timestamptz(clocks[b.Lane]), optional(b.Lag),
 				int8b(sum[applied]), int8b(sum[redelivered]), int8b(sum[resent]), int8b(sum[crossSource]), int8b(sum[conflict]), int8b(sum[dead]),
+				epochPairs(message.EpochsBelow(b.LeaderEpochs, b.Next)),
 			},
 		})
 	}
 	return steps, nil
 }
 
+// epochPairs is how the lane's row has them: NULL where none is known, since what was
+// known of an earlier position says nothing of this one.
+func epochPairs(all []message.LeaderEpoch) []byte {
+	if len(all) == 0 {
+		return nil
+	}
+	return appendInt8s(nil, 2*len(all), func(i int) int64 {
+		if e := all[i/2]; i%2 == 0 {
+			return int64(e.Epoch)
+		} else {
+			return e.From
+		}
+	})
+}
+
+// leaderEpochs reads them.
+func leaderEpochs(pairs []int64) (all []message.LeaderEpoch) {
+	for i := 0; i+1 < len(pairs); i += 2 {
+		all = append(all, message.LeaderEpoch{Epoch: int32(pairs[i]), From: pairs[i+1]})
+	}
+	return all
+}
+
 var advanceOIDs = []uint32{
 	pgtype.Int4OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.TextOID, pgtype.Int8OID, pgtype.Int8OID, pgtype.TimestamptzOID, pgtype.Int8OID,
 	pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID,
+	pgtype.Int8ArrayOID,
 }
 
 // advanceParams is "$1::integer, $2::bigint, …", as advance() declares them.
 var advanceParams = func() string {
 	list := ""
 	for i, oid := range advanceOIDs {
-		typ := map[uint32]string{pgtype.Int4OID: "integer", pgtype.Int8OID: "bigint", pgtype.TextOID: "text", pgtype.TimestamptzOID: "timestamptz"}[oid]
+		typ := map[uint32]string{pgtype.Int4OID: "integer", pgtype.Int8OID: "bigint", pgtype.TextOID: "text", pgtype.TimestamptzOID: "timestamptz", pgtype.Int8ArrayOID: "bigint[]"}[oid]
 		if i > 0 {
 			list += ", "
 		}

@@ -137,6 +137,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		takes          int
 		log            string
 		began          *int64
+		epochs         []int64
 	)
 	if t.Start < 0 {
 		var exists bool
@@ -165,10 +166,11 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		VALUES ($1, $2, $3, $4::boolean, $5 || '/' || gen_random_uuid(), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8::bigint, $4::boolean::integer, nullif($5, ''), CASE WHEN $4::boolean THEN $8::bigint END, $10)
 		ON CONFLICT (scope, source, lane) DO UPDATE SET
 			epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, EXCLUDED.epoch) ELSE l.epoch END,
-			incarnation       = CASE WHEN l.log <> EXCLUDED.log AND (l.moved OR NOT l.ordered) THEN $5 || '/' || right(l.incarnation, 36) ELSE l.incarnation END,
+			incarnation       = CASE WHEN l.moved AND l.cut_at IS NOT NULL THEN EXCLUDED.incarnation WHEN l.log <> EXCLUDED.log AND (l.moved OR NOT l.ordered) THEN $5 || '/' || right(l.incarnation, 36) ELSE l.incarnation END,
 			log               = CASE WHEN l.log IS NULL OR l.moved OR NOT l.ordered THEN coalesce(EXCLUDED.log, l.log) ELSE l.log END,
 			began             = CASE WHEN l.moved AND l.log <> $5 THEN l.next_position WHEN l.ordered OR coalesce(l.log = EXCLUDED.log, true) THEN l.began END,
 			partitions        = coalesce(l.partitions, EXCLUDED.partitions),
+			cut_at            = CASE WHEN NOT l.moved THEN l.cut_at END,
 			moved             = false,
 			broker_generation = EXCLUDED.broker_generation,
 			owner             = EXCLUDED.owner,
@@ -176,9 +178,9 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			broker_position   = CASE WHEN l.ordered OR coalesce(l.log = EXCLUDED.log, true) THEN l.broker_position END,
 			claimed_at        = now()
 		WHERE l.broker_generation <= EXCLUDED.broker_generation OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $9)
-		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, checkpoint, `+s.name("instance")+`(l.tableoid), coalesce(log, ''), began`,
+		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, checkpoint, `+s.name("instance")+`(l.tableoid), coalesce(log, ''), began, leader_epochs, coalesce(cut_at, -1)`,
 		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(), partitions,
-	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &taken.Checkpoint.Number, &taken.Checkpoint.Instance, &log, &began)
+	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &taken.Checkpoint.Number, &taken.Checkpoint.Instance, &log, &began, &epochs, &taken.Cut)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return taken, message.ErrStale
 	}
@@ -189,6 +191,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		return taken, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew (its id is %s, the lane's was %s), so its positions mean other messages: \"dedupd lanes set-position %s %s 0\" has it read from its beginning",
 			t.Incarnation, log, t.Lane.Source, t.Lane.Name)}
 	}
+	taken.LeaderEpochs, taken.Reached = leaderEpochs(epochs), taken.Next
 	taken.BrokerPosition = -1
 	if brokerPosition != nil {
 		taken.BrokerPosition = *brokerPosition
@@ -214,9 +217,12 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		case t.Committed < taken.BrokerPosition && t.HonourReset:
 			// Both columns, or the same reset is seen again at the next start. The
 			// lane's clock goes back with it, to what isn't known yet: claims must
-			// not expire before what is read again has passed them.
-			if err := tx.QueryRow(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, broker_position = $2, stream_time = NULL, `+lowerBegan+` WHERE id = $1 RETURNING began`,
-				id, t.Committed).Scan(&began); err != nil {
+			// not expire before what is read again has passed them. A log that was cut
+			// above is read from there again, by this.
+			if err := tx.QueryRow(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, broker_position = $2, stream_time = NULL, `+lowerBegan+`,
+				incarnation = CASE WHEN cut_at >= $2 THEN `+newIncarnation+` ELSE incarnation END, cut_at = CASE WHEN cut_at < $2 THEN cut_at END
+				WHERE id = $1 RETURNING began, incarnation, coalesce(cut_at, -1)`,
+				id, t.Committed).Scan(&began, &taken.Incarnation, &taken.Cut); err != nil {
 				return taken, err
 			}
 			taken.Reset, taken.Next, taken.BrokerPosition = true, t.Committed, t.Committed
@@ -233,6 +239,33 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 	s.suspicions.set(t.Lane, t.Ordered && (takes > suspectTakes || tried))
 	return taken, nil
 }
+
+// LogCut keeps that the log of an ordered lane was cut below its position, or has the
+// lane go on there. It is then taken anew, under a new incarnation: positions from the
+// cut on are those of other messages, and ids or dead letters made of them would pass
+// for what was read before. Messages with ids of their own are told by these.
+//
+// The error is a *message.FencedError when the epoch isn't the lane's any more.
+func (s *Store) LogCut(ctx context.Context, cut message.LogCut) error {
+	set := `cut_at = $2`
+	if cut.Follow {
+		// As SetPosition does it.
+		set = `next_position = least(next_position, $2), broker_position = NULL, lag = NULL, cut_at = NULL, incarnation = ` + newIncarnation + `,
+			stream_time = CASE WHEN $2 < next_position THEN NULL ELSE stream_time END, ` + lowerBegan
+	}
+	done, err := s.pool.Exec(ctx, `UPDATE `+s.name("lanes")+` SET `+set+` WHERE epoch = $1 AND scope = $3 AND source = $4 AND lane = $5 AND ordered`,
+		cut.Epoch, cut.At, s.scope, cut.Lane.Source, cut.Lane.Name)
+	switch {
+	case err != nil:
+		return fmt.Errorf("tell that the log of lane %s was cut: %w", cut.Lane, err)
+	case done.RowsAffected() == 0:
+		return &message.FencedError{Lanes: []message.Lane{cut.Lane}}
+	}
+	return nil
+}
+
+// newIncarnation is another one of the same log: of its mark, and a number.
+const newIncarnation = `left(incarnation, -36) || gen_random_uuid()`
 
 // lowerBegan goes with an update that sets a lane's position to $2. A lane of which
 // it isn't known where it began stays one.

@@ -36,6 +36,9 @@ type LaneState struct {
 	// nothing.
 	GapFrom *int64 `json:"gap_from"`
 	GapNext *int64 `json:"gap_next"`
+	// CutAt is where the log was found cut, below NextPosition: the lane is held until
+	// its position is set. Nil: it wasn't.
+	CutAt *int64 `json:"cut_at"`
 	// HoldsUpExpiry marks the lane that is furthest behind: claims expire by its
 	// clock.
 	HoldsUpExpiry bool `json:"holds_up_expiry"`
@@ -45,7 +48,7 @@ type LaneState struct {
 func (s *Store) LaneStates(ctx context.Context) ([]LaneState, error) {
 	rows, err := s.pool.Query(ctx, `
 		SELECT source, l.lane, ordered, epoch, owner, next_position, broker_position, lag, stream_time,
-		       CASE WHEN stream_time IS NOT NULL THEN greatest(0, extract(epoch FROM `+s.name("clock")+`() - stream_time))::float8 END, updated_at, log, g.first, g.next,
+		       CASE WHEN stream_time IS NOT NULL THEN greatest(0, extract(epoch FROM `+s.name("clock")+`() - stream_time))::float8 END, updated_at, log, g.first, g.next, l.cut_at,
 		       row_number() OVER (ORDER BY stream_time NULLS FIRST, source, l.lane) = 1
 		FROM `+s.name("lanes")+` l LEFT JOIN `+s.name("gaps")+` g ON g.lane = l.id AND g.next > g.accepted WHERE scope = $1 ORDER BY source, l.lane`, s.scope)
 	if err != nil {
@@ -120,6 +123,7 @@ func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, pos
 				moved           = true,
 				`+lowerBegan+`,
 				lag             = NULL,
+				leader_epochs   = NULL,
 				stream_time     = CASE WHEN $2 < next_position THEN NULL ELSE stream_time END
 			WHERE id = $1 RETURNING epoch`, id, position).Scan(&m.Epoch)
 		if err != nil {

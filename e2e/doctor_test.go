@@ -102,7 +102,9 @@ func TestDoctor(t *testing.T) {
 	lane, cure := "kafka "+tp.lane(1), "dedupd lanes set-position kafka "+tp.lane(1)+" "
 	set("next_position = 9")
 	finds(examine(3), "error", "lane", lane, "hasn't come to", cure+"5 -c "+config)
-	set("next_position = 5, log = 'another'")
+	set("next_position = 5, cut_at = 4")
+	finds(examine(3), "error", "lane", lane, "was cut at 4", cure+"4")
+	set("cut_at = NULL, log = 'another'")
 	finds(examine(3), "error", "lane", lane, "created anew", "another", cure+"0")
 	set("log = NULL, next_position = 2, broker_position = 2")
 	finds(examine(0), "warning", "lane", lane, "the group stands at 5", "lost commits")

@@ -90,7 +90,10 @@ type Batch struct {
 	// batch. Next is where reading goes on, which is not "last message + 1":
 	// logs have holes. Messages may be empty while Next > From.
 	From, Next int64
-	Messages   []Message
+	// LeaderEpochs tell which leaders of a Kafka partition wrote what the lane has
+	// read, up to the end of the batch at least; empty: not known.
+	LeaderEpochs []LeaderEpoch
+	Messages     []Message
 	// Lag is how many messages the broker held behind this batch when it was
 	// fetched; -1 where that isn't known.
 	Lag int64
@@ -140,6 +143,22 @@ type Confirmed struct {
 	// Origin is to be kept at the broker before it is told of anything that this
 	// checkpoint confirms.
 	Origin string
+}
+
+// LeaderEpoch tells that a log was written by the leader of that epoch, from a
+// position on. They stand in the order of their positions.
+type LeaderEpoch struct {
+	Epoch int32
+	From  int64
+}
+
+// EpochsBelow are those of what stands below a position.
+func EpochsBelow(all []LeaderEpoch, position int64) []LeaderEpoch {
+	n := len(all)
+	for n > 0 && all[n-1].From >= position {
+		n--
+	}
+	return all[:n:n]
 }
 
 // Take asks for a lane: the start rule's input.
@@ -206,6 +225,25 @@ type Taken struct {
 	Origin string
 	// Reset tells that an operator's reset of the group was honoured.
 	Reset bool
+	// Reached is where the lane stood before the reset; otherwise it is Next.
+	Reached int64
+	// LeaderEpochs are those of the last batch that was committed, see Batch. What
+	// the broker has below Reached must still be of them.
+	LeaderEpochs []LeaderEpoch
+	// Cut is where the broker's log was found cut, as LogCut has told; -1: it wasn't.
+	Cut int64
+}
+
+// LogCut tells that a broker's log has lost its end below a lane's position: what
+// stands there from At on, now or later, isn't what was read. An election of a
+// leader that lagged behind does this, and an older copy of a disk.
+type LogCut struct {
+	Lane  Lane
+	Epoch int64
+	At    int64
+	// Follow has the lane go on at At, or where it stands if that is below. Else it
+	// is only kept, for whoever takes the lane, until somebody sets its position.
+	Follow bool
 }
 
 // Gap is what a broker has discarded of a queue before it was read.

@@ -76,6 +76,7 @@ func (s *Store) Rewind(l message.Lane, to int64) {
 		return
 	}
 	r.Next, r.CaughtUp = to, time.Time{}
+	r.LeaderEpochs = message.EpochsBelow(r.LeaderEpochs, to)
 	r.BrokerPosition = min(r.BrokerPosition, to)
 	r.Checkpoint--
 	s.instance++
@@ -145,7 +146,7 @@ func (s *Store) SetPosition(l message.Lane, to int64) {
 	defer s.notify()
 	if r := s.rows[l]; r != nil {
 		r.Epoch++
-		r.Next, r.BrokerPosition, r.moved = to, -1, true
+		r.Next, r.BrokerPosition, r.moved, r.LeaderEpochs = to, -1, true, nil
 	}
 }
 

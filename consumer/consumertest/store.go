@@ -79,6 +79,10 @@ type Row struct {
 	CaughtUp time.Time
 	// Checkpoint is a queue's.
 	Checkpoint int64
+	// LeaderEpochs are those of the last batch that was handled, up to its end.
+	LeaderEpochs []message.LeaderEpoch
+	// Cut is where the lane's log was cut, as the source has told; -1: it wasn't.
+	Cut int64
 	// Takes is how often an ordered lane was taken since it moved, was caught up
 	// or was let go.
 	Takes int
@@ -143,11 +147,16 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 		}
 	case r.Log == "": // the broker has learnt to tell
 		r.Log = t.Incarnation
+	case r.Log == t.Incarnation && r.moved && r.Cut >= 0:
+		r.Incarnation = s.incarnate()
 	case r.Log == t.Incarnation:
 	case r.moved:
 		r.Log, r.Incarnation, r.began = t.Incarnation, t.Incarnation, r.Next
 	default:
 		return message.Taken{}, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew: %s, was %s", t.Incarnation, r.Log)}
+	}
+	if r.moved {
+		r.Cut = -1
 	}
 	r.moved = false
 	if t.Ordered { // the members of a queue share its row
@@ -155,7 +164,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 		r.Takes++
 	}
 	r.brokerGen, r.updated = t.BrokerGeneration, time.Now()
-	taken := message.Taken{Epoch: r.Epoch, Rewound: rewound}
+	taken := message.Taken{Epoch: r.Epoch, Rewound: rewound, Reached: r.Next, LeaderEpochs: r.LeaderEpochs, Cut: r.Cut}
 	switch {
 	case !t.Ordered:
 		s.takeQueue(r, t, &taken)
@@ -165,6 +174,9 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	case t.Committed < r.BrokerPosition && t.HonourReset:
 		taken.Reset = true
 		r.Next, r.BrokerPosition = t.Committed, t.Committed
+		if r.Cut >= r.Next {
+			r.Cut, r.Incarnation, taken.Cut = -1, s.incarnate(), -1
+		}
 	}
 	if t.Ordered {
 		r.began = min(r.began, r.Next)
@@ -274,6 +286,7 @@ func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 
 func (s *Store) newRow(t message.Take) *row {
 	r := &row{ordered: t.Ordered}
+	r.Cut = -1
 	r.Next, r.BrokerPosition, r.Incarnation = t.Start, -1, t.Incarnation
 	if t.Committed >= 0 {
 		r.Next, r.BrokerPosition = t.Committed, t.Committed
@@ -289,8 +302,7 @@ func (s *Store) newRow(t message.Take) *row {
 		r.began, r.BrokerPosition = -1, -1 // until it is known that it isn't lost
 	}
 	if r.Incarnation == "" {
-		s.incarnated++
-		r.Incarnation = fmt.Sprintf("incarnation-%d", s.incarnated)
+		r.Incarnation = s.incarnate()
 	}
 	if p := t.Partition; p != nil {
 		for l, other := range s.rows {
@@ -302,6 +314,35 @@ func (s *Store) newRow(t message.Take) *row {
 	}
 	s.rows[t.Lane] = r
 	return r
+}
+
+func (s *Store) incarnate() string {
+	s.incarnated++
+	return fmt.Sprintf("incarnation-%d", s.incarnated)
+}
+
+// LogCut notes that a lane's log was cut.
+func (s *Store) LogCut(ctx context.Context, cut message.LogCut) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	r := s.rows[cut.Lane]
+	switch {
+	case r == nil:
+		s.untaken(cut.Lane, "has its log cut")
+	case r.Epoch != cut.Epoch:
+		return &message.FencedError{Lanes: []message.Lane{cut.Lane}}
+	case cut.Follow:
+		r.Next = min(r.Next, cut.At)
+		r.began, r.BrokerPosition, r.Cut, r.Incarnation = min(r.began, r.Next), -1, -1, s.incarnate()
+		r.LeaderEpochs = message.EpochsBelow(r.LeaderEpochs, r.Next)
+	default:
+		r.Cut = cut.At
+	}
+	return nil
 }
 
 // Handle has the effects of all batches at once, or of none.
@@ -415,6 +456,7 @@ func (s *Store) apply(b *message.Batch) {
 	if r := s.rows[b.Lane]; r != nil {
 		r.updated, r.Takes = time.Now(), 0
 		r.Next = max(r.Next, b.Next)
+		r.LeaderEpochs = message.EpochsBelow(b.LeaderEpochs, r.Next)
 		r.BrokerPosition = min(max(r.BrokerPosition, b.BrokerPosition), r.Next)
 	}
 	for i := range b.Messages {

@@ -51,6 +51,7 @@ const (
 // batch is one record batch.
 type batch struct {
 	base, last int64 // positions that it spans; there may be records at none of them
+	epoch      int32 // of the leader that wrote it; -1: not known
 	attributes int16
 	first, max int64 // timestamps in milliseconds: what records count from; the batch's latest
 	producer   int64
@@ -93,12 +94,14 @@ func cutBatches(records []byte) ([]batch, error) {
 func readBatch(whole []byte) (batch, error) {
 	c := cursor{b: whole}
 	base := c.int64()
-	c.take(batchChecksum - 8)
+	c.int32() // its length
+	epoch := c.int32()
+	c.take(batchChecksum - batchMagic)
 	want := uint32(c.int32())
 	if got := crc32.Checksum(c.b, castagnoli); got != want {
 		return batch{}, fmt.Errorf("the checksum of the record batch at position %d is %08x and should be %08x", base, got, want)
 	}
-	b := batch{base: base, attributes: c.int16()}
+	b := batch{base: base, epoch: epoch, attributes: c.int16()}
 	delta := c.int32()
 	b.first, b.max, b.producer = c.int64(), c.int64(), c.int64()
 	c.take(2 + 4) // the producer's epoch and sequence

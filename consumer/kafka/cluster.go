@@ -10,8 +10,8 @@ import (
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/describeconfigs"
-	"github.com/segmentio/kafka-go/protocol/fetch"
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 	"github.com/segmentio/kafka-go/protocol/offsetcommit"
@@ -36,6 +36,7 @@ const (
 // cluster asks the brokers. All methods may be called concurrently.
 type cluster struct {
 	transport *kafkago.Transport
+	conns     *connections
 	addr      net.Addr
 	group     string
 	topics    []string
@@ -54,6 +55,7 @@ func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluste
 			MetadataTTL:    2 * time.Second,
 			MetadataTopics: c.Topics,
 		},
+		conns:  conns,
 		addr:   kafkago.TCP(c.Brokers...),
 		group:  c.Group,
 		topics: c.Topics,
@@ -69,42 +71,56 @@ func (c *cluster) close() { c.transport.CloseIdleConnections() }
 // fetch asks a partition's leader for records from a position on. maxBytes
 // bounds what is stored at the broker; one record batch comes in any case. An
 // error of the partition is a kafkago.Error.
-func (c *cluster) fetch(ctx context.Context, topic string, partition int, position int64, maxBytes int) (*fetched, error) {
+func (c *cluster) fetch(ctx context.Context, want *wanted) (*fetched, error) {
 	// Not a deadline: that would become the connection's, and end a good
 	// connection with every poll that is given up.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer time.AfterFunc(fetchTimeout, func() { cancel(errFetchTimeout) }).Stop()
 
-	res, err := c.transport.RoundTrip(ctx, c.addr, &exchange{clientID: c.transport.ClientID, Request: &fetch.Request{
-		ReplicaID:      -1,
-		MaxWaitTime:    int32(fetchWait / time.Millisecond),
-		MinBytes:       1,
-		MaxBytes:       int32(maxBytes),
-		IsolationLevel: c.isolation,
-		SessionEpoch:   -1,
-		Topics: []fetch.RequestTopic{{
-			Topic: topic,
-			Partitions: []fetch.RequestPartition{{
-				Partition:          int32(partition),
-				CurrentLeaderEpoch: -1,
-				FetchOffset:        position,
-				LogStartOffset:     -1,
-				PartitionMaxBytes:  int32(maxBytes),
-			}},
-		}},
-	}})
+	a, err := c.exchange(ctx, &exchange{
+		key: protocol.Fetch, oldest: minFetchVersion, latest: want.latest(), tags: fetchTags, topic: want.topic, partition: want.partition,
+		request: func(version int16) outgoing { return want.request(version, c.isolation) },
+	})
 	if err != nil {
 		if errors.Is(context.Cause(ctx), errFetchTimeout) {
 			err = errFetchTimeout
 		}
 		return nil, err
 	}
+	return a.fetched(want)
+}
+
+func (c *cluster) exchange(ctx context.Context, e *exchange) (*answer, error) {
+	e.clientID, e.conns = c.transport.ClientID, c.conns
+	res, err := c.transport.RoundTrip(ctx, c.addr, e)
+	if err != nil {
+		return nil, err
+	}
 	a, ok := res.(*answer)
 	if !ok {
 		return nil, errAnswer
 	}
-	return a.partition(topic, partition)
+	return a, nil
+}
+
+// epochEnd is where the log of a partition's leader ends in an epoch, or in the last
+// one before it that it has; epoch -1: the leader knows of none as late as that. ok
+// is false where the broker is too old to tell.
+func (c *cluster) epochEnd(ctx context.Context, topic string, partition int, epoch int32) (end epochEnd, ok bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	a, err := c.exchange(ctx, &exchange{
+		key: protocol.OffsetForLeaderEpoch, oldest: minEpochVersion, latest: maxEpochVersion, tags: epochTags, topic: topic, partition: partition,
+		request: func(version int16) outgoing { return epochRequest(version, topic, partition, epoch) },
+	})
+	if err == nil {
+		end, ok, err = a.epochEnd(topic, partition)
+	}
+	if err != nil {
+		err = fmt.Errorf("ask where leader epoch %d ends: %w", epoch, err)
+	}
+	return end, ok, err
 }
 
 // mayRead tells whether the login may read a topic: to see it takes another right. A
@@ -112,7 +128,7 @@ func (c *cluster) fetch(ctx context.Context, topic string, partition int, positi
 func (c *cluster) mayRead(ctx context.Context, topic string) error {
 	first, err := c.start(ctx, topic, 0, firstOffset)
 	if err == nil {
-		_, err = c.fetch(ctx, topic, 0, first, 1)
+		_, err = c.fetch(ctx, &wanted{topic: topic, position: first, epoch: -1, maxBytes: 1})
 	}
 	if errors.Is(err, kafkago.TopicAuthorizationFailed) {
 		return fmt.Errorf("the broker doesn't let this login read the topic: grant Read on it (%w)", err)

@@ -6,7 +6,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 )
@@ -24,11 +26,11 @@ type connections struct {
 	authorities func() (*x509.CertPool, error)
 
 	mu   sync.Mutex
-	open map[*connection]struct{}
+	open map[ends]*connection
 }
 
 func newConnections(config *Config) *connections {
-	c := &connections{tls: config.TLS, authorities: config.Authorities, open: make(map[*connection]struct{})}
+	c := &connections{tls: config.TLS, authorities: config.Authorities, open: make(map[ends]*connection)}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
 }
@@ -48,7 +50,7 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 	if err != nil {
 		return nil, err
 	}
-	conn := &connection{Conn: raw, raw: raw, address: address, all: c}
+	conn := &connection{Conn: raw, raw: raw, address: address, all: c, ends: endsOf(raw)}
 	if c.tls != nil {
 		if conn.Conn, err = c.encrypt(ctx, raw, address); err != nil {
 			_ = raw.Close()
@@ -61,7 +63,7 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 		_ = raw.Close()
 		return nil, c.ctx.Err()
 	}
-	c.open[conn] = struct{}{}
+	c.open[conn.ends] = conn
 	return conn, nil
 }
 
@@ -90,10 +92,30 @@ func (c *connections) cut() {
 	c.cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for conn := range c.open {
+	for _, conn := range c.open {
 		_ = conn.raw.Close() // a farewell by TLS could take long
 	}
 	clear(c.open)
+}
+
+// versions are those that the broker at a connection's other end speaks. It is asked
+// once: kafka-go asks, too, but tells only of those that it speaks itself.
+func (c *connections) versions(conn io.ReadWriter, clientID string) (map[int16]version, error) {
+	var known *connection
+	if wrapped, ok := conn.(addressed); ok { // by what kafka-go reads ahead
+		c.mu.Lock()
+		known = c.open[endsOf(wrapped)]
+		c.mu.Unlock()
+	}
+	// Nobody else exchanges anything over the connection meanwhile.
+	if known != nil && known.spoken != nil {
+		return known.spoken, nil
+	}
+	all, err := askVersions(conn, clientID)
+	if err == nil && known != nil {
+		known.spoken = all
+	}
+	return all, err
 }
 
 type connection struct {
@@ -101,6 +123,8 @@ type connection struct {
 	raw     net.Conn // Conn, without what encrypts it
 	address string
 	all     *connections
+	ends    ends
+	spoken  map[int16]version // nil: not asked yet
 }
 
 // Read tells of which broker an alert is: by TLS 1.3 a client hears with the first
@@ -116,7 +140,27 @@ func (c *connection) Read(b []byte) (int, error) {
 
 func (c *connection) Close() error {
 	c.all.mu.Lock()
-	delete(c.all.open, c)
+	if c.all.open[c.ends] == c {
+		delete(c.all.open, c.ends)
+	}
 	c.all.mu.Unlock()
 	return c.Conn.Close()
+}
+
+// ends are what no two open connections have in common.
+type ends struct{ local, remote netip.AddrPort }
+
+type addressed interface {
+	LocalAddr() net.Addr
+	RemoteAddr() net.Addr
+}
+
+func endsOf(a addressed) (e ends) {
+	if local, ok := a.LocalAddr().(*net.TCPAddr); ok {
+		e.local = local.AddrPort()
+	}
+	if remote, ok := a.RemoteAddr().(*net.TCPAddr); ok {
+		e.remote = remote.AddrPort()
+	}
+	return e
 }

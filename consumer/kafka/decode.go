@@ -35,6 +35,8 @@ type records struct {
 	// next is the position to go on at: above every record seen, delivered or
 	// not, and never below the one that was asked for.
 	next int64
+	// epochs are those of the leaders that wrote what stands below next.
+	epochs []message.LeaderEpoch
 }
 
 // decoder makes messages of a partition's records. It may be used by many
@@ -60,7 +62,7 @@ func (d *decoder) decode(f *fetched, position int64, memory *grant) (records, er
 		return records{next: position}, nil
 	}
 	batches, err := cutBatches(f.records)
-	r := reading{decoder: d, memory: memory, next: position, aborts: newAborts(f.aborted)}
+	r := reading{decoder: d, memory: memory, from: position, next: position, aborts: newAborts(f.aborted)}
 	if n := expected(batches); memory.take(int64(n) * messageBytes) {
 		r.messages = make([]message.Message, 0, n)
 	}
@@ -84,13 +86,13 @@ func (d *decoder) decode(f *fetched, position int64, memory *grant) (records, er
 		return records{next: position}, d.stuck(err, position)
 	}
 	if len(r.messages) == 0 {
-		return records{next: r.next}, nil
+		return records{next: r.next, epochs: r.epochs}, nil
 	}
 	held := r.held() + int64(cap(r.messages)-len(r.messages))*messageBytes
 	if r.inPlace {
 		held += int64(len(f.records))
 	}
-	return records{messages: r.messages, held: held, next: r.next}, nil
+	return records{messages: r.messages, held: held, next: r.next, epochs: r.epochs}, nil
 }
 
 // about is what is wrong with a batch.
@@ -131,7 +133,9 @@ type reading struct {
 	memory   *grant
 	aborts   aborts
 	messages []message.Message
+	from     int64
 	next     int64
+	epochs   []message.LeaderEpoch
 	inPlace  bool  // messages stand in the answer itself
 	unpacked int64 // bytes that messages take elsewhere, headers included
 }
@@ -160,6 +164,9 @@ func (r *reading) batch(b *batch) error {
 		if err := r.deliver(b); err != nil {
 			return err
 		}
+	}
+	if n := len(r.epochs); b.last >= r.next && (n == 0 || r.epochs[n-1].Epoch != b.epoch) {
+		r.epochs = append(r.epochs, message.LeaderEpoch{Epoch: b.epoch, From: max(b.base, r.from)})
 	}
 	// Whatever stood in it is settled, be it compacted away.
 	r.next = max(r.next, b.last+1)

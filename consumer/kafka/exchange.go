@@ -10,48 +10,103 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
-	"github.com/segmentio/kafka-go/protocol/fetch"
+	"github.com/segmentio/kafka-go/protocol/apiversions"
+
+	"github.com/dedupd/dedupd/message"
 )
 
-// The versions of the fetch request whose answers are understood here. The first
-// came with Kafka 0.11, as did the record batches that decode.go reads.
+// The versions of the fetch request that are spoken here. The first came with
+// Kafka 0.11, as did the record batches that decode.go reads. 12 (Kafka 2.7) tells
+// the broker which leader wrote what was read last, and 13 (3.1) names the topic by
+// its id.
 const (
-	minFetchVersion = 4
-	maxFetchVersion = 11
+	minFetchVersion  = 4
+	nameFetchVersion = 12
+	maxFetchVersion  = 13
 )
 
-// exchange is a fetch whose answer kafka-go doesn't take apart: it leads the
-// request to the right broker over a connection that it has made and logged in,
-// and leaves the bytes to us (decision 0019).
+// fetchTags and epochTags are the versions from which on tagged fields end each
+// structure, and lengths are written in as few bytes as they need.
+const (
+	fetchTags = 12
+	epochTags = 4
+)
+
+// The versions of the request for the end of a leader epoch. The first whose answer
+// names the epoch came with Kafka 2.0.
+const (
+	minEpochVersion = 1
+	maxEpochVersion = 4
+)
+
+// exchange is a request that kafka-go knows no such version of. kafka-go leads it to
+// the right broker, over a connection that it has made and logged in, and leaves the
+// bytes to us (decisions 0019 and 0025).
 type exchange struct {
-	*fetch.Request
+	key      protocol.ApiKey
+	request  func(version int16) outgoing
 	clientID string
-	version  int16
+	conns    *connections
+	// oldest and latest bound the version. Where the broker knows none of them, the
+	// answer has no response.
+	oldest, latest int16
+	// tags is the first version with tagged fields.
+	tags int16
+	// topic and partition say whose leader is asked.
+	topic     string
+	partition int
 }
 
-var _ protocol.RawExchanger = (*exchange)(nil)
+var (
+	_ protocol.RawExchanger  = (*exchange)(nil)
+	_ protocol.BrokerMessage = (*exchange)(nil)
+)
 
-// Required is asked with the versions that were agreed on with the broker.
-func (e *exchange) Required(versions map[protocol.ApiKey]int16) bool {
-	e.version = min(versions[protocol.Fetch], maxFetchVersion)
-	return true
+// ApiKey makes it a message of kafka-go's.
+func (e *exchange) ApiKey() protocol.ApiKey { return e.key } //nolint:staticcheck // kafka-go's name
+
+// Broker is the partition's leader.
+func (e *exchange) Broker(cluster protocol.Cluster) (protocol.Broker, error) {
+	topic, ok := cluster.Topics[e.topic]
+	if !ok {
+		return protocol.Broker{ID: -1}, kafkago.UnknownTopicOrPartition
+	}
+	partition, ok := topic.Partitions[int32(e.partition)]
+	if !ok {
+		return protocol.Broker{ID: -1}, kafkago.UnknownTopicOrPartition
+	}
+	leader, ok := cluster.Brokers[partition.Leader]
+	if !ok {
+		return protocol.Broker{ID: -1}, kafkago.LeaderNotAvailable
+	}
+	return leader, nil
 }
+
+// Required: kafka-go would agree on a version of its own.
+func (e *exchange) Required(map[protocol.ApiKey]int16) bool { return true }
 
 // RawExchange sends the request and reads the answer whole. An error ends the
 // connection.
 func (e *exchange) RawExchange(conn io.ReadWriter) (protocol.Message, error) {
-	if e.version < minFetchVersion {
-		return nil, errors.New("the broker is older than Kafka 0.11, whose record format is the first that dedupd reads")
+	spoken, err := e.conns.versions(conn, e.clientID)
+	if err != nil {
+		return nil, err
 	}
+	v, ok := spoken[int16(e.key)]
+	if !ok || v.max < e.oldest || v.min > e.latest {
+		return &answer{key: e.key}, nil
+	}
+	use := min(v.max, e.latest)
 	id := rand.Int32()
-	if err := protocol.WriteRequest(conn, e.version, id, e.clientID, e.Request); err != nil {
+	if _, err := conn.Write(e.request(use).framed(e.key, use, id, e.clientID)); err != nil {
 		return nil, err
 	}
 	body, err := readAnswer(conn, id)
 	if err != nil {
 		return nil, err
 	}
-	a := &answer{version: e.version, body: body}
+	a := &answer{key: e.key, version: use, body: incoming{cursor: cursor{b: body}, tagged: use >= e.tags}}
+	a.body.end() // of its header
 	// The broker reads nothing more from this connection for so long: other requests
 	// that took it next would wait as well.
 	if wait := a.throttled(); wait > 0 {
@@ -66,6 +121,39 @@ type throttledError struct{ wait time.Duration }
 
 func (e *throttledError) Error() string {
 	return fmt.Sprintf("the broker throttles this client, which is over its quota, for %s", e.wait)
+}
+
+// answer is what a broker answers.
+type answer struct {
+	key     protocol.ApiKey
+	version int16 // 0: the broker knows none of ours
+	body    incoming
+}
+
+// ApiKey makes it a message of kafka-go's.
+func (a *answer) ApiKey() protocol.ApiKey { return a.key } //nolint:staticcheck // kafka-go's name
+
+// version is a range of versions that a broker speaks.
+type version struct{ min, max int16 }
+
+// askVersions asks for the versions that a broker speaks, by the requests' keys.
+func askVersions(conn io.ReadWriter, clientID string) (map[int16]version, error) {
+	known, err := protocol.RoundTrip(conn, 0, rand.Int32(), clientID, &apiversions.Request{})
+	if err != nil {
+		return nil, err
+	}
+	r, ok := known.(*apiversions.Response)
+	if !ok {
+		return nil, errAnswer
+	}
+	if r.ErrorCode != 0 {
+		return nil, kafkago.Error(r.ErrorCode)
+	}
+	all := make(map[int16]version, len(r.ApiKeys))
+	for _, v := range r.ApiKeys {
+		all[v.ApiKey] = version{v.MinVersion, v.MaxVersion}
+	}
+	return all, nil
 }
 
 // readAnswer reads the answer to the request of that id, without what frames it.
@@ -95,80 +183,233 @@ func unexpected(err error) error {
 	return err
 }
 
-// answer is what a broker answers to a fetch.
-type answer struct {
-	version int16
-	body    []byte
-}
-
-// ApiKey makes it a message of kafka-go's.
-func (*answer) ApiKey() protocol.ApiKey { return protocol.Fetch } //nolint:staticcheck // kafka-go's name
-
 // fetched is what one partition's leader knows of it, and what it has sent.
 type fetched struct {
 	highWatermark    int64
 	lastStableOffset int64
 	aborted          []transaction
 	records          []byte // record batches, the last of which may be cut off
+	// diverging, unless nil, says that the leader's log isn't the one that was read:
+	// they are the same up to where this epoch ends, at most.
+	diverging *epochEnd
 }
 
 // transaction is one without effect: its producer, and where it begins.
 type transaction struct{ producer, first int64 }
 
+// epochEnd is where a leader's log ends in an epoch.
+type epochEnd struct {
+	epoch int32
+	end   int64
+}
+
+var errOldBroker = errors.New("the broker is older than Kafka 0.11, whose record format is the first that dedupd reads")
+
 // throttled is for how long the broker wants to hear nothing more, where it has left
-// the answer out for that; else 0.
+// the answer to a fetch out for that; else 0.
 func (a *answer) throttled() time.Duration {
-	c := cursor{b: a.body}
-	wait := time.Duration(c.int32()) * time.Millisecond
-	if a.version >= 7 && c.int16() != 0 {
+	if a.key != protocol.Fetch {
+		return 0
+	}
+	in := a.body
+	wait := time.Duration(in.int32()) * time.Millisecond
+	if a.version >= 7 && in.int16() != 0 {
 		return 0 // an error
 	}
 	if a.version >= 7 {
-		c.int32() // session
+		in.int32() // session
 	}
-	if c.int32() != 0 || c.bad {
+	if in.count() != 0 || in.bad {
 		return 0
 	}
 	return wait
 }
 
-// partition reads the part of the one partition that was asked for. The
-// partition's error is a kafkago.Error.
-func (a *answer) partition(topic string, partition int) (*fetched, error) {
-	c := cursor{b: a.body}
-	c.int32() // for how long the broker has throttled us
+// fetched reads the part of the one partition that was asked for. The partition's
+// error is a kafkago.Error.
+func (a *answer) fetched(want *wanted) (*fetched, error) {
+	if a.version == 0 {
+		return nil, errOldBroker
+	}
+	in := a.body
+	in.int32() // for how long the broker has throttled us
 	if a.version >= 7 {
-		if code := c.int16(); code != 0 {
+		if code := in.int16(); code != 0 {
 			return nil, kafkago.Error(code)
 		}
-		c.int32() // session
+		in.int32() // session
 	}
-	if c.int32() != 1 || string(c.take(int(c.int16()))) != topic || c.int32() != 1 || c.int32() != int32(partition) || c.bad {
+	if in.count() != 1 {
 		return nil, errAnswer
 	}
-	code := c.int16()
-	f := &fetched{highWatermark: c.int64(), lastStableOffset: c.int64()}
-	if a.version >= 5 {
-		c.int64() // where the log begins
-	}
-	aborted := int(c.int32())
-	if aborted > len(c.b)/16 {
+	if a.version > nameFetchVersion {
+		if id := in.take(16); id == nil || [16]byte(id) != want.id {
+			return nil, errAnswer
+		}
+	} else if in.text() != want.topic {
 		return nil, errAnswer
 	}
-	for range aborted { // -1: none
-		f.aborted = append(f.aborted, transaction{producer: c.int64(), first: c.int64()})
+	if in.count() != 1 || in.int32() != int32(want.partition) || in.bad {
+		return nil, errAnswer
 	}
-	if a.version >= 11 {
-		c.int32() // the replica to read from: we didn't say where we are
-	}
-	if size := c.int32(); size > 0 { // -1: none
-		f.records = c.take(int(size))
-	}
+	f, code := in.partition(a.version)
+	in.end() // of the topic
+	in.end()
 	switch {
-	case c.bad:
+	case in.bad:
 		return nil, errAnswer
 	case code != 0:
 		return nil, kafkago.Error(code)
 	}
 	return f, nil
+}
+
+// partition reads what follows a partition's number.
+func (in *incoming) partition(version int16) (f *fetched, code int16) {
+	code = in.int16()
+	f = &fetched{highWatermark: in.int64(), lastStableOffset: in.int64()}
+	if version >= 5 {
+		in.int64() // where the log begins
+	}
+	for range in.count() {
+		t := transaction{producer: in.int64(), first: in.int64()}
+		in.end()
+		if in.bad {
+			return f, code
+		}
+		f.aborted = append(f.aborted, t)
+	}
+	if version >= 11 {
+		in.int32() // the replica to read from: we didn't say where we are
+	}
+	f.records = in.bytes()
+	in.fields(func(tag uint64, field incoming) {
+		if tag == divergingTag {
+			f.diverging = &epochEnd{field.int32(), field.int64()}
+			in.bad = in.bad || field.bad
+		}
+	})
+	return f, code
+}
+
+// divergingTag is the field that tells of a log which isn't the one that was read.
+const divergingTag = 0
+
+// epochEnd reads where the leader's log ends in the epoch that was asked for, or in
+// the last one before it that it has; epoch -1: it knows of none as late as that. ok
+// is false where the broker is too old to tell.
+func (a *answer) epochEnd(topic string, partition int) (end epochEnd, ok bool, err error) {
+	if a.version == 0 {
+		return end, false, nil
+	}
+	in := a.body
+	if a.version >= 2 {
+		in.int32() // for how long the broker has throttled us
+	}
+	if in.count() != 1 || in.text() != topic || in.count() != 1 {
+		return end, false, errAnswer
+	}
+	code, number := in.int16(), in.int32()
+	end = epochEnd{in.int32(), in.int64()}
+	for range 3 { // the partition, the topic and the answer
+		in.end()
+	}
+	switch {
+	case in.bad || number != int32(partition):
+		return end, false, errAnswer
+	case code != 0:
+		return end, false, kafkago.Error(code)
+	case end.epoch < 0 || end.end < 0:
+		end = epochEnd{-1, -1}
+	}
+	return end, true, nil
+}
+
+// wanted says what to fetch.
+type wanted struct {
+	topic     string
+	id        [16]byte // zero: not known
+	partition int
+	position  int64
+	epoch     int32 // of the leader that wrote what stands before the position; -1: not known
+	maxBytes  int
+}
+
+// latest is the latest version of the request that it can be sent in.
+func (w *wanted) latest() int16 {
+	if w.id == ([16]byte{}) {
+		return nameFetchVersion
+	}
+	return maxFetchVersion
+}
+
+// request is a fetch of it.
+func (w *wanted) request(version int16, isolation int8) outgoing {
+	out := outgoing{tagged: version >= fetchTags}
+	out.int32(-1) // we are no replica
+	out.int32(int32(fetchWait / time.Millisecond))
+	out.int32(1) // byte at least
+	out.int32(int32(w.maxBytes))
+	out.int8(isolation)
+	if version >= 7 {
+		out.int32(0)  // no session,
+		out.int32(-1) // nor do we begin one
+	}
+	out.count(1)
+	if version > nameFetchVersion {
+		out.b = append(out.b, w.id[:]...)
+	} else {
+		out.text(w.topic)
+	}
+	out.count(1)
+	out.int32(int32(w.partition))
+	if version >= 9 {
+		out.int32(-1) // whichever leader epoch it is
+	}
+	out.int64(w.position)
+	if version >= 12 {
+		out.int32(w.epoch)
+	}
+	if version >= 5 {
+		out.int64(-1) // we have no log
+	}
+	out.int32(int32(w.maxBytes))
+	out.end() // of the partition
+	out.end() // of the topic
+	if version >= 7 {
+		out.count(0) // forgotten
+	}
+	if version >= 11 {
+		out.text("") // where we are
+	}
+	out.end()
+	return out
+}
+
+// epochRequest asks where a partition's log ends in an epoch.
+func epochRequest(version int16, topic string, partition int, epoch int32) outgoing {
+	out := outgoing{tagged: version >= epochTags}
+	if version >= 3 {
+		out.int32(-1) // we are no replica
+	}
+	out.count(1)
+	out.text(topic)
+	out.count(1)
+	out.int32(int32(partition))
+	if version >= 2 {
+		out.int32(-1) // whichever leader epoch it is
+	}
+	out.int32(epoch)
+	for range 3 { // the partition, the topic and the request
+		out.end()
+	}
+	return out
+}
+
+// lastEpoch is the leader epoch of what stands right before a position; -1: not known.
+func lastEpoch(epochs []message.LeaderEpoch, position int64) int32 {
+	if epochs = message.EpochsBelow(epochs, position); len(epochs) > 0 {
+		return epochs[len(epochs)-1].Epoch
+	}
+	return -1
 }

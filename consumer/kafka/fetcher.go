@@ -45,15 +45,17 @@ type fetcher struct {
 	taken   message.Taken
 	decoder decoder
 
-	position int64        // where to fetch next
-	offered  int64        // where what was offered ends; at most position
-	done     atomic.Int64 // the position that is durable
-	since    time.Time    // when offered fell behind position
-	end      int64        // of what may be read; -1: not known
-	want     int          // bytes to ask for
-	needs    int64        // bytes in memory, beside want, that what stands at position comes to; 0: not known
-	growth   float64      // bytes in memory per byte asked for, as last seen; at least 1
-	size     float64      // bytes in memory of a message, as the last fetch had them; 0: it had none
+	position int64                 // where to fetch next
+	topicID  [16]byte              // zero: not known
+	epochs   []message.LeaderEpoch // of what was read, up to position
+	offered  int64                 // where what was offered ends; at most position
+	done     atomic.Int64          // the position that is durable
+	since    time.Time             // when offered fell behind position
+	end      int64                 // of what may be read; -1: not known
+	want     int                   // bytes to ask for
+	needs    int64                 // bytes in memory, beside want, that what stands at position comes to; 0: not known
+	growth   float64               // bytes in memory per byte asked for, as last seen; at least 1
+	size     float64               // bytes in memory of a message, as the last fetch had them; 0: it had none
 
 	// answered is when a fetch last brought what can be read, in Unix nanoseconds.
 	answered atomic.Int64
@@ -74,6 +76,8 @@ func (l *lane) read(s stand) error {
 		taken:    s.Taken,
 		decoder:  decoder{lane: l.id, topic: l.topic, readCommitted: l.config.Isolation == ReadCommitted, limit: l.config.MaxInflatedBytes},
 		position: s.Next,
+		topicID:  s.topicID,
+		epochs:   message.EpochsBelow(s.LeaderEpochs, s.Next),
 		offered:  s.Next,
 		end:      -1,
 		want:     min(idleFetchBytes, l.config.FetchBytes),
@@ -131,6 +135,7 @@ func (f *fetcher) loop(ctx context.Context, skipTo int64) error {
 	if skipTo > f.position {
 		f.in.Skipped(skipTo - f.position)
 		f.advance(skipTo)
+		f.epochs = nil // who wrote what stands before it isn't known
 		if f.offer(ctx, nil, 0, skipTo, nil) != nil {
 			return nil
 		}
@@ -141,7 +146,7 @@ func (f *fetcher) loop(ctx context.Context, skipTo int64) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, kafkago.OffsetOutOfRange):
+		case errors.Is(err, kafkago.OffsetOutOfRange), errors.As(err, new(*divergedError)):
 			return err
 		case errors.As(err, &throttled):
 			f.throttled(throttled)
@@ -168,7 +173,12 @@ func (f *fetcher) step(ctx context.Context) error {
 		return nil
 	}
 	sent := time.Now()
-	part, err := f.cluster.fetch(ctx, f.topic, f.partition, f.position, f.want)
+	part, err := f.cluster.fetch(ctx, &wanted{
+		topic: f.topic, id: f.topicID, partition: f.partition, position: f.position, epoch: lastEpoch(f.epochs, f.position), maxBytes: f.want,
+	})
+	if err == nil && part.diverging != nil {
+		err = &divergedError{f.position, *part.diverging}
+	}
 	if err != nil {
 		f.open.SetLag(-1) // whatever it was, it may have grown
 		memory.settle(0)
@@ -197,6 +207,7 @@ func (f *fetcher) step(ctx context.Context) error {
 		f.end = part.lastStableOffset
 	}
 	f.advance(got.next)
+	f.epochs = appendEpochs(f.epochs, got.epochs)
 	f.handOver(ctx, got.messages, got.held)
 	// Not the last stable offset: a transaction that is open behind it holds
 	// messages that will come with the time at which they were written.
@@ -285,6 +296,7 @@ func (f *fetcher) offer(ctx context.Context, messages []message.Message, bytes, 
 		Messages:       messages,
 		Lag:            f.lag(next),
 		BrokerPosition: f.mark.confirmed.Load(),
+		LeaderEpochs:   message.EpochsBelow(f.epochs, next),
 		Bytes:          bytes,
 	}
 	if err := f.open.Offer(ctx, b, token); err != nil {

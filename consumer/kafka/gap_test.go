@@ -110,8 +110,9 @@ func TestGapWhileRunning(t *testing.T) {
 	})
 }
 
-// A topic that was created anew ends below the lane's position: reading it from
-// there would skip, from its beginning repeat.
+// A partition that ends below the lane's position: reading it from there would skip,
+// from its beginning repeat. It stays held when it has grown past the position, in
+// another worker, too.
 func TestPositionBeyondTheEnd(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -120,24 +121,30 @@ func TestPositionBeyondTheEnd(t *testing.T) {
 		r.fill(c, 0, 5)
 		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 8))
 		w := r.start(nil)
-		r.until("the log tells", func() bool { return r.log.count("the topic was created anew") > 0 })
+		r.until("the log tells", func() bool { return r.log.count("was cut at position 5") > 0 })
 		if w.worker.Ready() == nil {
 			t.Error("ready with a lane that can't be read")
 		}
-		if len(r.store.Effects()) != 0 {
-			t.Error("something was read")
-		}
-		// What is written meanwhile is no news, and not where to go on.
-		r.fill(c, 0, 1)
+		r.fill(c, 0, 5)
 		time.Sleep(holdPause + time.Second)
-		if n, m := r.log.count("it ended at 5"), r.log.count("it ended at"); n != 1 || m != 1 {
-			t.Errorf("told %d times that the partition ended at 5, %d times that it ended anywhere", n, m)
+		if n, m := r.log.count("was cut at position 5"), r.log.count("was cut at"); n != 1 || m != 1 {
+			t.Errorf("told %d times that the partition was cut at 5, %d times that it was cut anywhere", n, m)
 		}
-		r.fill(c, 0, 4)
+		w.stop()
+		w = r.start(nil)
+		r.until("the lane is held again", func() bool { return r.log.count("was cut at position 5") == 2 })
+		if err := w.worker.Ready(); err == nil || len(r.store.Effects()) != 0 {
+			t.Errorf("ready: %v, %d messages were read", err, len(r.store.Effects()))
+		}
+		was, _ := r.store.Row(r.lane(0))
+		r.store.SetPosition(r.lane(0), 5)
 		r.untilNext(0, 10)
 		w.untilReady()
-		if got := fmt.Sprint(r.offsets()); got != "[8 9]" {
+		if got := fmt.Sprint(r.offsets()); got != "[5 6 7 8 9]" {
 			t.Errorf("got %s", got)
+		}
+		if now, _ := r.store.Row(r.lane(0)); now.Incarnation == was.Incarnation {
+			t.Error("ids made of positions would be those of other messages")
 		}
 	})
 }
@@ -152,13 +159,13 @@ func TestPositionBeyondTheEndIsMended(t *testing.T) {
 			r.fill(r.client(), 0, 5)
 			r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 8))
 			w := r.start(nil)
-			r.until("the lane is held", func() bool { return r.log.count("it ended at 5") == 1 })
+			r.until("the lane is held", func() bool { return r.log.count("was cut at position 5") == 1 })
 			return r, w
 		}
 		for _, position := range []int64{5, 0} {
 			t.Run(fmt.Sprint("by setting the position to ", position), func(t *testing.T) {
 				r, w := beyond(t)
-				r.store.Rewind(r.lane(0), position)
+				r.store.SetPosition(r.lane(0), position)
 				w.untilReady()
 				r.fill(r.client(), 0, 2)
 				r.untilNext(0, 7)
@@ -173,7 +180,7 @@ func TestPositionBeyondTheEndIsMended(t *testing.T) {
 			w.stop()
 			r.newStore()
 			w = r.start(nil)
-			r.until("the lane is held again", func() bool { return r.log.count("it ended at 5") == 2 })
+			r.until("the lane is held again", func() bool { return r.log.count("was cut at position 5") == 2 })
 			w.stop()
 			r.newStore()
 			r.deleteCommitted(0)

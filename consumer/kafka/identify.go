@@ -3,15 +3,12 @@ package kafka
 import (
 	"context"
 	"encoding/base64"
-	"encoding/binary"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"sync"
 
-	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
-	"github.com/segmentio/kafka-go/protocol/apiversions"
 )
 
 // identifyVersion is the metadata request that first tells topics' ids (KIP-516).
@@ -24,6 +21,7 @@ const identifyVersion = 10
 type identify struct {
 	topics   []string
 	clientID string
+	conns    *connections
 }
 
 var _ protocol.RawExchanger = (*identify)(nil)
@@ -37,21 +35,12 @@ func (*identify) Required(map[protocol.ApiKey]int16) bool { return true }
 // RawExchange finds out whether this very broker knows of ids, and asks. An error
 // ends the connection.
 func (i *identify) RawExchange(conn io.ReadWriter) (protocol.Message, error) {
-	known, err := protocol.RoundTrip(conn, 0, rand.Int32(), i.clientID, &apiversions.Request{})
+	spoken, err := i.conns.versions(conn, i.clientID)
 	if err != nil {
 		return nil, err
 	}
-	versions, ok := known.(*apiversions.Response)
-	if !ok {
-		return nil, errAnswer
-	}
-	if versions.ErrorCode != 0 {
-		return nil, kafkago.Error(versions.ErrorCode)
-	}
-	for _, v := range versions.ApiKeys {
-		if protocol.ApiKey(v.ApiKey) == protocol.Metadata && v.MinVersion <= identifyVersion && identifyVersion <= v.MaxVersion {
-			return i.ask(conn)
-		}
+	if v, ok := spoken[int16(protocol.Metadata)]; ok && v.min <= identifyVersion && identifyVersion <= v.max {
+		return i.ask(conn)
 	}
 	return identities{}, nil
 }
@@ -68,31 +57,33 @@ func (i *identify) ask(conn io.ReadWriter) (protocol.Message, error) {
 	return identified(body)
 }
 
-// request is a metadata request: strings and arrays are preceded by their number
-// plus one, and each structure ends with the number of its tagged fields.
+// request is a metadata request.
 func (i *identify) request(id int32) []byte {
-	b := make([]byte, 4, 128) // the size, once it is known
-	b = binary.BigEndian.AppendUint16(b, uint16(protocol.Metadata))
-	b = binary.BigEndian.AppendUint16(b, identifyVersion)
-	b = binary.BigEndian.AppendUint32(b, uint32(id))
-	b = binary.BigEndian.AppendUint16(b, uint16(len(i.clientID)))
-	b = append(b, i.clientID...)
-	b = append(b, 0)
-	b = binary.AppendUvarint(b, uint64(len(i.topics))+1)
+	out := outgoing{tagged: true}
+	out.count(len(i.topics))
 	for _, t := range i.topics {
-		b = append(b, make([]byte, 16)...) // by name, not by id
-		b = binary.AppendUvarint(b, uint64(len(t))+1)
-		b = append(b, t...)
-		b = append(b, 0)
+		out.b = append(out.b, make([]byte, 16)...) // by name, not by id
+		out.text(t)
+		out.end()
 	}
-	b = append(b, 0, 0, 0, 0) // create none; who may do what isn't asked
-	binary.BigEndian.PutUint32(b, uint32(len(b)-4))
-	return b
+	out.int8(0) // create none
+	out.int8(0) // who may do what isn't asked,
+	out.int8(0) // neither of the cluster nor of the topics
+	out.end()
+	return out.framed(protocol.Metadata, identifyVersion, id, i.clientID)
 }
 
 // identities are topics' ids by name, as Kafka's tools print them. A topic that
 // has none, or isn't there, is missing.
 type identities map[string]string
+
+// raw is a topic's id as requests have it; zero: it isn't known.
+func (i identities) raw(topic string) (id [16]byte) {
+	if b, err := base64.RawURLEncoding.DecodeString(i[topic]); err == nil && len(b) == len(id) {
+		copy(id[:], b)
+	}
+	return id
+}
 
 // ApiKey makes it a message of kafka-go's.
 func (identities) ApiKey() protocol.ApiKey { return protocol.Metadata } //nolint:staticcheck // kafka-go's name
@@ -146,7 +137,7 @@ func identified(body []byte) (identities, error) {
 func (c *cluster) identities(ctx context.Context) (identities, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	res, err := c.transport.RoundTrip(ctx, c.addr, &identify{topics: c.topics, clientID: c.transport.ClientID})
+	res, err := c.transport.RoundTrip(ctx, c.addr, &identify{topics: c.topics, clientID: c.transport.ClientID, conns: c.conns})
 	if err != nil {
 		return nil, fmt.Errorf("look up the topics' ids: %w", err)
 	}

@@ -22,8 +22,8 @@ type lane struct {
 	topic     string
 	partition int
 
-	beyond  *beyondError // what take last found of that kind
-	problem string       // what the log was last told
+	oldLeader time.Time // since when the leader knows nothing of what was read
+	problem   string    // what the log was last told
 }
 
 const (
@@ -54,6 +54,8 @@ type stand struct {
 	// skipTo is the first position the broker still has, where that is above
 	// Next and the gap may be skipped; else -1.
 	skipTo int64
+	// topicID is what brokers know the topic by; zero: not known.
+	topicID [16]byte
 }
 
 // take takes the lane and checks that the broker still has, or will have, the
@@ -94,13 +96,14 @@ func (l *lane) take() (stand, error) {
 	if err != nil {
 		return stand{}, err
 	}
-	s := stand{Taken: taken, skipTo: -1}
+	s := stand{Taken: taken, skipTo: -1, topicID: ids.raw(l.topic)}
 	first, end, err := l.cluster.span(l.soft, l.topic, l.partition)
+	if err == nil {
+		err = l.checkCut(&taken, end)
+	}
 	switch {
 	case err != nil:
 		return stand{}, err
-	case taken.Next > end:
-		return stand{}, &message.HoldError{Lane: l.id, Err: l.beyondEnd(taken.Next, end)}
 	case taken.Next < first && l.config.OnGap == StopOnGap:
 		return stand{}, &message.HoldError{Lane: l.id, Err: &gapError{position: taken.Next, first: first}}
 	case taken.Next < first:
@@ -159,37 +162,21 @@ func (e *gapError) Error() string {
 	return fmt.Sprintf("data is lost: the lane goes on at position %d, the broker has only %d and above; on_gap: skip goes on there", e.position, e.first)
 }
 
-// beyondError says that the partition ends below the lane's position.
-type beyondError struct {
-	position, end int64
-}
-
-func (e *beyondError) Error() string {
-	return fmt.Sprintf("the lane goes on at position %d, where the partition hasn't come to: it ended at %d when this was seen. If it has lost its end, set the lane's position to that; if the topic was created anew, to 0", e.position, e.end)
-}
-
-// beyondEnd is what a lane is held for whose partition ends below its position.
-// The end moves on while producers write; where it was first seen is the best
-// guess at where to go on.
-func (l *lane) beyondEnd(position, end int64) error {
-	if l.beyond == nil || l.beyond.position != position || end < l.beyond.end {
-		l.beyond = &beyondError{position, end}
-	}
-	return l.beyond
-}
-
 // trouble tells of what keeps the lane from being read, once until it changes,
 // and returns how long to wait.
 func (l *lane) trouble(err error) time.Duration {
 	l.ready.set(l.id.Name, false)
 	level, pause := slog.LevelWarn, retryPause
 	var hold *message.HoldError
+	var diverged *divergedError
 	switch {
 	case errors.As(err, &hold):
 		l.in.Hold(l.id, err)
 		level, pause = slog.LevelError, holdPause
-	case errors.Is(err, errLost):
-		level, pause = slog.LevelDebug, 100*time.Millisecond // the worker has told
+	case errors.Is(err, errLost), errors.Is(err, errFollowed):
+		level, pause = slog.LevelDebug, 100*time.Millisecond // the log has been told
+	case errors.As(err, &diverged):
+		pause = 100 * time.Millisecond // taking the lane anew will tell more
 	case errors.Is(err, kafkago.OffsetOutOfRange):
 		level = slog.LevelDebug // taking the lane anew will tell which way
 	}

@@ -67,7 +67,7 @@ type Config struct {
 	// lane follows when the group's offset was moved back.
 	OnGroupReset string
 	// OnGap is StopOnGap (default) or SkipGap: what to do when the broker no
-	// longer has the position a lane goes on at.
+	// longer has the position a lane goes on at, or its log was cut below.
 	OnGap string
 	// TLS, if not nil, is used for every connection. An empty ServerName stands
 	// for the host connected to.

@@ -96,7 +96,8 @@ ALTER TABLE {{schema}}.filters ALTER COLUMN data SET STORAGE EXTERNAL;
 -- checkpoint is a queue's, and only rises: the broker keeps it beside what it was
 -- told of, and the workers remember it, so that a row below it is seen to have gone
 -- back. An ordered lane has its position for that.
--- incarnation is new with each row, and with each log that the lane is set to read:
+-- incarnation is new with each row, with each log that the lane is set to read, and
+-- where such a log was cut:
 -- what is known by its place is known by this, too.
 -- log is the broker's own mark of the log that the lane reads, such as a Kafka
 -- topic's id or the creation time of a NATS stream: one that was deleted and created
@@ -107,6 +108,11 @@ ALTER TABLE {{schema}}.filters ALTER COLUMN data SET STORAGE EXTERNAL;
 -- at or was set to: below it nothing had an effect. NULL: not known.
 -- partitions is how many of them the lane's topic had when the lane was first
 -- taken. NULL: the lane is no partition.
+-- leader_epochs are those of the Kafka leaders that wrote what the lane has read:
+-- epoch, first position, and so on. What stands in the log below next_position must
+-- still be theirs. NULL: not known.
+-- cut_at is where that log was found cut, below next_position; NULL: it wasn't, or
+-- somebody has decided since.
 -- takes counts how often an ordered lane was taken since it last moved, was caught
 -- up, or was let go as it should be.
 -- recent_dead are the last dead letters of a lane, by their numbers as fetched
@@ -142,6 +148,8 @@ CREATE TABLE {{schema}}.lanes (
     partitions        integer,
     takes             integer NOT NULL DEFAULT 0,
     recent_dead       bigint[] NOT NULL DEFAULT '{}',
+    leader_epochs     bigint[],
+    cut_at            bigint,
     CONSTRAINT lanes_pkey PRIMARY KEY (id),
     CONSTRAINT lanes_lane_key UNIQUE (scope, source, lane),
     CONSTRAINT lanes_scope_fkey FOREIGN KEY (scope) REFERENCES {{schema}}.scopes (scope),
@@ -331,7 +339,8 @@ $$;
 -- A lane that moves is past what may have ended a process.
 CREATE FUNCTION {{schema}}.advance(
     p_lane integer, p_epoch bigint, p_from bigint, p_checkpoint bigint, p_instance text, p_next bigint, p_broker_position bigint, p_stream_time timestamptz, p_lag bigint,
-    p_applied bigint, p_redelivered bigint, p_resent bigint, p_cross_source bigint, p_conflicts bigint, p_dead bigint)
+    p_applied bigint, p_redelivered bigint, p_resent bigint, p_cross_source bigint, p_conflicts bigint, p_dead bigint,
+    p_leader_epochs bigint[])
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM {{schema}}.leave();
@@ -351,7 +360,8 @@ BEGIN
         conflicts       = conflicts + p_conflicts,
         dead            = dead + p_dead,
         updated_at      = now(),
-        takes           = 0
+        takes           = 0,
+        leader_epochs   = p_leader_epochs
     WHERE id = p_lane AND epoch = p_epoch
       AND CASE WHEN p_from IS NULL THEN checkpoint >= p_checkpoint AND {{schema}}.instance(tableoid) = p_instance ELSE next_position = p_from END;
     IF NOT FOUND THEN
@@ -588,7 +598,7 @@ LEFT JOIN {{schema}}.lanes l ON l.id = c.lane;
 -- privileges may give everybody the right, or nobody.
 REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text, text, text), {{schema}}.leave(),
     {{schema}}.instance(oid), {{schema}}.stream_clock(text),
-    {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint),
+    {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint[]),
     {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
     {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),
     {{schema}}.drop_generation(text, integer, text), {{schema}}.sweep(text, text)

@@ -290,6 +290,8 @@ func (d *doctor) lane(l dedup.LaneState, survey consumer.Survey, complete bool) 
 	case !l.Ordered:
 	case l.Log != nil && b.Log != "" && *l.Log != b.Log:
 		d.fail("lane", move(0), "%s: it was created anew (its id is %s, the lane's was %s), so its positions mean other messages", name, b.Log, *l.Log)
+	case l.CutAt != nil:
+		d.fail("lane", move(*l.CutAt), "%s: the partition's log was cut at %d, below the lane's position %d: what stands there now was never read", name, *l.CutAt, l.NextPosition)
 	case l.NextPosition > b.End:
 		d.fail("lane", move(b.End), "%s: the lane goes on at %d, where the partition hasn't come to: it ends at %d", name, l.NextPosition, b.End)
 	case l.NextPosition < b.First:

@@ -72,6 +72,10 @@ func (l *lanes) LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 	return l.w.store.LetGo(ctx, lane, epoch)
 }
 
+func (l *lanes) LogCut(ctx context.Context, cut message.LogCut) error {
+	return l.w.store.LogCut(ctx, cut)
+}
+
 // sink writes plain rows, with the steps "claimed" before and "written" after it.
 type sink struct{ w *worker }
 

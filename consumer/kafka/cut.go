@@ -1,0 +1,135 @@
+package kafka
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+const (
+	// keepEpochs is how many leader epochs a lane remembers: enough to find the place
+	// up to which its own history and that of a new leader are the same.
+	keepEpochs = 16
+	// surePause is how long a leader that knows nothing of the epoch we have read is
+	// taken for one that doesn't know yet that it was replaced.
+	surePause = 30 * time.Second
+)
+
+// divergedError says that the leader's log isn't the one that was read.
+type divergedError struct {
+	position int64
+	epochEnd
+}
+
+func (e *divergedError) Error() string {
+	return fmt.Sprintf("the log isn't the one that was read up to position %d: the leader has its leader epoch %d up to %d only", e.position, e.epoch, e.end)
+}
+
+var (
+	errOldLeader = errors.New("the partition's leader knows nothing of the leader epoch that was read last: it was replaced and doesn't know yet, or stands on an older copy of its disk")
+	errBehind    = errors.New("the partition's leader doesn't tell yet of all that it has")
+	errFollowed  = errors.New("the lane goes on where its log was cut")
+)
+
+// cutError says that the log lost its end below the lane's position.
+type cutError struct {
+	lane         message.Lane
+	at, position int64
+}
+
+func (e *cutError) Error() string {
+	return fmt.Sprintf("the partition's log was cut at position %d, below the lane's position %d: what was read from there, %d to %d, is gone, and what comes there instead are other messages. \"dedupd lanes set-position %s %s %d\" reads them, %d leaves them out (0, if the topic was created anew); on_gap: skip goes on at %d",
+		e.at, e.position, e.at, e.position-1, e.lane.Source, e.lane.Name, e.at, e.position, e.at)
+}
+
+// checkCut returns an error if the log was cut below where the lane stood. That is
+// kept in the lane's row before anything else: once the log has grown past the
+// position, nothing else may tell of it.
+func (l *lane) checkCut(taken *message.Taken, end int64) error {
+	at, err := l.cutAt(taken, end)
+	if err != nil || at < 0 {
+		return err
+	}
+	cut := message.LogCut{Lane: l.id, Epoch: taken.Epoch, At: at}
+	// A group that was reset to below the cut has all of it read again anyway.
+	cut.Follow = l.config.OnGap == SkipGap || taken.Next <= at
+	if cut.Follow || at != taken.Cut {
+		if err := l.in.LogCut(l.soft, cut); err != nil {
+			return err
+		}
+	}
+	if cut.Follow {
+		l.log.Warn("the partition's log was cut: reading what stands there now", "lane", l.id.Name,
+			"cut", at, "position", taken.Reached, "gone", taken.Reached-at, "from", min(at, taken.Next))
+		return errFollowed
+	}
+	return &message.HoldError{Lane: l.id, Err: &cutError{lane: l.id, at: at, position: taken.Reached}}
+}
+
+// cutAt is where the log was cut below where the lane stood; -1: nothing tells that
+// it was. end is where it ends now, as far as its leader tells.
+func (l *lane) cutAt(taken *message.Taken, end int64) (int64, error) {
+	at, known, err := l.common(taken)
+	if err != nil {
+		return -1, err
+	}
+	if !known { // a position beyond the end is all that shows
+		at = min(at, end)
+	}
+	if taken.Cut >= 0 {
+		at = min(at, taken.Cut)
+	}
+	switch {
+	case at < taken.Reached:
+		return at, nil
+	case end < taken.Reached: // a leader is careful for a moment after its election
+		return -1, errBehind
+	}
+	return -1, nil
+}
+
+// common is the position up to which the leader's log is the one that was read,
+// found as Kafka's own followers do; known is false where nothing tells.
+func (l *lane) common(taken *message.Taken) (at int64, known bool, err error) {
+	at = taken.Reached
+	epochs := message.EpochsBelow(taken.LeaderEpochs, at)
+	for i := len(epochs) - 1; i >= 0; i-- {
+		end, ok, err := l.cluster.epochEnd(l.soft, l.topic, l.partition, epochs[i].Epoch)
+		switch {
+		case err != nil || !ok:
+			return at, false, err
+		case end.epoch == epochs[i].Epoch:
+			l.oldLeader = time.Time{}
+			return min(at, end.end), true, nil
+		case end.epoch >= 0:
+			l.oldLeader = time.Time{}
+			at = min(at, end.end)
+		case l.oldLeader.IsZero():
+			l.oldLeader = time.Now()
+			return at, false, errOldLeader
+		case time.Since(l.oldLeader) < surePause:
+			return at, false, errOldLeader
+		}
+		at = min(at, epochs[i].From) // the leader has nothing of this epoch
+	}
+	// What stands before the oldest of them isn't known: the cut may be further down.
+	return at, false, nil
+}
+
+// appendEpochs adds the epochs of what was read next. The result has nothing in
+// common with what others append to.
+func appendEpochs(all, next []message.LeaderEpoch) []message.LeaderEpoch {
+	for _, e := range next {
+		if n := len(all); n > 0 && e.Epoch == all[n-1].Epoch {
+			continue
+		} else if n > 0 && e.Epoch < all[n-1].Epoch || e.Epoch < 0 {
+			all = nil // no leader does that: nothing is known
+		}
+		if e.Epoch >= 0 {
+			all = append(all[:len(all):len(all)], e)
+		}
+	}
+	return all[max(len(all)-keepEpochs, 0):]
+}

@@ -1,0 +1,240 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	broker "github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/message"
+)
+
+// numbered are n values, from a position on.
+func numbered(what string, from, n int) []string {
+	values := make([]string, n)
+	for i := range values {
+		values[i] = fmt.Sprint(what, from+i)
+	}
+	return values
+}
+
+// An older copy of a log is put back, and it grows past the lanes' positions before
+// anybody has read it again. Nothing about positions tells of that.
+func TestALogThatWasCutAndGrewAgain(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("runs a Kafka broker")
+	}
+	b := broker.Own(t)
+	prepare := func() *rig {
+		r := newRig(t, b, 1, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute) // the broker is started three times
+		t.Cleanup(cancel)
+		r.ctx = ctx
+		r.store.ID = func(m *message.Message) string { return string(m.Value) }
+		r.put(r.client(), 0, numbered("first ", 0, 9)...)
+		return r
+	}
+	// One whose worker is away, one whose lane is idle, and one that follows.
+	away, idle, follows := prepare(), prepare(), prepare()
+	all := []*rig{away, idle, follows}
+	skip := func(c *Config) { c.OnGap = SkipGap }
+	copies := t.TempDir()
+	away.check(b.Stop())
+	for _, r := range all {
+		r.check(b.SaveLog(r.topic, 0, filepath.Join(copies, r.topic)))
+	}
+	away.check(b.Restart())
+	for _, r := range all {
+		r.put(r.client(), 0, numbered("lost ", 9, 5)...)
+	}
+	workers := []*work{away.start(nil), idle.start(nil), follows.start(skip)}
+	for _, r := range all {
+		r.untilNext(0, 14)
+	}
+	before := make([]string, len(all))
+	for i, r := range all {
+		row, _ := r.store.Row(r.lane(0))
+		before[i] = row.Incarnation
+	}
+	workers[0].stop()
+	// The lanes can't read while the log is short: the broker comes back with what
+	// was cut, and is fed before it is told where it is.
+	away.check(b.Stop())
+	for _, r := range all {
+		r.check(b.CutLog(r.topic, 0, filepath.Join(copies, r.topic)))
+	}
+	away.check(b.Restart())
+	for _, r := range all {
+		r.put(r.client(), 0, numbered("new ", 9, 7)...)
+	}
+
+	workers[0] = away.start(nil)
+	for i, r := range all[:2] {
+		r.until("the lane is held", func() bool { return r.log.count("was cut at position 9, below the lane's position 14") == 1 })
+		if err := workers[i].worker.Ready(); err == nil || !strings.Contains(err.Error(), "was cut") {
+			t.Errorf("readiness says %v of a lane whose log was cut", err)
+		}
+		// Neither time nor another worker lifts it.
+		workers[i].stop()
+		workers[i] = r.start(nil)
+		r.until("the lane is held again", func() bool { return r.log.count("was cut at position 9, below the lane's position 14") == 2 })
+		if n := len(r.store.Effects()); n != 14 {
+			t.Errorf("%d messages were handled, want 14", n)
+		}
+		r.store.SetPosition(r.lane(0), 9)
+	}
+	for i, r := range all {
+		r.untilNext(0, 16)
+		workers[i].untilReady()
+		want := fmt.Sprint(append(append(numbered("first ", 0, 9), numbered("lost ", 9, 5)...), numbered("new ", 9, 7)...))
+		if got := fmt.Sprint(r.values()); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		if row, _ := r.store.Row(r.lane(0)); row.Incarnation == before[i] {
+			t.Error("ids made of positions would be those of other messages")
+		}
+	}
+	if n := follows.log.count("cut=9 position=14 gone=5 from=9"); n != 1 {
+		t.Errorf("following was told %d times", n)
+	}
+}
+
+// epochs are a log's, as epoch and first position of each.
+func epochs(pairs ...int64) (all []message.LeaderEpoch) {
+	for i := 0; i < len(pairs); i += 2 {
+		all = append(all, message.LeaderEpoch{Epoch: int32(pairs[i]), From: pairs[i+1]})
+	}
+	return all
+}
+
+// endOf is what a leader with these epochs, and this end, answers: where the last of
+// its epochs that isn't above ends.
+func endOf(log []message.LeaderEpoch, end int64, epoch int32) (int32, int64) {
+	if len(log) == 0 || epoch > log[len(log)-1].Epoch {
+		return -1, -1
+	}
+	for i := len(log) - 1; i >= 0; i-- {
+		if log[i].Epoch <= epoch {
+			return log[i].Epoch, end
+		}
+		end = log[i].From
+	}
+	return epoch, end // retention has removed all that is as old
+}
+
+// Where a lane's history and that of a leader part.
+func TestWhereALogWasCut(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		read   []message.LeaderEpoch
+		at     int64 // where the lane stands
+		log    []message.LeaderEpoch
+		end    int64
+		before int64 // where it was found cut before; 0: it wasn't
+		reset  int64 // where the group was reset to; 0: it wasn't
+		want   int64
+		err    error
+	}{
+		"the same log":                         {read: epochs(3, 0), at: 14, log: epochs(3, 0), end: 20, want: -1},
+		"a new leader that had all":            {read: epochs(3, 0), at: 14, log: epochs(3, 0, 4, 14), end: 20, want: -1},
+		"grew past the position":               {read: epochs(3, 0), at: 14, log: epochs(3, 0, 4, 9), end: 20, want: 9},
+		"is still short":                       {read: epochs(3, 0), at: 14, log: epochs(3, 0, 4, 9), end: 9, want: 9},
+		"short, and it is the same leader":     {read: epochs(3, 0), at: 14, log: epochs(3, 0), end: 9, want: 9},
+		"a whole epoch is gone":                {read: epochs(3, 0, 5, 8), at: 14, log: epochs(3, 0, 6, 8), end: 20, want: 8},
+		"another had more of the epoch before": {read: epochs(3, 0, 5, 8), at: 14, log: epochs(3, 0, 6, 10), end: 20, want: 8},
+		"two epochs are gone":                  {read: epochs(3, 0, 4, 5, 5, 8), at: 14, log: epochs(3, 0, 6, 10), end: 20, want: 5},
+		"cut within the one before":            {read: epochs(3, 0, 5, 8), at: 14, log: epochs(3, 0, 6, 6), end: 20, want: 6},
+		"older than what is remembered":        {read: epochs(5, 8), at: 14, log: epochs(2, 0, 6, 6), end: 20, want: 6},
+		"retention has removed what was read":  {read: epochs(3, 0), at: 14, log: epochs(5, 14), end: 20, want: -1},
+		"nothing is known":                     {at: 14, log: epochs(6, 0), end: 20, want: -1},
+		"nothing is known, and it is short":    {at: 14, log: epochs(6, 0), end: 9, want: 9},
+		"it was told, and nothing else tells":  {at: 14, log: epochs(6, 0), end: 20, before: 9, want: 9},
+		"it was told, and cut again":           {read: epochs(3, 0), at: 14, log: epochs(3, 0, 7, 4), end: 20, before: 9, want: 4},
+		"the leader knows older epochs only":   {read: epochs(3, 0, 5, 9), at: 14, log: epochs(3, 0), end: 20, want: -1, err: errOldLeader},
+		"the leader is careful":                {read: epochs(3, 0), at: 14, log: epochs(3, 0), end: 14, want: -1},
+		"the group was reset to below":         {read: epochs(3, 0), at: 14, reset: 2, log: epochs(3, 0, 4, 9), end: 20, want: 9},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := laneAt(t, func(epoch int32) (int32, int64) { return endOf(c.log, c.end, epoch) })
+			taken := message.Taken{Next: c.at, Reached: c.at, LeaderEpochs: c.read, Cut: -1}
+			if c.before > 0 {
+				taken.Cut = c.before
+			}
+			if c.reset > 0 {
+				taken.Next = c.reset
+			}
+			if got, err := l.cutAt(&taken, c.end); got != c.want || !errors.Is(err, c.err) {
+				t.Errorf("cut at %d, %v, want %d, %v", got, err, c.want, c.err)
+			}
+			if c.err != nil { // and who says so for long is believed
+				l.oldLeader = time.Now().Add(-surePause)
+				if got, err := l.cutAt(&taken, c.end); got != 9 || err != nil {
+					t.Errorf("cut at %d, %v, want 9", got, err)
+				}
+			}
+		})
+	}
+	// What it has doesn't reach the position yet, which a leader may hide for a while.
+	l := laneAt(t, func(int32) (int32, int64) { return 3, 14 })
+	if got, err := l.cutAt(&message.Taken{Next: 14, Reached: 14, LeaderEpochs: epochs(3, 0), Cut: -1}, 12); got != -1 || !errors.Is(err, errBehind) {
+		t.Errorf("cut at %d, %v, want %v", got, err, errBehind)
+	}
+}
+
+// laneAt is a lane of a broker that answers like this when it is asked for the end of
+// an epoch.
+func laneAt(t *testing.T, end func(epoch int32) (int32, int64)) *lane {
+	t.Helper()
+	fake := fakeCluster(t, kfake.SeedTopics(1, "orders"))
+	fake.ControlKey(int16(kmsg.OffsetForLeaderEpoch), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		fake.KeepControl()
+		asked := req.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0]
+		p := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
+		p.LeaderEpoch, p.EndOffset = end(asked.LeaderEpoch)
+		res := req.ResponseKind().(*kmsg.OffsetForLeaderEpochResponse)
+		res.Topics = []kmsg.OffsetForLeaderEpochResponseTopic{{Topic: "orders", Partitions: []kmsg.OffsetForLeaderEpochResponseTopicPartition{p}}}
+		return res, nil, true
+	})
+	c := &Config{Name: "main", Brokers: fake.ListenAddrs(), Topics: []string{"orders"}, Group: "g"}
+	c.setDefaults()
+	conns := newConnections(c)
+	t.Cleanup(conns.cut)
+	cluster := newCluster(c, nil, conns)
+	t.Cleanup(cluster.close)
+	r := &run{config: c, log: slog.New(slog.DiscardHandler), cluster: cluster}
+	return &lane{generation: &generation{group: &group{run: r}, soft: t.Context()}, topic: "orders"}
+}
+
+func TestEpochsThatAreRemembered(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ all, next, want []message.LeaderEpoch }{
+		"the first":                {nil, epochs(3, 5), epochs(3, 5)},
+		"the same":                 {epochs(3, 0), epochs(3, 5), epochs(3, 0)},
+		"the next":                 {epochs(3, 0), epochs(3, 5, 4, 7), epochs(3, 0, 4, 7)},
+		"nothing new":              {epochs(3, 0), nil, epochs(3, 0)},
+		"a batch without":          {epochs(3, 0), epochs(-1, 5), nil},
+		"a batch without, between": {epochs(3, 0), epochs(-1, 5, 4, 9), epochs(4, 9)},
+		"an epoch that went back":  {epochs(3, 0), epochs(2, 5), epochs(2, 5)},
+	} {
+		if got := appendEpochs(c.all, c.next); fmt.Sprint(got) != fmt.Sprint(c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+	var all []message.LeaderEpoch
+	for i := range int64(3 * keepEpochs) {
+		all = appendEpochs(all, epochs(i, 10*i))
+	}
+	if len(all) != keepEpochs || all[keepEpochs-1] != (message.LeaderEpoch{Epoch: 3*keepEpochs - 1, From: 10 * (3*keepEpochs - 1)}) {
+		t.Errorf("%d are remembered: %v", len(all), all)
+	}
+}

@@ -1,0 +1,135 @@
+package dedup_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// takeAgain is what the next owner of a lane is told.
+func (f *fixture) takeAgain(l *lane) message.Taken {
+	f.t.Helper()
+	taken, err := f.Store.Take(f.t.Context(), message.Take{Lane: l.Lane, Ordered: true, Committed: -1})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return taken
+}
+
+// The leader epochs go with the position: those of what stands below it, and none
+// where they aren't known.
+func TestLeaderEpochsGoWithThePosition(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	b := l.batch("a", "b", "c")
+	b.LeaderEpochs = []message.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}, {Epoch: 6, From: 3}}
+	f.handle(b)
+	want := []message.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}}
+	if diff := cmp.Diff(want, f.takeAgain(l).LeaderEpochs); diff != "" {
+		t.Error(diff)
+	}
+	l = f.take("kafka", "orders/0")
+	f.handle(l.batch("d"))
+	if taken := f.takeAgain(l); taken.LeaderEpochs != nil || taken.Next != 4 {
+		t.Errorf("of a batch without any, %v are kept", taken.LeaderEpochs)
+	}
+	l = f.take("kafka", "orders/0")
+	b = l.batch("e")
+	b.LeaderEpochs = want
+	f.handle(b)
+	f.setPosition(l, 4)
+	if taken := f.takeAgain(l); taken.LeaderEpochs != nil {
+		t.Errorf("of a position that was set, %v are kept", taken.LeaderEpochs)
+	}
+}
+
+// A part of a batch that was divided has the epoch of its own end.
+func TestLeaderEpochsOfADividedBatch(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	b := l.batch("a", "b", "c", "d")
+	b.LeaderEpochs = []message.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}}
+	b.Messages, b.Next = b.Messages[:2], 2
+	f.handle(b)
+	if diff := cmp.Diff([]message.LeaderEpoch{{Epoch: 3, From: 0}}, f.takeAgain(l).LeaderEpochs); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestLogCut(t *testing.T) {
+	t.Parallel()
+	cut := func(f *fixture, l *lane, at int64, follow bool) {
+		t.Helper()
+		if err := f.Store.LogCut(t.Context(), message.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: at, Follow: follow}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin := func(t *testing.T) (*fixture, *lane) {
+		f := newFixture(t)
+		l := f.take("kafka", "orders/0")
+		b := l.batch("a", "b", "c", "d")
+		b.LeaderEpochs = []message.LeaderEpoch{{Epoch: 3, From: 0}}
+		b.BrokerPosition = 4
+		f.handle(b)
+		return f, l
+	}
+	t.Run("is kept until the position is set", func(t *testing.T) {
+		t.Parallel()
+		f, l := begin(t)
+		cut(f, l, 2, false)
+		first := f.takeAgain(l)
+		again := f.takeAgain(l)
+		if first.Cut != 2 || again.Cut != 2 || again.Next != 4 || again.Reached != 4 || again.Incarnation != l.Incarnation || len(again.LeaderEpochs) != 1 {
+			t.Errorf("taken as %+v", again)
+		}
+		if s := f.laneStates()["kafka orders/0"]; s.CutAt == nil || *s.CutAt != 2 {
+			t.Errorf("listed as %+v", s)
+		}
+		f.setPosition(l, 2)
+		moved := f.takeAgain(l)
+		if moved.Cut != -1 || moved.Next != 2 || moved.Reached != 2 || moved.Incarnation == l.Incarnation {
+			t.Errorf("taken as %+v: its positions are those of other messages", moved)
+		}
+		if again := f.takeAgain(l); again.Incarnation != moved.Incarnation || again.Cut != -1 {
+			t.Errorf("taken as %+v after %+v", again, moved)
+		}
+	})
+	t.Run("is followed", func(t *testing.T) {
+		t.Parallel()
+		f, l := begin(t)
+		cut(f, l, 2, false)
+		l.Taken = f.takeAgain(l)
+		cut(f, l, 2, true)
+		taken := f.takeAgain(l)
+		if taken.Cut != -1 || taken.Next != 2 || taken.BrokerPosition != -1 || taken.Incarnation == l.Incarnation {
+			t.Errorf("taken as %+v", taken)
+		}
+		if s := f.laneStates()["kafka orders/0"]; s.StreamTime != nil || s.CutAt != nil {
+			t.Errorf("listed as %+v: claims may expire that are asked for again", s)
+		}
+	})
+	t.Run("is told by its owner only", func(t *testing.T) {
+		t.Parallel()
+		f, l := begin(t)
+		f.takeAgain(l)
+		wantFenced(t, f.Store.LogCut(t.Context(), message.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 2, Follow: true}), l)
+		if taken := f.takeAgain(l); taken.Cut != -1 || taken.Next != 4 {
+			t.Errorf("taken as %+v", taken)
+		}
+	})
+	t.Run("is over where the group was reset to below", func(t *testing.T) {
+		t.Parallel()
+		for committed, held := range map[int64]bool{1: false, 2: false, 3: true} {
+			f, l := begin(t)
+			cut(f, l, 2, false)
+			got := f.takeCommitted(l, committed)
+			if got.Next != committed || got.Reached != 4 || (got.Cut == 2) != held || (got.Incarnation == l.Incarnation) != held {
+				t.Errorf("reset to %d, it is taken as %+v", committed, got.Taken)
+			}
+		}
+	})
+}
