@@ -25,6 +25,8 @@ type Lane struct {
 	queued  bool    // stands in the worker's ready list
 	closed  bool
 	lag     int64
+	// undecided is how many messages stand behind an open transaction at the broker.
+	undecided int64
 
 	position int64     // where the lane's row stands
 	fresh    bool      // neither moved nor given up since it was taken
@@ -119,6 +121,18 @@ func (l *Lane) SetLag(n int64) {
 	l.lag = n
 	if n >= 0 && !l.closed { // else the metric of a closed lane would come back
 		l.w.Metrics.lag.WithLabelValues(l.options.Lane.Source, l.options.Lane.Name).Set(float64(n))
+	}
+}
+
+// SetUndecided tells how many messages the broker holds behind a producer's
+// transaction that is still open. They are no lag, since nobody can read them yet; but
+// a run until idle waits for them.
+func (l *Lane) SetUndecided(n int64) {
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	l.undecided = n
+	if !l.closed {
+		l.w.Metrics.undecided.WithLabelValues(l.options.Lane.Source, l.options.Lane.Name).Set(float64(n))
 	}
 }
 

@@ -12,6 +12,7 @@ type Metrics struct {
 	abandoned     *prometheus.CounterVec
 	skipped       *prometheus.CounterVec
 	lag           *prometheus.GaugeVec
+	undecided     *prometheus.GaugeVec
 	lanePosition  *prometheus.GaugeVec
 	batchMessages prometheus.Histogram
 	fenced        prometheus.Counter
@@ -41,6 +42,10 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 			Name: "dedupd_lag_messages",
 			Help: "Messages the broker holds beyond what was read, by lane; beyond what was committed, while nothing can be read.",
 		}, []string{"source", "lane"}),
+		undecided: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "dedupd_open_transaction_messages",
+			Help: "Messages the broker holds behind a producer's transaction that is still open, by lane. They can't be read before it ends, and aren't counted in the lag.",
+		}, []string{"source", "lane"}),
 		lanePosition: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "dedupd_lane_position",
 			Help: "Where the lane goes on: the next position, as committed in the database.",
@@ -56,7 +61,7 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 		}),
 		rewinds: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "dedupd_rewinds_total",
-			Help: "Lanes that went back: the database had lost commits, or an operator reset the group.",
+			Help: "Lanes that went back: the database had lost commits, an operator reset the group, or on_gap: skip followed a log that was cut.",
 		}),
 		rebalances: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "dedupd_rebalances_total",
@@ -79,12 +84,13 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 		Name: "dedupd_inflight_bytes",
 		Help: "Bytes of messages held in memory, or set aside for those that were asked for, of the budget batch.inflight_bytes.",
 	}, func() float64 { return float64(budget.Used()) })
-	reg.MustRegister(m.fetched, m.abandoned, m.skipped, m.lag, m.lanePosition, m.batchMessages, m.fenced,
+	reg.MustRegister(m.fetched, m.abandoned, m.skipped, m.lag, m.undecided, m.lanePosition, m.batchMessages, m.fenced,
 		m.rewinds, m.rebalances, m.commitErrors, m.held, m.ready, inflight)
 	return m
 }
 
 func (m *Metrics) forget(l message.Lane) {
 	m.lag.DeleteLabelValues(l.Source, l.Name)
+	m.undecided.DeleteLabelValues(l.Source, l.Name)
 	m.lanePosition.DeleteLabelValues(l.Source, l.Name)
 }

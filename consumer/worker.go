@@ -167,6 +167,7 @@ func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(max(min(w.UntilIdle/10, 100*time.Millisecond), time.Millisecond))
 	defer tick.Stop()
 	said := ""
+	var undecided waiting
 	for {
 		select {
 		case <-ctx.Done():
@@ -174,6 +175,7 @@ func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 		case now := <-tick.C:
 			done, err := w.isIdle(now)
 			if !done && err == nil {
+				undecided.tell(w, now)
 				continue
 			}
 			// A run may be shorter than a pulse's interval: it is told now, or the
@@ -190,6 +192,38 @@ func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 			stop(cmp.Or(err, errIdle))
 			return
 		}
+	}
+}
+
+// waiting tells, once, that a run until idle waits for producers.
+type waiting struct {
+	since time.Time
+	told  bool
+}
+
+// undecidedPause is how long a transaction may be open before that is told.
+const undecidedPause = 5 * time.Second
+
+func (u *waiting) tell(w *Worker, now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var messages int64
+	lane := ""
+	for l := range w.lanes {
+		if l.undecided > 0 {
+			messages += l.undecided
+			lane = max(lane, l.options.Lane.String())
+		}
+	}
+	switch {
+	case messages == 0:
+		*u = waiting{}
+	case u.since.IsZero():
+		u.since = now
+	case !u.told && now.Sub(u.since) >= undecidedPause:
+		u.told = true
+		w.Logger.Warn("waiting for producers whose transactions are open: what stands behind them can't be read before they end",
+			"messages", messages, "lane", lane)
 	}
 }
 
@@ -218,7 +252,7 @@ func (w *Worker) isIdle(now time.Time) (bool, error) {
 		if l.held != nil && l.attempts >= 3 && now.Sub(l.heldSince) >= w.UntilIdle {
 			return false, l.held
 		}
-		caughtUp = caughtUp && l.idle()
+		caughtUp = caughtUp && l.idle() && l.undecided == 0
 	}
 	if !caughtUp {
 		w.activity = now

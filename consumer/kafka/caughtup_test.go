@@ -47,6 +47,66 @@ func TestAnOpenTransactionIsNotCaughtUp(t *testing.T) {
 	})
 }
 
+// What stands behind an open transaction is no lag, but a job that ended before it
+// was read would have left it unread in silence.
+func TestUntilIdleWaitsForAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		open := r.transactional()
+		r.check(open.BeginTransaction())
+		r.put(open, 0, "one")
+		r.fill(r.client(), 0, 10)
+		undecided := func(w *work) float64 { return w.metric("dedupd_open_transaction_messages") }
+		w := r.start(nil, func(w *consumer.Worker) { w.UntilIdle = 300 * time.Millisecond })
+		r.until("the gauge tells", func() bool { return undecided(w) == 11 })
+		if lag := w.metric("dedupd_lag_messages"); lag != 0 {
+			t.Errorf("the lag is %v, of what can't be read", lag)
+		}
+		r.until("the log tells", func() bool { return r.log.count("waiting for producers whose transactions are open") == 1 })
+		select {
+		case err := <-w.done:
+			t.Fatalf("it ended with %v", err)
+		default:
+		}
+		r.check(open.EndTransaction(r.ctx, kgo.TryCommit))
+		select {
+		case err := <-w.done:
+			r.check(err)
+		case <-r.ctx.Done():
+			t.Fatal("it doesn't end")
+		}
+		if got := len(r.values()); got != 11 {
+			t.Errorf("%d messages were handled, want 11", got)
+		}
+		if n := undecided(w); n != 0 {
+			t.Errorf("the gauge tells %v of a lane that is closed", n)
+		}
+	})
+}
+
+// Who reads what isn't committed waits for nothing.
+func TestUntilIdleReadsUncommitted(t *testing.T) {
+	t.Parallel()
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		open := r.transactional()
+		r.check(open.BeginTransaction())
+		r.put(open, 0, "one")
+		w := r.start(func(c *Config) { c.Isolation = ReadUncommitted }, func(w *consumer.Worker) { w.UntilIdle = 300 * time.Millisecond })
+		select {
+		case err := <-w.done:
+			r.check(err)
+		case <-r.ctx.Done():
+			t.Fatal("it doesn't end")
+		}
+		if got := len(r.values()); got != 1 {
+			t.Errorf("%d messages were handled, want 1", got)
+		}
+		r.check(open.EndTransaction(r.ctx, kgo.TryCommit))
+	})
+}
+
 // A lane whose batches waited knows only what the broker held before.
 func TestCaughtUpIsAsOldAsTheFetch(t *testing.T) {
 	t.Parallel()

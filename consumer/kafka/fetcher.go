@@ -206,6 +206,8 @@ func (f *fetcher) step(ctx context.Context) error {
 	if f.config.Isolation == ReadCommitted {
 		f.end = part.lastStableOffset
 	}
+	// Before the lag is told, which may come to 0 by this answer.
+	f.open.SetUndecided(part.highWatermark - f.end)
 	f.advance(got.next)
 	f.epochs = appendEpochs(f.epochs, got.epochs)
 	f.handOver(ctx, got.messages, got.held)

@@ -168,6 +168,20 @@ var firings = []firing{
 		{"DedupdRewinds", 45, true},
 		{"DedupdRewinds", 85, false},
 	}},
+	{name: "a transaction that doesn't end", seconds: 60, series: map[string]string{
+		`dedupd_build_info{` + scraped + `0"}`:                                              "1x90",
+		`dedupd_open_transaction_messages{` + scraped + `0",source="shop",lane="orders/0"}`: "0x10 3+1x40 0x40",
+		`dedupd_lane_position{` + scraped + `0",source="shop",lane="orders/0"}`:             "100x90",
+	}, at: []moment{
+		{"DedupdOpenTransaction", 28, false},
+		{"DedupdOpenTransaction", 34, true},
+		{"DedupdOpenTransaction", 55, false},
+	}},
+	{name: "transactions that follow each other", seconds: 60, quiet: true, series: map[string]string{
+		`dedupd_build_info{` + scraped + `0"}`:                                              "1x90",
+		`dedupd_open_transaction_messages{` + scraped + `0",source="shop",lane="orders/0"}`: "3x90",
+		`dedupd_lane_position{` + scraped + `0",source="shop",lane="orders/0"}`:             "0+100x90",
+	}},
 	{name: "positions are skipped for the first time", seconds: 60, series: map[string]string{
 		`dedupd_build_info{` + scraped + `0"}`:                            "1x90",
 		`dedupd_positions_skipped_total{` + scraped + `0",source="shop"}`: "_x40 1200x50",
