@@ -79,6 +79,11 @@ func (in *Intake) LogCut(ctx context.Context, cut message.LogCut) error {
 	return err
 }
 
+// Copied tells the authority what the broker has confirmed: see Lanes.
+func (in *Intake) Copied(ctx context.Context, all []message.Copied) error {
+	return in.w.Lanes.Copied(ctx, all)
+}
+
 // Open opens a lane that was taken.
 func (in *Intake) Open(o LaneOptions) *Lane {
 	l := &Lane{

@@ -50,6 +50,11 @@ type Lanes interface {
 	// database may have been replaced meanwhile. *message.FencedError: it is not, and
 	// the lane has to be taken anew.
 	Confirm(ctx context.Context, c message.Confirm) (message.Confirmed, error)
+	// Copied tells what the broker has confirmed of ordered lanes since their last
+	// batches: a position that it names below that was set by an operator. Lanes that
+	// aren't under the epoch any more are passed over. Failures are harmless, but for
+	// a reset that isn't noticed. The lanes are sorted, and each stands there once.
+	Copied(ctx context.Context, all []message.Copied) error
 	// Resumed tells that what a queue may have lost with the database is delivered
 	// again from a position on, as Taken.Rewound asks for, or is known to be gone
 	// (0), and that the broker keeps the origin of that take. Until then the lane

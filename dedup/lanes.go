@@ -116,6 +116,31 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 	return gone, nil
 }
 
+// Copied tells what the broker has confirmed of ordered lanes since their last
+// batches. A row that was taken by another since, or stands below, as it does when the
+// database has lost commits, is passed over; so is one that is just being moved.
+func (s *Store) Copied(ctx context.Context, all []message.Copied) error {
+	var sources, names []string
+	var epochs, positions []int64
+	for _, c := range all {
+		sources, names = append(sources, c.Lane.Source), append(names, c.Lane.Name)
+		epochs, positions = append(epochs, c.Epoch), append(positions, c.Position)
+	}
+	_, err := s.pool.Exec(ctx, `
+		WITH told AS (SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[]) AS u (source, lane, epoch, position)),
+		still AS (
+			SELECT l.id, told.position FROM told
+			JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = told.source AND l.lane = told.lane AND l.ordered
+				AND l.epoch = told.epoch AND l.next_position >= told.position AND l.broker_position IS DISTINCT FROM told.position
+			FOR UPDATE OF l SKIP LOCKED)
+		UPDATE `+s.name("lanes")+` l SET broker_position = still.position FROM still WHERE l.id = still.id`,
+		s.scope, sources, names, epochs, positions)
+	if err != nil {
+		return fmt.Errorf("tell what the broker has confirmed: %w", err)
+	}
+	return nil
+}
+
 // LetGo tells that a lane was let go without having moved under that epoch, and
 // that nothing happened to it: the take doesn't count.
 func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {
@@ -226,6 +251,12 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 				return taken, err
 			}
 			taken.Reset, taken.Next, taken.BrokerPosition = true, t.Committed, t.Committed
+		case t.Committed > taken.BrokerPosition:
+			// The last owner may have ended before it could tell.
+			if _, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET broker_position = $2 WHERE id = $1`, id, t.Committed); err != nil {
+				return taken, err
+			}
+			taken.BrokerPosition = t.Committed
 		}
 	}
 	if t.Ordered && began != nil {

@@ -1,6 +1,7 @@
 package dedup_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -110,4 +111,53 @@ func TestAQuietLaneGoesBackWithTheDatabase(t *testing.T) {
 	again := f.take("kafka", "orders/0")
 	f.handle(again.batchAt(again.Next, "b", "c"))
 	f.wantOnce("a", "b", "c")
+}
+
+// What the broker has confirmed since the last batch goes into the row it was
+// confirmed of: one that stands there or above, under the epoch.
+func TestCopied(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l, queue := f.take("kafka", "orders/0"), f.takeQueue("nats")
+	f.handle(l.batch("a", "b", "c", "d"))
+	f.handle(queue.batch("e", "f"))
+	confirm := func(epoch, position int64, want string) {
+		t.Helper()
+		all := []message.Copied{{Lane: l.Lane, Epoch: epoch, Position: position}, {Lane: queue.Lane, Epoch: queue.Epoch, Position: 1}}
+		if err := f.Store.Copied(t.Context(), all); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, s := range f.laneStates() {
+			if s.BrokerPosition != nil {
+				got += fmt.Sprint(s.Lane, "@", *s.BrokerPosition)
+			}
+		}
+		if got != want {
+			t.Errorf("confirmed at %d: the rows have %q, want %q", position, got, want)
+		}
+	}
+	confirm(l.Epoch-1, 4, "")
+	confirm(l.Epoch, 5, "")
+	confirm(l.Epoch, 4, "orders/0@4")
+	take := func(committed int64) message.Taken {
+		t.Helper()
+		taken, err := f.Store.Take(t.Context(), message.Take{Lane: l.Lane, Ordered: true, Committed: committed, HonourReset: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return taken
+	}
+	if taken := take(1); !taken.Reset || taken.Next != 1 {
+		t.Errorf("a group set back to 1 from 4: %+v", taken)
+	}
+	// An owner that was killed told nothing of what the broker has by then.
+	l.Taken, l.at = take(1), 1
+	f.handle(l.batch("b", "c", "d"))
+	if taken := take(3); taken.Reset || taken.Next != 4 || taken.BrokerPosition != 3 {
+		t.Errorf("a group that stands at 3: %+v", taken)
+	}
+	if taken := take(2); !taken.Reset || taken.Next != 2 {
+		t.Errorf("a group set back to 2 from 3: %+v", taken)
+	}
 }

@@ -51,6 +51,34 @@ func TestRunUntilIdle(t *testing.T) {
 	}
 }
 
+// A short run has all in one batch, and none that would carry what the broker has
+// confirmed of it. An operator's reset of the group is followed all the same.
+func TestResetAfterAShortRun(t *testing.T) {
+	db := newDatabase(t)
+	db.exec(ordersTable)
+	const messages = 100
+	tp := newTopic(t, "e2e-reset", 1)
+	plan, _ := newPlan(dice(t), messages, 0, 1)
+	if err := tp.produceAll(plan, func() int { return 0 }); err != nil {
+		t.Fatal(err)
+	}
+	config := kafkaConfig(t, "e2e-reset", tp, db.url)
+	for run, want := range []string{"100 messages", "100 messages", "0 messages"} {
+		r := command(t, nil, "run", "-c", config, "--until-idle", "500ms")
+		if r.code != 0 || !strings.HasPrefix(r.stdout, want) {
+			t.Fatalf("run %d: exit code %d, stdout %q, want %s; stderr:\n%s", run, r.code, r.stdout, want, r.stderr)
+		}
+		if run == 0 {
+			if err := tp.broker.SetCommitted(t.Context(), "e2e-reset", tp.name, 0, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, sum := db.settledBooks("e2e-reset"); sum.Applied != messages || sum.Duplicates != messages {
+		t.Errorf("the books say %+v, want %d applied and %d duplicates", sum, messages, messages)
+	}
+}
+
 // What scripts rely on: which mistake gives which exit code, and that the message
 // names it.
 func TestExitCodes(t *testing.T) {

@@ -258,6 +258,13 @@ type Gap struct {
 // Positions is how many there are; 0: there is no gap.
 func (g Gap) Positions() int64 { return max(0, g.Next-g.From) }
 
+// Copied is a position that the broker has confirmed as its copy of a lane's.
+type Copied struct {
+	Lane     Lane
+	Epoch    int64
+	Position int64
+}
+
 // CaughtUp says that a lane had nothing left to read: every message that the
 // broker held was committed.
 type CaughtUp struct {

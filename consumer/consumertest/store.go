@@ -177,6 +177,8 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 		if r.Cut >= r.Next {
 			r.Cut, r.Incarnation, taken.Cut = -1, s.incarnate(), -1
 		}
+	default:
+		r.BrokerPosition = max(r.BrokerPosition, t.Committed)
 	}
 	if t.Ordered {
 		r.began = min(r.began, r.Next)
@@ -262,6 +264,32 @@ func (s *Store) AcceptGap(ctx context.Context, lane message.Lane, next int64) er
 	}
 	if r := s.rows[lane]; r != nil {
 		r.Next = max(r.Next, next)
+	}
+	return nil
+}
+
+// Copied notes what the broker has confirmed of lanes whose row stands there or
+// above.
+func (s *Store) Copied(ctx context.Context, all []message.Copied) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.notify()
+	for i, c := range all {
+		if i > 0 && all[i-1].Lane.Compare(c.Lane) >= 0 {
+			s.violate("lane %s is told to be copied after lane %s", c.Lane, all[i-1].Lane)
+		}
+		r := s.rows[c.Lane]
+		switch {
+		case r == nil:
+			s.untaken(c.Lane, "is told to be copied")
+		case !r.ordered:
+			s.violate("the queue %s is told to be copied", c.Lane)
+		case r.Epoch == c.Epoch && c.Position <= r.Next:
+			r.BrokerPosition = c.Position
+		}
 	}
 	return nil
 }

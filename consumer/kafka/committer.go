@@ -1,15 +1,27 @@
 package kafka
 
 import (
+	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dedupd/dedupd/message"
 )
 
 // commitInterval is how often the group is told of what was committed. A commit
 // takes the broker several milliseconds, and is only a copy.
 const commitInterval = 500 * time.Millisecond
+
+const (
+	// tellInterval is how often the database is told what the broker has confirmed.
+	// Batches tell it, too, but only of those before them.
+	tellInterval = 15 * time.Second
+	// tellTimeout bounds that: a group waits for its members to let go.
+	tellTimeout = time.Second
+)
 
 // groupMember is what a committer needs of its generation.
 type groupMember interface {
@@ -20,9 +32,13 @@ type groupMember interface {
 
 // committer copies lanes' positions to the group, for one generation. A commit
 // that fails is counted and tried again with the next; it stops nobody.
+//
+// What the broker has confirmed is told to the database, from time to time and at the
+// end: an offset below it, at the next start, is an operator's reset.
 type committer struct {
 	member groupMember
 	failed func()
+	tell   func(ctx context.Context, all []message.Copied) error
 	log    *slog.Logger
 
 	quit  chan struct{}
@@ -37,29 +53,34 @@ type committer struct {
 type mark struct {
 	topic     string
 	partition int
+	lane      message.Lane
+	epoch     int64
 	origin    string       // goes with each position
 	confirmed atomic.Int64 // what the group is known to hold of this lane; -1: nothing
 	wanted    int64        // guarded by the committer's mutex; -1: nothing to tell
 	told      bool         // guarded, too: the group has the origin
+	noted     int64        // guarded, too: the confirmed position that the database was told last
 }
 
-func newCommitter(member groupMember, failed func(), log *slog.Logger) *committer {
+func newCommitter(member groupMember, failed func(), tell func(context.Context, []message.Copied) error, log *slog.Logger) *committer {
 	return &committer{
-		member: member, failed: failed, log: log,
+		member: member, failed: failed, tell: tell, log: log,
 		quit: make(chan struct{}), ended: make(chan struct{}),
 		marks: make(map[*mark]struct{}),
 	}
 }
 
-// add begins to copy a lane's position. confirmed is what the group held of it
-// before, -1 if that isn't known.
-func (c *committer) add(topic string, partition int, origin string, confirmed int64) *mark {
-	m := &mark{topic: topic, partition: partition, origin: origin, wanted: -1, told: origin == ""}
-	m.confirmed.Store(confirmed)
+// add begins to copy a lane's position.
+func (c *committer) add(l *lane, taken *message.Taken) *mark {
+	m := &mark{
+		topic: l.topic, partition: l.partition, lane: l.id, epoch: taken.Epoch, origin: taken.Origin,
+		wanted: -1, told: taken.Origin == "", noted: taken.BrokerPosition,
+	}
+	m.confirmed.Store(taken.BrokerPosition)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for old := range c.marks {
-		if old.topic == topic && old.partition == partition {
+		if old.topic == m.topic && old.partition == m.partition {
 			// The lane was opened before in this generation: what that one knew is
 			// older, and told late it would look like a reset of the group.
 			delete(c.marks, old)
@@ -90,16 +111,20 @@ func (c *committer) stop() {
 	close(c.quit)
 	<-c.ended
 	c.commit()
+	c.note()
 }
 
 func (c *committer) loop() {
 	defer close(c.ended)
-	tick := time.NewTicker(commitInterval)
+	tick, slow := time.NewTicker(commitInterval), time.NewTicker(tellInterval)
 	defer tick.Stop()
+	defer slow.Stop()
 	for {
 		select {
 		case <-tick.C:
 			c.commit()
+		case <-slow.C:
+			c.note()
 		case <-c.quit:
 			return
 		}
@@ -131,6 +156,42 @@ func (c *committer) commit() {
 		c.lastError = text
 		c.log.Warn("the broker did not take a commit, which only delays its copy", "error", err)
 	}
+}
+
+// note tells the database what the broker has confirmed since the last time.
+func (c *committer) note() {
+	all, marks := c.confirmed()
+	if len(all) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)
+	defer cancel()
+	if err := c.tell(ctx, all); err != nil {
+		c.log.Debug("tell what the broker has confirmed", "error", err)
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, m := range marks {
+		m.noted = all[i].Position
+	}
+}
+
+// confirmed are the lanes of which the database was told another position last, in
+// the order of their rows.
+func (c *committer) confirmed() (all []message.Copied, marks []*mark) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for m := range c.marks {
+		if m.confirmed.Load() != m.noted {
+			marks = append(marks, m)
+		}
+	}
+	slices.SortFunc(marks, func(a, b *mark) int { return a.lane.Compare(b.lane) })
+	for _, m := range marks {
+		all = append(all, message.Copied{Lane: m.lane, Epoch: m.epoch, Position: m.confirmed.Load()})
+	}
+	return all, marks
 }
 
 // place is a partition.

@@ -1,6 +1,7 @@
 package kafka
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"sync"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/dedupd/dedupd/message"
 )
 
 // fakeMember takes commits, or fails.
@@ -51,13 +54,19 @@ func (m *fakeMember) take() []map[string]map[int]committed {
 	return m.commits
 }
 
+func laneOf(partition int) *lane {
+	return &lane{id: message.Lane{Source: "kafka", Name: laneName("t", partition)}, topic: "t", partition: partition}
+}
+
+func untold(context.Context, []message.Copied) error { return nil }
+
 func TestCommitter(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		member, failures := &fakeMember{}, 0
-		c := newCommitter(member, func() { failures++ }, slog.New(slog.DiscardHandler))
-		a, b := c.add("t", 0, "", -1), c.add("t", 1, "", 5)
-		gone := c.add("t", 2, "", -1)
+		c := newCommitter(member, func() { failures++ }, untold, slog.New(slog.DiscardHandler))
+		a, b := c.add(laneOf(0), &message.Taken{Origin: "", BrokerPosition: -1}), c.add(laneOf(1), &message.Taken{Origin: "", BrokerPosition: 5})
+		gone := c.add(laneOf(2), &message.Taken{Origin: "", BrokerPosition: -1})
 		c.start()
 		wait := func() { time.Sleep(commitInterval); synctest.Wait() }
 		expect := func(what string, want ...map[string]map[int]committed) {
@@ -99,7 +108,7 @@ func TestCommitter(t *testing.T) {
 		expect("back", map[string]map[int]committed{"t": {0: {offset: 25}}})
 
 		// Where it begins in the database goes with a position that stands already.
-		later := c.add("t", 3, "origin", 7)
+		later := c.add(laneOf(3), &message.Taken{Origin: "origin", BrokerPosition: 7})
 		c.set(later, 7)
 		wait()
 		expect("an origin", map[string]map[int]committed{"t": {3: {7, "origin"}}})
@@ -133,14 +142,14 @@ func TestALaneOpenedAgainHasOneMark(t *testing.T) {
 	for range 20 { // the order of a map is random
 		synctest.Test(t, func(t *testing.T) {
 			member := &fakeMember{}
-			c := newCommitter(member, func() {}, slog.New(slog.DiscardHandler))
-			old := c.add("t", 0, "first", -1)
+			c := newCommitter(member, func() {}, untold, slog.New(slog.DiscardHandler))
+			old := c.add(laneOf(0), &message.Taken{Origin: "first", BrokerPosition: -1})
 			c.set(old, 100)
 			c.start()
 			time.Sleep(commitInterval)
 			synctest.Wait()
 			member.take()
-			again := c.add("t", 0, "again", 100)
+			again := c.add(laneOf(0), &message.Taken{Origin: "again", BrokerPosition: 100})
 			c.set(again, 500)
 			c.set(old, 120) // a straggler
 			time.Sleep(5 * commitInterval)
@@ -169,15 +178,15 @@ func TestABrokerThatNeverAnswersHoldsUpNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		member := &silentMember{make(chan struct{}, 10), make(chan struct{})}
-		c := newCommitter(member, func() {}, slog.New(slog.DiscardHandler))
-		a := c.add("t", 0, "", -1)
+		c := newCommitter(member, func() {}, untold, slog.New(slog.DiscardHandler))
+		a := c.add(laneOf(0), &message.Taken{Origin: "", BrokerPosition: -1})
 		c.set(a, 1)
 		c.start()
 		<-member.asked
 		begun := time.Now()
 		for n := range int64(1000) {
 			c.set(a, 2+n)
-			b := c.add("t", 1, "", -1)
+			b := c.add(laneOf(1), &message.Taken{Origin: "", BrokerPosition: -1})
 			c.set(b, n)
 			c.drop(b)
 		}
@@ -186,5 +195,53 @@ func TestABrokerThatNeverAnswersHoldsUpNothing(t *testing.T) {
 		}
 		close(member.answer)
 		c.stop()
+	})
+}
+
+// What the broker has confirmed is told to the database now and then and at the end,
+// once; what couldn't be told, again.
+func TestWhatIsConfirmedIsTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		member := &fakeMember{}
+		var told [][]message.Copied
+		var failure error
+		c := newCommitter(member, func() {}, func(_ context.Context, all []message.Copied) error {
+			told = append(told, all)
+			return failure
+		}, slog.New(slog.DiscardHandler))
+		expect := func(what string, want ...[]message.Copied) {
+			t.Helper()
+			synctest.Wait()
+			if diff := cmp.Diff(want, told); diff != "" {
+				t.Error(what, diff)
+			}
+			told = nil
+		}
+		confirmed := func(partition int, epoch, position int64) message.Copied {
+			return message.Copied{Lane: laneOf(partition).id, Epoch: epoch, Position: position}
+		}
+		b, a := c.add(laneOf(1), &message.Taken{Epoch: 8, BrokerPosition: 5}), c.add(laneOf(0), &message.Taken{Epoch: 7, BrokerPosition: -1})
+		known := c.add(laneOf(2), &message.Taken{Epoch: 9, BrokerPosition: 4})
+		c.start()
+		c.set(a, 10)
+		c.set(b, 20)
+		c.set(known, 4)
+		time.Sleep(tellInterval - time.Second)
+		expect("too soon")
+		failure = errors.New("the database is away")
+		time.Sleep(2 * time.Second)
+		both := []message.Copied{confirmed(0, 7, 10), confirmed(1, 8, 20)}
+		expect("a failure", both)
+		failure = nil
+		time.Sleep(tellInterval)
+		expect("again", both)
+		time.Sleep(tellInterval)
+		expect("nothing new")
+		c.set(a, 11)
+		c.set(b, 21)
+		c.drop(b) // lost
+		c.stop()
+		expect("the end", []message.Copied{confirmed(0, 7, 11)})
 	})
 }

@@ -72,7 +72,7 @@ func (l *lane) read(s stand) error {
 	defer stop()
 	f := &fetcher{
 		lane:     l,
-		mark:     l.committer.add(l.topic, l.partition, s.Origin, s.BrokerPosition),
+		mark:     l.committer.add(l, &s.Taken),
 		taken:    s.Taken,
 		decoder:  decoder{lane: l.id, topic: l.topic, readCommitted: l.config.Isolation == ReadCommitted, limit: l.config.MaxInflatedBytes},
 		position: s.Next,

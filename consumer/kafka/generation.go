@@ -35,7 +35,7 @@ func newGeneration(g *group, mine *assignment) *generation {
 		group:      g,
 		assignment: mine,
 		ready:      newReadiness(g.in),
-		committer:  newCommitter(membership{g.cluster, mine.generation, mine.member}, g.in.CommitFailed, g.log),
+		committer:  newCommitter(membership{g.cluster, mine.generation, mine.member}, g.in.CommitFailed, g.in.Copied, g.log),
 		logs:       new(logs),
 	}
 }

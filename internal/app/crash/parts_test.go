@@ -68,6 +68,10 @@ func (l *lanes) AcceptGap(ctx context.Context, lane message.Lane, next int64) er
 	return l.w.store.AcceptGap(ctx, lane, next)
 }
 
+func (l *lanes) Copied(ctx context.Context, all []message.Copied) error {
+	return l.w.store.Copied(ctx, all)
+}
+
 func (l *lanes) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {
 	return l.w.store.LetGo(ctx, lane, epoch)
 }
