@@ -2,12 +2,16 @@ package dedup_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/message"
@@ -562,6 +566,95 @@ func TestARotationGivesWayToALongTransaction(t *testing.T) {
 	if slices.Contains(f.landed(), "held") {
 		t.Error("the claim that was open before the rotation is not known after it")
 	}
+}
+
+// TestARotationOutlastsTransactionsOfSeconds has claims open at any time, none of which
+// ends within two seconds and a half of a rotation's request for the lock.
+func TestARotationOutlastsTransactionsOfSeconds(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	if _, err := f.Store.PrepareGeneration(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Store.Claim(t.Context(), tx, []string{"held"}); err != nil {
+		t.Fatal(err)
+	}
+	rotated := make(chan error, 1)
+	go func() {
+		done, _, _, err := f.Store.Rotate(t.Context(), 1)
+		if err == nil && !done {
+			err = errors.New("nothing was rotated")
+		}
+		rotated <- err
+	}()
+	end := func() error {
+		var since time.Time
+		for ; ; time.Sleep(10 * time.Millisecond) {
+			select {
+			case err := <-rotated:
+				return fmt.Errorf("the rotation has ended beside an open claim: %w", err)
+			default:
+			}
+			var waits bool
+			// By the transaction itself, which must not be idle for long.
+			if err := tx.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks JOIN pg_database d ON d.oid = database
+				WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND NOT granted AND datname = current_database())`).Scan(&waits); err != nil {
+				return err
+			}
+			switch {
+			case !waits:
+				since = time.Time{}
+			case since.IsZero():
+				since = time.Now()
+			case time.Since(since) > 2500*time.Millisecond:
+				return tx.Commit(t.Context())
+			}
+		}
+	}
+	if err := end(); err != nil {
+		t.Fatal(errors.Join(err, tx.Rollback(context.WithoutCancel(t.Context()))))
+	}
+	if err := <-rotated; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestARotationsWaitsGrow never gets the lock: somebody holds it for longer than any
+// worker would, and then the others aren't made to wait for long any more.
+func TestARotationsWaitsGrow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store, err := dedup.NewStore(dedup.StoreConfig{Scope: "test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect := func(want string, got error) {
+			t.Helper()
+			var waits []string
+			err := store.WithRotationLock(t.Context(), func(wait string) error {
+				waits = append(waits, wait)
+				if got == nil || len(waits) < 3 {
+					return &pgconn.PgError{Code: "55P03"}
+				}
+				return got
+			})
+			if strings.Join(waits, " ") != want || got != nil && !errors.Is(err, got) || got == nil && sqlstate(err) != "55P03" {
+				t.Errorf("waited %q, want %s; %v", waits, want, err)
+			}
+		}
+		other := errors.New("another")
+		const all, short = "100ms 200ms 400ms 800ms 1600ms 3200ms 6400ms 12800ms 30000ms", "100ms 200ms 400ms 1000ms"
+		expect("100ms 200ms 400ms", other)
+		expect(all, nil)
+		expect(short, nil)
+		expect("100ms 200ms 400ms", other)
+		time.Sleep(10 * time.Minute)
+		expect(all, nil)
+	})
 }
 
 // TestABatchWithoutMessagesDoesNotMoveALanesClock moves a lane over a hole in the

@@ -56,3 +56,8 @@ func (p *Processor) NoteAges(now time.Time, seconds ...float64) { p.ages.note(se
 
 // RecentAge is the largest age of the time before now.
 func (p *Processor) RecentAge(now time.Time) float64 { return p.ages.largest(now) }
+
+// WithRotationLock tries a step as a rotation does.
+func (s *Store) WithRotationLock(ctx context.Context, try func(wait string) error) error {
+	return s.withRotationLock(ctx, try)
+}

@@ -48,22 +48,46 @@ func (s *Store) PrepareGeneration(ctx context.Context) (led bool, err error) {
 	return led, err
 }
 
-// lockWaits are how long the tries of a change of the catalog wait for the
-// rotation lock. All claims wait with them, so they begin short. Where
-// transactions are so long that short waits never succeed, a late rotation is
-// worse than a stall.
-var lockWaits = []time.Duration{
-	100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond,
-	100 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond, 200 * time.Millisecond, 200 * time.Millisecond, 200 * time.Millisecond,
-	200 * time.Millisecond, 200 * time.Millisecond, 200 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second,
-}
+// The tries of a change of the catalog wait for the rotation lock, and all claims that
+// come meanwhile wait with them. So the first wait is short. Each one that failed makes
+// the next twice as long: where transactions last for seconds, a claim that has to wait
+// for another one's end is nothing new, and a rotation that never comes is worse.
+//
+// The longest outlasts any transaction of a worker, which gives it up after 25 s. When
+// that fails, too, somebody else's claims are open for longer, such as a service's that
+// claims in a transaction of its own. It isn't worth a stall of everybody: for a while
+// only short waits are tried, and a late rotation costs no more than a larger generation.
+const (
+	firstWait   = 100 * time.Millisecond
+	longestWait = 30 * time.Second
+	shortWait   = time.Second
+	shortFor    = 10 * time.Minute
+)
 
 // dropWait is how long the drop of a table waits for its readers, who make
 // others wait with it.
 const dropWait = 200 * time.Millisecond
 
+// withRotationLock tries a step that waits for the rotation lock, with a wait that
+// grows.
+func (s *Store) withRotationLock(ctx context.Context, try func(wait string) error) error {
+	longest := longestWait
+	if time.Since(time.Unix(0, s.outlasted.Load())) < shortFor {
+		longest = shortWait
+	}
+	var waits []time.Duration
+	for wait := firstWait; wait < longest/2; wait *= 2 {
+		waits = append(waits, wait)
+	}
+	err := withLock(ctx, append(waits, longest), try)
+	if sqlstate(err) == "55P03" && longest == longestWait && ctx.Err() == nil {
+		s.outlasted.Store(time.Now().UnixNano())
+	}
+	return err
+}
+
 // withLock tries a step that waits for a lock, with a pause of random length
-// between the tries.
+// between the tries: for most of the time nobody waits with it.
 func withLock(ctx context.Context, waits []time.Duration, try func(wait string) error) error {
 	for i, wait := range waits {
 		err := try(fmt.Sprintf("%dms", wait.Milliseconds()))
@@ -81,7 +105,7 @@ func withLock(ctx context.Context, waits []time.Duration, try func(wait string) 
 // the next, which must have been prepared. took is how long the change itself
 // held up claims at most, the last try's wait for the lock included.
 func (s *Store) Rotate(ctx context.Context, generation int) (rotated, led bool, took time.Duration, err error) {
-	err = withLock(ctx, lockWaits, func(wait string) error {
+	err = s.withRotationLock(ctx, func(wait string) error {
 		start := time.Now()
 		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			return tx.QueryRow(ctx, `SELECT coalesce((SELECT `+s.name("rotate")+`($1, identity, $3) FROM `+s.name("generations")+`
@@ -106,7 +130,7 @@ func (s *Store) Rotate(ctx context.Context, generation int) (rotated, led bool, 
 // passed by the window, or that have been held for maxHold. DropExpired drops
 // their tables.
 func (s *Store) Expire(ctx context.Context, window, maxHold time.Duration) (n int, led bool, err error) {
-	err = withLock(ctx, lockWaits, func(wait string) error {
+	err = s.withRotationLock(ctx, func(wait string) error {
 		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			return tx.QueryRow(ctx, `SELECT `+s.name("expire")+`($1, make_interval(secs => $2), make_interval(secs => $3), $4)`,
 				s.scope, window.Seconds(), maxHold.Seconds(), wait).Scan(&n)
@@ -158,7 +182,7 @@ func (s *Store) AcceptMissing(ctx context.Context, actor string) (generations []
 	if err != nil {
 		return nil, err
 	}
-	err = withLock(ctx, lockWaits, func(wait string) error {
+	err = s.withRotationLock(ctx, func(wait string) error {
 		generations, err = s.acceptMissing(ctx, c.scopeID, actor, wait)
 		return err
 	})

@@ -50,6 +50,8 @@ type Store struct {
 	refreshing sync.Mutex
 	catalog    atomic.Pointer[catalog]
 	filters    filterCache
+	// outlasted is when a rotation last gave up its longest wait, in Unix nanoseconds.
+	outlasted atomic.Int64
 
 	mu      sync.RWMutex
 	laneIDs map[message.Lane]int32
