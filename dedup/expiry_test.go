@@ -233,6 +233,33 @@ func TestAQueuesClockIsThatOfTheOldestOutstanding(t *testing.T) {
 	f.wantClock(l, start)
 }
 
+// TestALanesClockComesBack has the database's clock jump two years ahead and back. What
+// went by it in between must not hold for two years.
+func TestALanesClockComesBack(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const jump = 2 * 365 * 24 * time.Hour
+	busy, quiet := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	f.handle(busy.batch("a"), quiet.batch("b"))
+	f.rotate()
+	f.passTime(jump)
+	f.caughtUp(busy)
+	f.caughtUp(quiet)
+	f.wantClock(busy, time.Now().Add(jump))
+	f.passTime(expiryWindow + time.Hour)
+	if n := f.expire(); n != 0 {
+		t.Errorf("%d generations expired beside lanes of which nothing is known", n)
+	}
+	f.passTime(0)
+	f.handle(busy.batchAsOf(time.Now().Add(-time.Hour), "c"))
+	f.wantClock(busy, time.Now().Add(-time.Hour))
+	f.caughtUp(quiet)
+	f.wantClock(quiet, time.Now())
+	// From then on it only goes ahead, as ever.
+	f.handle(busy.batchAsOf(time.Now().Add(-2*time.Hour), "d"))
+	f.wantClock(busy, time.Now().Add(-time.Hour))
+}
+
 // TestAResetBackStopsExpiry moves a lane back by hand: claims must not expire
 // before what is read again has passed them.
 func TestAResetBackStopsExpiry(t *testing.T) {

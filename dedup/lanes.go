@@ -82,7 +82,7 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 				AND l.epoch = told.epoch AND CASE WHEN l.ordered THEN l.next_position = told.next ELSE l.checkpoint >= told.checkpoint AND `+s.name("instance")+`(l.tableoid) = told.instance END
 			FOR UPDATE OF l SKIP LOCKED),
 		followed AS (
-			UPDATE `+s.name("lanes")+` l SET lag = 0, takes = 0, stream_time = greatest(l.stream_time, `+s.name("clock")+`() - make_interval(secs => still.age))
+			UPDATE `+s.name("lanes")+` l SET lag = 0, takes = 0, stream_time = greatest(CASE WHEN l.stream_time < `+s.name("clock")+`() + interval '1 minute' THEN l.stream_time END, `+s.name("clock")+`() - make_interval(secs => still.age))
 			FROM still WHERE l.id = still.id)
 		SELECT told.source, told.lane, coalesce(l.epoch <= told.epoch AND (l.ordered OR l.epoch < told.epoch OR l.checkpoint < told.checkpoint), true) FROM told
 		LEFT JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = told.source AND l.lane = told.lane

@@ -114,6 +114,10 @@ type Loop struct {
 	// Window is how long claims are kept at least, in stream time; MaxHold how
 	// long they are kept at most for lanes that don't move.
 	Window, MaxHold time.Duration
+	// ClockSlack is how far the database's clock may be ahead of this process' own for
+	// claims to expire: one that has jumped ahead would have all of them expire. Zero:
+	// however far, as for whoever has looked at the clocks and makes a pass by hand.
+	ClockSlack time.Duration
 	// A generation is sealed when it is as old as Generation, or holds MaxClaims.
 	Generation time.Duration
 	MaxClaims  int64
@@ -128,6 +132,7 @@ type Loop struct {
 	lane                   string
 	stream, still          time.Time
 	toldBehind, toldStands time.Time
+	toldAhead              time.Time // that nothing expires by the database's clock
 	// undropped is the last generation whose table could not be dropped.
 	undropped int
 }
@@ -336,12 +341,31 @@ func (p *pass) expire(ctx context.Context, s *Status) (led bool, err error) {
 				"generation", g.Number, "lane", s.Lane, "max_hold", p.MaxHold)
 		}
 	}
-	if !due {
+	if !due || p.ahead(s) {
 		return true, nil
 	}
 	p.report.Expired, led, err = p.Store.Expire(ctx, p.Window, p.MaxHold)
 	return led, err
 }
+
+// ahead tells, and logs, that the database's clock is too far ahead of ours. Which of
+// them is wrong can't be told, but claims that are kept for too long do no harm.
+func (l *Loop) ahead(s *Status) bool {
+	by := time.Until(s.Now)
+	if l.ClockSlack == 0 || by <= l.ClockSlack {
+		l.toldAhead = time.Time{}
+		return false
+	}
+	if time.Since(l.toldAhead) >= aheadEvery {
+		l.toldAhead = time.Now()
+		l.Logger.Warn("the database's clock is ahead of this process': no claims expire. Set the clock that is wrong, or have them expire all the same with `dedupd retention run`",
+			"ahead", by.Round(time.Second), "database", s.Now, "window", l.Window)
+	}
+	return true
+}
+
+// aheadEvery is how often that is repeated.
+const aheadEvery = time.Hour
 
 // drop drops one table a pass: dropping a large one gives the disk much to do.
 // One that can't be dropped, since somebody reads it, doesn't keep the others:

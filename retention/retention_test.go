@@ -23,6 +23,7 @@ const day = 24 * time.Hour
 
 // store keeps generations in memory, by the clock of the test's bubble.
 type store struct {
+	ahead       time.Duration // of the database's clock
 	mu          sync.Mutex
 	generations []retention.Generation
 	// stream is how far all lanes have come; nil: they are caught up.
@@ -84,7 +85,7 @@ func (s *store) Status(ctx context.Context) (retention.Status, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := retention.Status{Now: time.Now(), Stream: time.Now(), Lane: "kafka:orders/0", Generations: slices.Clone(s.generations)}
+	st := retention.Status{Now: time.Now().Add(s.ahead), Stream: time.Now().Add(s.ahead), Lane: "kafka:orders/0", Generations: slices.Clone(s.generations)}
 	if s.stream != nil {
 		st.Stream = *s.stream
 	}
@@ -223,6 +224,45 @@ func newRig() *rig {
 		DeadLetterAge: 30 * day, Logger: slog.New(slog.NewTextHandler(r.log, nil)), Metrics: retention.NewMetrics(r.reg),
 	}
 	return r
+}
+
+// TestAClockThatJumpsAheadExpiresNothing has the database's clock jump by a year. A pass
+// by hand, of somebody who has looked at it, does what it is asked to.
+func TestAClockThatJumpsAheadExpiresNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		r.ClockSlack = 5 * time.Minute
+		r.store.claim(1000)
+		r.pass(t)
+		for _, ahead := range []time.Duration{365 * day, 6 * time.Minute} {
+			r.store.ahead = ahead
+			time.Sleep(8 * day)
+			for range 3 {
+				if n := r.pass(t).Expired; n != 0 {
+					t.Fatalf("%d generations expired by a clock that is %s ahead", n, ahead)
+				}
+			}
+		}
+		if n := strings.Count(r.log.String(), "the database's clock is ahead"); n != 2 {
+			t.Errorf("told %d times, want once each hour:\n%s", n, r.log)
+		}
+		byHand := *r.Loop
+		byHand.ClockSlack = 0
+		if report, err := byHand.Pass(t.Context(), false); err != nil || report.Expired != 1 {
+			t.Errorf("a pass by hand: %+v, %v", report, err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		r.ClockSlack = 5 * time.Minute
+		r.store.claim(1000)
+		r.pass(t)
+		r.store.ahead = 4 * time.Minute
+		time.Sleep(8 * day)
+		if n := r.pass(t).Expired; n != 1 {
+			t.Errorf("%d generations expired by a clock that is nearly right, want 1", n)
+		}
+	})
 }
 
 func (r *rig) pass(t *testing.T) retention.Report {

@@ -349,8 +349,11 @@ BEGIN
         broker_position = coalesce(p_broker_position, broker_position),
         -- Producers may set timestamps; the database's clock bounds them. A batch
         -- without any, such as one over a hole in the log, tells nothing of the time
-        -- (and least() of NULL and the clock is the clock).
-        stream_time     = CASE WHEN p_stream_time IS NULL THEN stream_time ELSE greatest(stream_time, least(p_stream_time, {{schema}}.clock())) END,
+        -- (and least() of NULL and the clock is the clock). Where a lane's clock is
+        -- ahead of the database's by more than what transactions overlap, that one has
+        -- gone back since: it was wrong then, or is now, and the lane's begins anew.
+        stream_time     = CASE WHEN p_stream_time IS NULL THEN stream_time
+            ELSE greatest(CASE WHEN stream_time < {{schema}}.clock() + interval '1 minute' THEN stream_time END, least(p_stream_time, {{schema}}.clock())) END,
         lag             = coalesce(p_lag, lag),
         fetched         = fetched + p_applied + p_redelivered + p_resent + p_cross_source + p_conflicts + p_dead,
         applied         = applied + p_applied,
@@ -428,7 +431,7 @@ $$;
 -- behind. A lane of which nothing is known yet may have any backlog. A scope
 -- without lanes has the database's time.
 CREATE FUNCTION {{schema}}.stream_clock(p_scope text) RETURNS timestamptz LANGUAGE sql STABLE AS $$
-    SELECT least({{schema}}.clock(), (SELECT min(coalesce(stream_time, '-infinity')) FROM {{schema}}.lanes WHERE scope = p_scope))
+    SELECT least({{schema}}.clock(), (SELECT min(CASE WHEN stream_time < {{schema}}.clock() + interval '1 minute' THEN stream_time ELSE '-infinity' END) FROM {{schema}}.lanes WHERE scope = p_scope))
 $$;
 
 -- The functions below make, seal and drop tables with their owner's rights, so

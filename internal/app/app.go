@@ -128,6 +128,7 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 
 	housekeeping, stop := context.WithCancel(ctx)
 	loop := newLoop(cfg, housekeeper{store, processor.FlushAges, limit}, reg, log)
+	loop.ClockSlack = clockSlack
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dedupd_filter_bytes", Help: "Memory that the filters of sealed generations take in this process."},
 		func() float64 { return float64(store.FilterBytes()) }))
 	var keepers sync.WaitGroup
@@ -150,6 +151,10 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	log.Info("stopped", "messages", messages)
 	return Summary{messages, duration}, err
 }
+
+// clockSlack is how far the database's clock may be ahead of a worker's before the
+// worker has nothing expire. Clocks that are set by NTP differ by less.
+const clockSlack = 5 * time.Minute
 
 // openSchema upgrades the database's schema, or refuses one that isn't this
 // program's.
