@@ -606,3 +606,6 @@ REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text,
     {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),
     {{schema}}.drop_generation(text, integer, text), {{schema}}.sweep(text, text)
 FROM PUBLIC;
+-- Whoever may read the tables may read the clocks as well, and look for a claim while
+-- no generation changes.
+GRANT EXECUTE ON FUNCTION {{schema}}.clock(), {{schema}}.stream_clock(text), {{schema}}.enter(integer, uuid, text, text, text) TO PUBLIC;
