@@ -355,6 +355,10 @@ var faults = []*fault{
 		strike: func(r *run, number int) error { return r.putBack(number) },
 	},
 	{
+		name: "a log is cut and grows again", brokers: []string{"kafka"}, nodes: 1, each: true, short: 1, long: 5,
+		strike: func(r *run, number int) error { return r.cutLog(number) },
+	},
+	{
 		// Its claims would expire while somebody else lands today's messages.
 		name: "a slot is held beyond the window", brokers: []string{"nats"}, each: true, short: 1, long: 5, window: 4 * time.Second,
 		config: "retention: {generation: 1s, schedule: 1s, window: 4s}\n",

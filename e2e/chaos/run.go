@@ -75,6 +75,11 @@ type event struct {
 	At       time.Time `json:"at"`
 	What     string    `json:"what"`
 	Failover bool      `json:"failover,omitempty"`
+	// Until is how long people may put lanes elsewhere.
+	Until *time.Time `json:"rewind_allowed_until,omitempty"`
+	// Lane is one whose log has lost all from Position on.
+	Lane     string `json:"cut_lane,omitempty"`
+	Position int64  `json:"cut_position,omitempty"`
 }
 
 // do is one run and its verdict. Errors are of the rig; what is wrong with the

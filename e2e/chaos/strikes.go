@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -317,6 +318,67 @@ func (r *run) putBack(number int) error {
 		}
 	}
 	return nil
+}
+
+// cutLog puts an older copy of one partition's log back, which then grows past where
+// its lane stands. The lane must be held until somebody says where to go on.
+func (r *run) cutLog(number int) error {
+	topic := r.broker.(*kafkaTopic)
+	partition := number % topic.Partitions()
+	lane := fmt.Sprintf("%s/%d", topic.name, partition)
+	broker, saved := topic.servers[0], filepath.Join(r.folder, fmt.Sprint("log-", number))
+	if err := broker.Stop(); err != nil {
+		return err
+	}
+	if err := broker.SaveLog(topic.name, int32(partition), saved); err != nil {
+		return err
+	}
+	if err := broker.Restart(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, time.Minute)
+	defer cancel()
+	ends, err := r.broker.Ends(ctx)
+	if err != nil {
+		return err
+	}
+	r.note("a copy of the log of %s is taken, to %d", lane, ends[lane])
+	if err := r.await("the lane is past the copy", time.Minute, func() error {
+		next, err := r.positions(ctx)
+		if err == nil && next[lane] < ends[lane]+100 {
+			err = fmt.Errorf("it stands at %d", next[lane])
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := broker.Stop(); err != nil {
+		return err
+	}
+	if err := broker.CutLog(topic.name, int32(partition), saved); err != nil {
+		return err
+	}
+	until := time.Now().Add(10 * time.Minute)
+	r.write(event{What: "the copy is put back: the log has lost its end", Lane: lane, Position: ends[lane], Until: &until})
+	if err := broker.Restart(); err != nil {
+		return err
+	}
+	var cut *int64
+	if err := r.await("the lane is held for its cut", 2*time.Minute, func() error {
+		err := r.pool.Load().QueryRow(r.ctx, `SELECT cut_at FROM dedupd.lanes WHERE lane = $1`, lane).Scan(&cut)
+		if err == nil && cut == nil {
+			err = errors.New("it goes on")
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	if *cut != ends[lane] {
+		return fmt.Errorf("%s was cut at %d, and is held for a cut at %d", lane, ends[lane], *cut)
+	}
+	r.sleep(time.Second, 3*time.Second) // the log goes on to grow
+	_, err = command(r.ctx, r.binary, "lanes", "set-position", sourceName, lane, fmt.Sprint(*cut), "-c", r.workers[0].config)
+	return err
 }
 
 // holdSlot stops a worker whose transaction is committed and not acknowledged, for
