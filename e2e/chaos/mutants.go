@@ -172,6 +172,10 @@ var mutants = []mutant{
 		edits: []edit{{"dedup/transaction.go", "	g.reset()\n", ""}},
 	},
 	{
+		name: "no leader epochs are remembered", fault: "a log is cut and grows again", broker: "kafka", times: 1, by: "cut",
+		edits: []edit{{"consumer/kafka/cut.go", "	return all[max(len(all)-keepEpochs, 0):]\n", "	return nil\n"}},
+	},
+	{
 		name: "rows in the wrong order", fault: "none", broker: "kafka", times: 1, by: "I5",
 		edits: []edit{
 			{"dedup/write.go", "	return winners\n}\n", "	slices.Reverse(winners)\n	return winners\n}\n"},
