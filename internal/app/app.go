@@ -162,13 +162,13 @@ func openSchema(ctx context.Context, cfg *config.Config, store *dedup.Store, log
 	if cfg.Database.Migrate {
 		applied, err := store.Migrate(ctx)
 		if err != nil {
-			return err
+			return explainHangUp(err)
 		}
 		for _, m := range applied {
 			log.Info("schema upgraded", "version", m.Version, "name", m.Name)
 		}
 	}
-	return store.Load(ctx)
+	return explainHangUp(store.Load(ctx))
 }
 
 // OpenProcessor makes the processor of a configuration, and prepares its sink, for

@@ -2,11 +2,13 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -145,4 +147,15 @@ func isLocal(c *pgx.ConnConfig) bool {
 		}
 	}
 	return local(c.Host)
+}
+
+// explainHangUp adds what a server could not say: with TLS 1.3 it refuses a client's
+// certificate, or the lack of one, after the handshake, and it may have hung up
+// before its reason is read.
+func explainHangUp(err error) error {
+	var failed *pgconn.ConnectError
+	if errors.As(err, &failed) && failed.Config.TLSConfig != nil && (errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)) {
+		return fmt.Errorf("%w (the server hung up after the TLS handshake: it may want a client's certificate, or another one: sslcert, sslkey)", err)
+	}
+	return err
 }

@@ -2,6 +2,7 @@ package app
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -11,11 +12,15 @@ import (
 	"errors"
 	"log/slog"
 	"math/big"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/internal/config"
 )
@@ -107,6 +112,30 @@ func TestEachConnectionReadsItsSecretsAnew(t *testing.T) {
 		}
 		if server.tls.InsecureSkipVerify || server.tls.ServerName != server.host {
 			t.Errorf("%s isn't verified any more: %+v", server.host, server.tls)
+		}
+	}
+}
+
+// A server that hangs up in the handshake's wake leaves a certificate to be guessed at.
+func TestAHangUpIsExplained(t *testing.T) {
+	reset := &net.OpError{Op: "write", Net: "tcp", Err: os.NewSyscallError("write", syscall.ECONNRESET)}
+	config, err := pgconn.ParseConfig("postgres://app@127.0.0.1:1/app?sslmode=require")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		tls  bool
+		err  error
+		want bool
+	}{{true, reset, true}, {false, reset, false}, {true, context.DeadlineExceeded, false}} {
+		config := config.Copy()
+		if !c.tls {
+			config.TLSConfig = nil
+		}
+		config.DialFunc = func(context.Context, string, string) (net.Conn, error) { return nil, c.err }
+		_, err := pgconn.ConnectConfig(t.Context(), config)
+		if got := strings.Contains(explainHangUp(err).Error(), "sslcert"); got != c.want {
+			t.Errorf("tls %t, %v: explained %t: %v", c.tls, c.err, got, err)
 		}
 	}
 }
