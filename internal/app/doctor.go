@@ -92,7 +92,7 @@ func (d *doctor) database(ctx context.Context, store *dedup.Store, registry *sin
 	defer cancel()
 	server, err := store.Server(ctx)
 	if err != nil {
-		d.fail("database", connectCure(err), "%v", err)
+		d.fail("database", connectCure(err), "%v", explainHangUp(err))
 		return nil, false
 	}
 	d.server(server)
