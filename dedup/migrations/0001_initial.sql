@@ -302,14 +302,13 @@ END $$;
 -- The mark is gone with the end of its transaction.
 --
 -- A trigger of the sink's table may have lowered synchronous_commit for the rest of
--- the transaction: it is as durable as it was to be when it began. Constraints that
--- were deferred are checked now, so that nothing of the sink runs after this.
+-- the transaction: it is as durable as it was to be when it began. What the sink's
+-- table has deferred was checked in the statement before, so nothing of it comes later.
 CREATE FUNCTION {{schema}}.leave() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF coalesce(pg_catalog.current_setting('dedupd.entered', true), '') = '' THEN
         RAISE EXCEPTION 'the sink ended the transaction it was given: it must neither commit nor roll back' USING ERRCODE = 'DD003';
     END IF;
-    SET CONSTRAINTS ALL IMMEDIATE;
     PERFORM pg_catalog.set_config('synchronous_commit', pg_catalog.current_setting('dedupd.entered'), true);
 END $$;
 

@@ -355,7 +355,7 @@ var faults = []*fault{
 		strike: func(r *run, number int) error { return r.putBack(number) },
 	},
 	{
-		name: "a log is cut and grows again", brokers: []string{"kafka"}, nodes: 1, each: true, long: 5,
+		name: "a log is cut and grows again", brokers: []string{"kafka"}, nodes: 1, each: true, short: 1, long: 5,
 		strike: func(r *run, number int) error { return r.cutLog(number) },
 	},
 	{

@@ -377,8 +377,22 @@ func (r *run) cutLog(number int) error {
 		return fmt.Errorf("%s was cut at %d, and is held for a cut at %d", lane, ends[lane], *cut)
 	}
 	r.sleep(time.Second, 3*time.Second) // the log goes on to grow
-	_, err = command(r.ctx, r.binary, "lanes", "set-position", sourceName, lane, fmt.Sprint(*cut), "-c", r.workers[0].config)
-	return err
+	if _, err := command(r.ctx, r.binary, "lanes", "set-position", sourceName, lane, fmt.Sprint(*cut), "-c", r.workers[0].config); err != nil {
+		return err
+	}
+	// The group is told half a second after the lane has moved, and may know more until
+	// then; the sampler is to see that it is taken back.
+	return r.await("the group is taken back", 30*time.Second, func() error {
+		next, err := r.positions(ctx)
+		if err != nil {
+			return err
+		}
+		told, err := r.broker.Told(ctx)
+		if err == nil && told[lane] > next[lane] {
+			err = fmt.Errorf("it was told %d, the lane stands at %d", told[lane], next[lane])
+		}
+		return err
+	})
 }
 
 // holdSlot stops a worker whose transaction is committed and not acknowledged, for
