@@ -47,6 +47,12 @@ func (m *fakeMember) fail(err error) {
 	m.err = err
 }
 
+func (m *fakeMember) refuse(partition int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refused = partition
+}
+
 func (m *fakeMember) take() []map[string]map[int]committed {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -116,7 +122,7 @@ func TestCommitter(t *testing.T) {
 		expect("told already")
 
 		// What the broker refuses of one lane says nothing of the others.
-		member.refused = 3
+		member.refuse(3)
 		c.set(a, 40)
 		c.set(later, 8)
 		wait()
@@ -124,7 +130,7 @@ func TestCommitter(t *testing.T) {
 		if failures != 3 || a.confirmed.Load() != 40 || later.confirmed.Load() != 7 {
 			t.Errorf("%d failures, confirmed %d and %d", failures, a.confirmed.Load(), later.confirmed.Load())
 		}
-		member.refused = 0
+		member.refuse(0)
 		wait()
 		expect("what is left", map[string]map[int]committed{"t": {3: {8, "origin"}}})
 
@@ -204,19 +210,29 @@ func TestWhatIsConfirmedIsTold(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		member := &fakeMember{}
+		var mu sync.Mutex // a timer's goroutine tells
 		var told [][]message.Copied
 		var failure error
 		c := newCommitter(member, func() {}, func(_ context.Context, all []message.Copied) error {
+			mu.Lock()
+			defer mu.Unlock()
 			told = append(told, all)
 			return failure
 		}, slog.New(slog.DiscardHandler))
 		expect := func(what string, want ...[]message.Copied) {
 			t.Helper()
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			if diff := cmp.Diff(want, told); diff != "" {
 				t.Error(what, diff)
 			}
 			told = nil
+		}
+		fails := func(err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			failure = err
 		}
 		confirmed := func(partition int, epoch, position int64) message.Copied {
 			return message.Copied{Lane: laneOf(partition).id, Epoch: epoch, Position: position}
@@ -229,11 +245,11 @@ func TestWhatIsConfirmedIsTold(t *testing.T) {
 		c.set(known, 4)
 		time.Sleep(tellInterval - time.Second)
 		expect("too soon")
-		failure = errors.New("the database is away")
+		fails(errors.New("the database is away"))
 		time.Sleep(2 * time.Second)
 		both := []message.Copied{confirmed(0, 7, 10), confirmed(1, 8, 20)}
 		expect("a failure", both)
-		failure = nil
+		fails(nil)
 		time.Sleep(tellInterval)
 		expect("again", both)
 		time.Sleep(tellInterval)

@@ -367,9 +367,10 @@ func allocates(t *testing.T, most uint64, do func()) {
 }
 
 // fuse is little that decompresses to a byte more than is taken. All but snappy
-// let one stream follow the other.
+// let one stream follow the other; lz4's reader takes new memory for each of them
+// where its pool has none.
 func fuse(codec compress.Compression) []byte {
-	if codec == compress.Snappy {
+	if codec == compress.Snappy || codec == compress.Lz4 {
 		return compressed(codec.Codec(), make([]byte, testLimit+1))
 	}
 	return append(bytes.Repeat(compressed(codec.Codec(), make([]byte, 1<<20)), testLimit>>20), compressed(codec.Codec(), []byte{0})...)

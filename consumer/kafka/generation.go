@@ -41,7 +41,7 @@ func newGeneration(g *group, mine *assignment) *generation {
 }
 
 // serve reads the lanes until ctx (the program ends) ends or the group rebalances
-// or a topic has grown, and returns once nothing of them is in hand and the broker
+// or a topic has other partitions, and returns once nothing of them is in hand and the broker
 // knows what was committed.
 func (g *generation) serve(ctx context.Context) {
 	soft, letGo := context.WithCancel(ctx)

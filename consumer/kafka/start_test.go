@@ -271,3 +271,26 @@ func TestTakeSaysWhereToStart(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// What was divided is compared with what there is: a topic may have been created anew,
+// with fewer partitions, before anybody had asked for its id.
+func TestOtherPartitionsThanWereDivided(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		now         int
+		more, fewer bool
+	}{
+		"as many":     {now: 8},
+		"more":        {now: 9, more: true},
+		"fewer":       {now: 4, fewer: true},
+		"it vanished": {now: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := &generation{group: &group{run: &run{config: &Config{Topics: []string{"t"}}, assigned: map[string]int{"t": 8}}}}
+			more, fewer := g.compare(topics{partitions: map[string]int{"t": test.now}})
+			if more != test.more || fewer != test.fewer {
+				t.Errorf("more: %t, fewer: %t", more, fewer)
+			}
+		})
+	}
+}

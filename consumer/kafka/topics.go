@@ -61,10 +61,11 @@ func (g *generation) tell(now topics) {
 }
 
 // leaderFirst is how long a member that doesn't lead the group leaves it to the
-// leader to see what it has seen itself: each member that joins anew stops all.
+// leader to see what it has seen itself: each member that joins anew stops all. It is
+// also how long fewer partitions have to stand: a broker may be behind for a moment.
 const leaderFirst = 5 * time.Second
 
-// watchTopics returns when a topic has more partitions than were divided, when one
+// watchTopics returns when a topic has other partitions than were divided, when one
 // was created anew, or ctx ended. A topic that has vanished is reported; leaving the
 // generation for it would not bring it back. If it does come back, all its
 // partitions count as new.
@@ -83,30 +84,33 @@ func (g *generation) watchTopics(ctx context.Context) {
 			continue // the same
 		}
 		g.tell(now)
-		if !g.grown(now) {
+		more, fewer := g.compare(now)
+		if !more && !fewer {
 			noticed = time.Time{}
 			continue
 		}
 		if noticed.IsZero() {
 			noticed = time.Now()
 		}
-		if g.leads || time.Since(noticed) > leaderFirst {
-			g.log.Info("topics have grown: joining the group anew", "partitions", now.partitions)
+		if more && g.leads || time.Since(noticed) > leaderFirst {
+			g.log.Info("topics have other partitions than were divided: joining the group anew", "partitions", now.partitions)
 			return
 		}
 	}
 }
 
-// grown tells whether there is more of a topic than was divided.
-func (g *generation) grown(now topics) (grown bool) {
+// compare tells whether there is more of a topic than was divided, or less: it was
+// created anew between the division and the first look at its id.
+func (g *generation) compare(now topics) (more, fewer bool) {
 	for _, topic := range g.config.Topics {
 		n := now.partitions[topic]
-		grown = grown || n > g.assigned[topic]
+		more = more || n > g.assigned[topic]
+		fewer = fewer || 0 < n && n < g.assigned[topic]
 		if n == 0 {
 			g.assigned[topic] = 0
 		}
 	}
-	return grown
+	return more, fewer
 }
 
 // sleep waits and tells whether ctx still lives.
