@@ -49,6 +49,18 @@ type parcel struct {
 	offered time.Time
 }
 
+// add appends what was offered next. Nobody else has the messages' memory behind the
+// parcel's own.
+func (p *parcel) add(more *message.Batch, tokens ...any) {
+	b := &p.batch
+	b.Messages = append(b.Messages, more.Messages...)
+	// What a queue delivers again stands below what came before it.
+	b.Next, b.Lag, b.BrokerPosition, b.Checkpoint = max(b.Next, more.Next), more.Lag, more.BrokerPosition, more.Checkpoint
+	b.LeaderEpochs = more.LeaderEpochs
+	b.Bytes += more.Bytes
+	p.tokens = append(p.tokens, tokens...)
+}
+
 // Offer hands a batch over, with a token that comes back when it is committed
 // or abandoned. It blocks while the lane holds its share (Intake.Share). The
 // batch's bytes must have been acquired from the budget; from here on they are
@@ -104,13 +116,7 @@ func (l *Lane) gather(b message.Batch, token any) {
 		l.enqueue()
 		return
 	}
-	p := &l.pending.batch
-	p.Messages = append(p.Messages, b.Messages...)
-	// What a queue delivers again stands below what came before it.
-	p.Next, p.Lag, p.BrokerPosition, p.Checkpoint = max(p.Next, b.Next), b.Lag, b.BrokerPosition, b.Checkpoint
-	p.LeaderEpochs = b.LeaderEpochs
-	p.Bytes += b.Bytes
-	l.pending.tokens = append(l.pending.tokens, token)
+	l.pending.add(&b, token)
 }
 
 // SetLag tells how many messages the broker holds beyond what was offered; -1:
@@ -295,10 +301,8 @@ func (l *Lane) growHeld() {
 	if len(b.Messages)+len(more.Messages) > l.w.MaxMessages || b.Bytes+more.Bytes > l.w.MaxBytes {
 		return
 	}
-	b.Messages = append(slices.Clip(b.Messages), more.Messages...)
-	b.Next, b.Lag, b.BrokerPosition = more.Next, more.Lag, more.BrokerPosition
-	b.Bytes += more.Bytes
-	l.flight.tokens = append(l.flight.tokens, l.pending.tokens...)
+	b.Messages = slices.Clip(b.Messages)
+	l.flight.add(more, l.pending.tokens...)
 	l.pending = nil
 	l.signalSpace()
 }

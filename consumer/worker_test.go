@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -422,6 +424,55 @@ func TestAHoldThatAnotherSlotEnds(t *testing.T) {
 		r.lanes[0].caughtUp()
 		if r.Ready() == nil {
 			t.Error("not held with a batch in hand")
+		}
+		r.stop()
+	})
+}
+
+// What a held lane reads meanwhile joins the batch that it is held for, with all that
+// is known of it: the leader epochs that are committed with a position tell the next
+// owner whether the log was cut, and some that end below it would say so wrongly.
+func TestAHeldBatchGrows(t *testing.T) {
+	bubble(t, "", func(t *testing.T) {
+		r := newRig(t, 1)
+		l := r.lanes[0]
+		r.store.FailBefore(1_000_000, &message.HoldError{Lane: l.name, Err: errors.New("no such table")})
+		offer := func(n int, epochs ...message.LeaderEpoch) {
+			t.Helper()
+			row, _ := r.store.Row(l.name)
+			b := message.Batch{
+				Lane: l.name, Ordered: true, Incarnation: row.Incarnation, Epoch: l.epoch, From: l.next, Next: l.next + int64(n),
+				LeaderEpochs: epochs, Lag: int64(n), BrokerPosition: l.next,
+			}
+			for i := range n {
+				p := message.Position{Lane: l.name, Offset: l.next + int64(i)}
+				b.Messages = append(b.Messages, message.Message{Position: p, Headers: []message.Header{{Key: consumertest.IDHeader, Value: fmt.Append(nil, p.Offset)}}})
+			}
+			token := int(l.next)
+			l.next = b.Next
+			if err := l.Offer(t.Context(), b, token); err != nil {
+				t.Fatal(err)
+			}
+		}
+		first := message.LeaderEpoch{Epoch: 3, From: 0}
+		second := message.LeaderEpoch{Epoch: 5, From: 12}
+		offer(10, first)
+		synctest.Wait()
+		offer(10, first, second)
+		time.Sleep(2 * time.Minute)
+		r.mu.Lock()
+		grown := r.groups[len(r.groups)-1][0]
+		r.mu.Unlock()
+		if grown.From != 0 || grown.Next != 20 || len(grown.Messages) != 20 {
+			t.Fatalf("%d messages from %d to %d, want all 20", len(grown.Messages), grown.From, grown.Next)
+		}
+		if want := []message.LeaderEpoch{first, second}; !reflect.DeepEqual(grown.LeaderEpochs, want) || grown.Lag != 10 || grown.BrokerPosition != 10 {
+			t.Errorf("leader epochs %v, lag %d, broker position %d; want %v and those of what came last", grown.LeaderEpochs, grown.Lag, grown.BrokerPosition, want)
+		}
+		r.store.Heal()
+		time.Sleep(time.Minute)
+		if committed, _ := l.outcome(); !reflect.DeepEqual(committed, []int{0, 10}) {
+			t.Errorf("committed %v", committed)
 		}
 		r.stop()
 	})
