@@ -155,78 +155,21 @@ func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 }
 
 func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken message.Taken, err error) {
-	var (
-		id             int32
-		created        bool
-		brokerPosition *int64
-		takes          int
-		log            string
-		began          *int64
-		epochs         []int64
-	)
-	if t.Start < 0 {
-		var exists bool
-		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3)`,
-			s.scope, t.Lane.Source, t.Lane.Name).Scan(&exists); err != nil {
-			return taken, err
-		}
-		if !exists {
-			return taken, message.ErrNoStart
-		}
-	}
-	var partitions *int
-	if t.Partition != nil {
-		partitions = &t.Partition.Of
-	}
-	// The incarnation is of the log and of the row. A row that was forgotten may have
-	// been at a log of the same mark, of which a part was lost since: what is known by
-	// its place isn't taken for what stood there then. And all workers of a queue have
-	// the same one of the same log, whatever others have taken in between.
-	//
-	// An epoch is the database's clock in microseconds, or one more than the
-	// last: it only ever rises, and one that was lost with a failover is not
-	// given out again, so that a worker from before can't pass for a new owner.
-	err = tx.QueryRow(ctx, `
-		INSERT INTO `+s.name("lanes")+` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, log, began, partitions)
-		VALUES ($1, $2, $3, $4::boolean, $5 || '/' || gen_random_uuid(), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, $6, $7, $8::bigint, $4::boolean::integer, nullif($5, ''), CASE WHEN $4::boolean THEN $8::bigint END, $10)
-		ON CONFLICT (scope, source, lane) DO UPDATE SET
-			epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, EXCLUDED.epoch) ELSE l.epoch END,
-			incarnation       = CASE WHEN l.moved AND l.cut_at IS NOT NULL THEN EXCLUDED.incarnation WHEN l.log <> EXCLUDED.log AND (l.moved OR NOT l.ordered) THEN $5 || '/' || right(l.incarnation, 36) ELSE l.incarnation END,
-			log               = CASE WHEN l.log IS NULL OR l.moved OR NOT l.ordered THEN coalesce(EXCLUDED.log, l.log) ELSE l.log END,
-			began             = CASE WHEN l.moved AND l.log <> $5 THEN l.next_position WHEN l.ordered OR coalesce(l.log = EXCLUDED.log, true) THEN l.began END,
-			partitions        = coalesce(l.partitions, EXCLUDED.partitions),
-			cut_at            = CASE WHEN NOT l.moved THEN l.cut_at END,
-			moved             = false,
-			broker_generation = EXCLUDED.broker_generation,
-			owner             = EXCLUDED.owner,
-			takes             = CASE WHEN l.ordered THEN l.takes + 1 ELSE 0 END,
-			broker_position   = CASE WHEN l.ordered OR coalesce(l.log = EXCLUDED.log, true) THEN l.broker_position END,
-			claimed_at        = now()
-		WHERE l.broker_generation <= EXCLUDED.broker_generation OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $9)
-		RETURNING id, (xmax = 0), epoch, next_position, broker_position, incarnation, takes, checkpoint, `+s.name("instance")+`(l.tableoid), coalesce(log, ''), began, leader_epochs, coalesce(cut_at, -1)`,
-		s.scope, t.Lane.Source, t.Lane.Name, t.Ordered, t.Incarnation, t.BrokerGeneration, s.owner, t.Start, takeGrace.Seconds(), partitions,
-	).Scan(&id, &created, &taken.Epoch, &taken.Next, &brokerPosition, &taken.Incarnation, &takes, &taken.Checkpoint.Number, &taken.Checkpoint.Instance, &log, &began, &epochs, &taken.Cut)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return taken, message.ErrStale
-	}
+	row, err := s.takeRow(ctx, tx, t)
 	if err != nil {
 		return taken, err
 	}
+	taken, id, log, began := row.taken, row.id, row.log, row.began
 	if t.Ordered && t.Incarnation != "" && log != t.Incarnation {
 		return taken, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew (its id is %s, the lane's was %s), so its positions mean other messages: \"dedupd lanes set-position %s %s 0\" has it read from its beginning",
 			t.Incarnation, log, t.Lane.Source, t.Lane.Name)}
-	}
-	taken.LeaderEpochs, taken.Reached = leaderEpochs(epochs), taken.Next
-	taken.BrokerPosition = -1
-	if brokerPosition != nil {
-		taken.BrokerPosition = *brokerPosition
 	}
 	if !t.Ordered {
 		if err := s.takeQueue(ctx, tx, queueRow{id, log, began}, t, &taken); err != nil {
 			return taken, err
 		}
 	}
-	if t.Ordered && created {
+	if t.Ordered && row.created {
 		if err := s.beginAgain(ctx, tx, id, t, &taken); err != nil {
 			return taken, err
 		}
@@ -235,7 +178,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		}
 		began = &taken.Next
 	}
-	if t.Ordered && !created && t.Committed >= 0 {
+	if t.Ordered && !row.created && t.Committed >= 0 {
 		switch {
 		case t.Committed > taken.Next:
 			taken.Rewound = true
@@ -267,8 +210,99 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		return taken, err
 	}
 	s.remember(t.Lane, id)
-	s.suspicions.set(t.Lane, t.Ordered && (takes > suspectTakes || tried))
+	s.suspicions.set(t.Lane, t.Ordered && (row.takes > suspectTakes || tried))
 	return taken, nil
+}
+
+// takenRow is a lane's row as a take has left it, before what the broker tells of the
+// lane is compared with it.
+type takenRow struct {
+	taken   message.Taken
+	id      int32
+	created bool
+	takes   int
+	log     string
+	began   *int64
+}
+
+// takeRow makes this worker the owner of the lane's row, or makes the row. It gives
+// message.ErrStale and message.ErrNoStart: see Take.
+//
+// A row that is there is locked first, and no other is inserted: ON CONFLICT DO UPDATE
+// would draw a number of lanes.id for each take, and they end. A lost race for a new
+// lane still costs one.
+//
+// The incarnation is of the log and of the row. A row that was forgotten may have
+// been at a log of the same mark, of which a part was lost since: what is known by
+// its place isn't taken for what stood there then. And all workers of a queue have
+// the same one of the same log, whatever others have taken in between.
+//
+// An epoch is the database's clock in microseconds, or one more than the
+// last: it only ever rises, and one that was lost with a failover is not
+// given out again, so that a worker from before can't pass for a new owner.
+func (s *Store) takeRow(ctx context.Context, tx pgx.Tx, t message.Take) (row takenRow, err error) {
+	var partitions *int
+	if t.Partition != nil {
+		partitions = &t.Partition.Of
+	}
+	for {
+		var how string
+		var epochs []int64
+		taken := &row.taken
+		err := tx.QueryRow(ctx, s.takeSQL(), s.scope, t.Lane.Source, t.Lane.Name, t.Incarnation, partitions, t.BrokerGeneration, s.owner, takeGrace.Seconds(), t.Ordered, t.Start).
+			Scan(&how, &row.id, &taken.Epoch, &taken.Next, &taken.BrokerPosition, &taken.Incarnation, &row.takes, &taken.Checkpoint.Number, &taken.Checkpoint.Instance, &row.log, &row.began, &epochs, &taken.Cut)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows) && t.Start < 0:
+			return takenRow{}, message.ErrNoStart
+		case errors.Is(err, pgx.ErrNoRows):
+			continue // another worker made the row in this moment
+		case sqlstate(err) == "2200H":
+			return takenRow{}, fmt.Errorf("no number is left for a new lane; the schema's owner restarts the sequence at the first number of a range that no lane uses: ALTER TABLE %s ALTER COLUMN id RESTART WITH …: %w", s.name("lanes"), err)
+		case err != nil:
+			return takenRow{}, err
+		case how == "stale":
+			return takenRow{}, message.ErrStale
+		}
+		taken.LeaderEpochs, taken.Reached, row.created = leaderEpochs(epochs), taken.Next, how == "made"
+		return row, nil
+	}
+}
+
+// takeSQL gives no row if another transaction made the lane's row after this
+// statement began, or if there is none and it isn't known where the lane begins.
+func (s *Store) takeSQL() string {
+	return `
+		WITH new AS MATERIALIZED (
+			SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::bigint AS epoch, $4::text || '/' || gen_random_uuid() AS incarnation, nullif($4::text, '') AS log),
+		old AS MATERIALIZED (
+			SELECT l.*, l.tableoid AS relation FROM ` + s.name("lanes") + ` l WHERE scope = $1 AND source = $2 AND lane = $3 FOR NO KEY UPDATE),
+		taken AS (
+			UPDATE ` + s.name("lanes") + ` AS l SET
+				epoch             = CASE WHEN l.ordered THEN greatest(l.epoch + 1, new.epoch) ELSE l.epoch END,
+				incarnation       = CASE WHEN l.moved AND l.cut_at IS NOT NULL THEN new.incarnation WHEN l.log <> new.log AND (l.moved OR NOT l.ordered) THEN $4 || '/' || right(l.incarnation, 36) ELSE l.incarnation END,
+				log               = CASE WHEN l.log IS NULL OR l.moved OR NOT l.ordered THEN coalesce(new.log, l.log) ELSE l.log END,
+				began             = CASE WHEN l.moved AND l.log <> $4 THEN l.next_position WHEN l.ordered OR coalesce(l.log = new.log, true) THEN l.began END,
+				partitions        = coalesce(l.partitions, $5::integer),
+				cut_at            = CASE WHEN NOT l.moved THEN l.cut_at END,
+				moved             = false,
+				broker_generation = $6,
+				owner             = $7,
+				takes             = CASE WHEN l.ordered THEN l.takes + 1 ELSE 0 END,
+				broker_position   = CASE WHEN l.ordered OR coalesce(l.log = new.log, true) THEN l.broker_position END,
+				claimed_at        = now()
+			FROM old, new
+			WHERE l.id = old.id AND (l.broker_generation <= $6 OR greatest(l.updated_at, l.claimed_at) < now() - make_interval(secs => $8))
+			RETURNING l.*, l.tableoid AS relation),
+		made AS (
+			INSERT INTO ` + s.name("lanes") + ` AS l (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position, takes, log, began, partitions)
+			SELECT $1, $2, $3, $9::boolean, new.incarnation, new.epoch, $6::bigint, $7, $10::bigint, $9::boolean::integer, new.log, CASE WHEN $9::boolean THEN $10::bigint END, $5::integer
+			FROM new WHERE $10::bigint >= 0 AND NOT EXISTS (SELECT FROM old)
+			ON CONFLICT (scope, source, lane) DO NOTHING
+			RETURNING l.*, l.tableoid AS relation),
+		lane AS (
+			SELECT 'taken' AS how, * FROM taken UNION ALL SELECT 'made', * FROM made UNION ALL SELECT 'stale', * FROM old WHERE NOT EXISTS (SELECT FROM taken))
+		SELECT how, id, epoch, next_position, coalesce(broker_position, -1), incarnation, takes, checkpoint, ` + s.name("instance") + `(relation), coalesce(log, ''), began, leader_epochs, coalesce(cut_at, -1)
+		FROM lane`
 }
 
 // LogCut keeps that the log of an ordered lane was cut below its position, or has the

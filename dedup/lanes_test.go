@@ -1,9 +1,14 @@
 package dedup_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/dedupd/dedupd/message"
 )
@@ -160,4 +165,151 @@ func TestCopied(t *testing.T) {
 	if taken := take(2); !taken.Reset || taken.Next != 2 {
 		t.Errorf("a group set back to 2 from 3: %+v", taken)
 	}
+}
+
+// laneNumbers is how many numbers of lanes were drawn so far.
+func (f *fixture) laneNumbers() (n int64) {
+	f.t.Helper()
+	if err := f.pool.QueryRow(f.t.Context(), `SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('dedupd.lanes', 'id')), 0)`).Scan(&n); err != nil {
+		f.t.Fatal(err)
+	}
+	return n
+}
+
+// Lanes have numbers, of which there are two thousand million: a take draws none for a
+// lane that has one.
+func TestATakeDrawsNoNumber(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const workers, takes = 4, 10
+	race := func(lanes ...message.Take) {
+		t.Helper()
+		var all sync.WaitGroup
+		for range workers {
+			all.Go(func() {
+				for range takes {
+					for _, take := range lanes {
+						if _, err := f.Store.Take(t.Context(), take); err != nil && !errors.Is(err, message.ErrStale) {
+							t.Error(err)
+						}
+					}
+				}
+			})
+		}
+		all.Wait()
+	}
+	lanes := []message.Take{
+		{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Committed: -1, BrokerGeneration: 2},
+		{Lane: message.Lane{Source: "nats", Name: "queue"}, Incarnation: "stream-1", Committed: -1},
+	}
+	race(lanes...)
+	if n := f.laneNumbers(); n > int64(workers*len(lanes)) {
+		t.Errorf("%d workers drew %d numbers for %d lanes: more than one each", workers, n, len(lanes))
+	}
+	before := f.laneNumbers()
+	late, unknown := lanes[0], lanes[0]
+	late.BrokerGeneration = 1 // refused
+	unknown.Lane.Name, unknown.Start = "orders/1", -1
+	race(append(lanes, late)...)
+	if _, err := f.Store.Take(t.Context(), unknown); !errors.Is(err, message.ErrNoStart) {
+		t.Errorf("a lane of which nobody knows where it begins: %v, want %v", err, message.ErrNoStart)
+	}
+	if n := f.laneNumbers(); n != before {
+		t.Errorf("%d numbers were drawn for lanes that have one", n-before)
+	}
+}
+
+// What a take waits for may end in either way: the row comes or doesn't, or goes or
+// stays.
+func TestATakeWaitsForTheRow(t *testing.T) {
+	t.Parallel()
+	take := message.Take{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Start: 7, Committed: -1, BrokerGeneration: 3}
+	const insert = `INSERT INTO dedupd.lanes (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position)
+		VALUES ('test', 'kafka', 'orders/0', true, '/6f9a3d2e-0000-4000-8000-000000000000', 1, $1, 'another', 20)`
+	for name, c := range map[string]struct {
+		there, stale bool // before
+		sql          string
+		generation   int64
+		commit       bool
+		next         int64
+		err          error
+	}{
+		"another makes it":           {sql: insert, generation: 2, commit: true, next: 20},
+		"another doesn't make it":    {sql: insert, generation: 2, next: 7},
+		"a newer owner makes it":     {sql: insert, generation: 4, commit: true, err: message.ErrStale},
+		"it goes":                    {there: true, sql: `DELETE FROM dedupd.lanes`, commit: true, next: 7},
+		"it stays":                   {there: true, sql: `DELETE FROM dedupd.lanes`, next: 20},
+		"a newer owner's goes":       {there: true, stale: true, sql: `DELETE FROM dedupd.lanes`, commit: true, next: 7},
+		"a newer owner's stays":      {there: true, stale: true, sql: `DELETE FROM dedupd.lanes`, err: message.ErrStale},
+		"a newer owner takes it":     {there: true, sql: `UPDATE dedupd.lanes SET broker_generation = 4, next_position = 30`, commit: true, err: message.ErrStale},
+		"the last owner moves it":    {there: true, sql: `UPDATE dedupd.lanes SET next_position = 30`, commit: true, next: 30},
+		"the last owner falls short": {there: true, sql: `UPDATE dedupd.lanes SET next_position = 30`, next: 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			if c.there {
+				generation := 2
+				if c.stale {
+					generation = 4
+				}
+				f.exec(insert, generation)
+			}
+			tx, err := f.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			var args []any
+			if c.generation != 0 {
+				args = append(args, c.generation)
+			}
+			if _, err := tx.Exec(t.Context(), c.sql, args...); err != nil {
+				t.Fatal(err)
+			}
+			var taken message.Taken
+			done := make(chan error, 1)
+			go func() {
+				var err error
+				taken, err = f.Store.Take(t.Context(), take)
+				done <- err
+			}()
+			for !f.waitsForLock() {
+				select {
+				case err := <-done:
+					t.Fatalf("it didn't wait: %v", err)
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+			if c.commit {
+				err = tx.Commit(t.Context())
+			} else {
+				err = tx.Rollback(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; !errors.Is(err, c.err) || taken.Next != c.next {
+				t.Errorf("the lane is at %d, %v, want %d, %v", taken.Next, err, c.next, c.err)
+			}
+		})
+	}
+}
+
+func TestLanesNumbersEnd(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(`ALTER TABLE dedupd.lanes ALTER COLUMN id RESTART WITH 2147483647`)
+	last := f.take("kafka", "orders/0")
+	f.handle(last.batch("a"))
+	_, err := f.Store.Take(t.Context(), message.Take{Lane: message.Lane{Source: "kafka", Name: "orders/1"}, Ordered: true, Committed: -1})
+	if err == nil || !strings.Contains(err.Error(), `ALTER TABLE "dedupd"."lanes" ALTER COLUMN id RESTART WITH`) {
+		t.Errorf("got %v, want what to do about it", err)
+	}
+	last = f.take("kafka", "orders/0") // it has its number
+	f.handle(last.batch("b"))
+	f.exec(`ALTER TABLE dedupd.lanes ALTER COLUMN id RESTART WITH 1`)
+	other := f.take("kafka", "orders/1")
+	f.handle(other.batch("c"))
+	f.wantLanded("a", "b", "c")
 }
