@@ -49,6 +49,7 @@ func refused(t *testing.T, source *nats.Source) {
 }
 
 func TestUserAndPassword(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, func(o *server.Options) { o.Username, o.Password = "worker", "secret" })
 	url := func(user string) func(*nats.Config) {
 		return func(c *nats.Config) {
@@ -60,6 +61,7 @@ func TestUserAndPassword(t *testing.T) {
 }
 
 func TestNkeySeedFile(t *testing.T) {
+	t.Parallel()
 	user, seed := keyPair(t, nkeys.CreateUser)
 	file := write(t, seed)
 	s := startServer(t, func(o *server.Options) { o.Nkeys = []*server.NkeyUser{{Nkey: public(t, user)}} })
@@ -73,6 +75,7 @@ func TestNkeySeedFile(t *testing.T) {
 }
 
 func TestCredsFile(t *testing.T) {
+	t.Parallel()
 	operator, _ := keyPair(t, nkeys.CreateOperator)
 	account, _ := keyPair(t, nkeys.CreateAccount)
 	user, seed := keyPair(t, nkeys.CreateUser)
@@ -112,6 +115,7 @@ func TestCredsFile(t *testing.T) {
 }
 
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	certificate, pool := selfSigned(t)
 	s := startServer(t, func(o *server.Options) {
 		o.TLS, o.TLSConfig = true, &tls.Config{Certificates: []tls.Certificate{certificate}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}

@@ -9,6 +9,7 @@ import (
 )
 
 func TestNewTellsAllProblems(t *testing.T) {
+	t.Parallel()
 	_, err := nats.New(nats.Config{
 		Servers: []string{"nats://user:secret@", "host:4222"}, Stream: "a.b", Subjects: []string{"ok.>", "a..b", ""},
 		Mode: "push", Start: "middle", AckWait: -time.Second, CredsFile: "a", NkeySeedFile: "b",

@@ -203,7 +203,7 @@ func (x *session) confirm(ctx context.Context, limit time.Duration) error {
 	return nil
 }
 
-// patience is how often publish looks what others have written meanwhile.
+// patience is how often publish and write look what others have written meanwhile.
 const patience = 3
 
 // publish has the durable keep what the database wants it to, and asks the database once
@@ -281,10 +281,26 @@ func (b *binding) keep(ctx context.Context, origin string) error {
 	return err
 }
 
-// write has the durable keep an origin.
+// write has the durable keep an origin. A worker that comes at the same moment amends
+// the durable as it found it, without what we write: then it is written again.
 func (b *binding) write(ctx context.Context, info *jetstream.ConsumerInfo, origin string) (*jetstream.ConsumerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
+	for tries := 0; ; tries++ {
+		written, err := b.update(ctx, info, origin)
+		if err != nil || originOf(written) != "" { // ours, or another worker's by now
+			return written, err
+		}
+		if tries == patience {
+			return nil, &configError{"the server keeps no metadata of its consumers, without which a database that went back isn't noticed: it must be NATS 2.10 or later"}
+		}
+		if info, err = b.current(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (b *binding) update(ctx context.Context, info *jetstream.ConsumerInfo, origin string) (*jetstream.ConsumerInfo, error) {
 	config := info.Config
 	config.Metadata = maps.Clone(config.Metadata)
 	if config.Metadata == nil {
@@ -302,14 +318,5 @@ func (b *binding) write(ctx context.Context, info *jetstream.ConsumerInfo, origi
 	if !info.Created.Equal(b.info.Created) {
 		return nil, errGone
 	}
-	return info, kept(info)
-}
-
-// kept refuses a server that doesn't keep what it is given. It may be another worker's
-// by now.
-func kept(info *jetstream.ConsumerInfo) error {
-	if originOf(info) == "" {
-		return &configError{"the server keeps no metadata of its consumers, without which a database that went back isn't noticed: it must be NATS 2.10 or later"}
-	}
-	return nil
+	return info, nil
 }

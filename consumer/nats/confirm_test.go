@@ -56,6 +56,7 @@ func allAcknowledged(t *testing.T, js jetstream.JetStream, last uint64) {
 // An older copy of the database lacks what the server was told of: it comes again, to
 // workers that run on, and to those that start afterwards.
 func TestAnOlderCopyIsPutBack(t *testing.T) {
+	t.Parallel()
 	pulse := func(w *consumer.Worker) { w.Pulse = 50 * time.Millisecond }
 	for name, c := range map[string]struct {
 		workers int
@@ -74,6 +75,7 @@ func TestAnOlderCopyIsPutBack(t *testing.T) {
 		"without the row, while nobody runs, too": {workers: 2, row: true, stopped: true, quiet: true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := startServer(t)
 			js := connect(t, s)
 			createStream(t, js, jetstream.StreamConfig{})
@@ -121,6 +123,7 @@ func TestAnOlderCopyIsPutBack(t *testing.T) {
 // A database that was started again has lost nothing, and nothing comes again but what
 // was on its way to be acknowledged.
 func TestARestartRewindsNothing(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -144,6 +147,7 @@ func TestARestartRewindsNothing(t *testing.T) {
 
 // Nothing is acknowledged before the database has confirmed it and the durable tells.
 func TestNothingIsAcknowledgedUnconfirmed(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -181,6 +185,7 @@ func TestNothingIsAcknowledgedUnconfirmed(t *testing.T) {
 // copy as far before the durable is told. Nothing but that the database is asked once
 // more tells that what waits is lost.
 func TestTheDatabaseIsReplacedWhileItConfirms(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -224,8 +229,10 @@ func row(t *testing.T, store *consumertest.Store) consumertest.Row {
 // Two workers may write at a time, and the lower checkpoint last; or somebody edits the
 // durable. It comes right, also where nothing is left to be acknowledged.
 func TestAnOlderCheckpointIsMended(t *testing.T) {
+	t.Parallel()
 	for name, instead := range map[string]string{"an older one": "", "nothing": "-"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := startServer(t)
 			js := connect(t, s)
 			stream := createStream(t, js, jetstream.StreamConfig{})
@@ -255,6 +262,7 @@ func TestAnOlderCheckpointIsMended(t *testing.T) {
 // A server that allows few messages to be outstanding isn't held up by those that wait
 // for their acknowledgement.
 func TestFewMayBeOutstanding(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -275,20 +283,53 @@ func TestFewMayBeOutstanding(t *testing.T) {
 	}
 }
 
-// forgetful is a stream on a server that keeps no metadata of consumers.
-type forgetful struct{ jetstream.Stream }
+// forgetful is a stream on a server that keeps no metadata of consumers; or on which
+// another worker amends the durable in between, so many times.
+type forgetful struct {
+	jetstream.Stream
+	times int
+}
+
+func (f *forgetful) forget(config jetstream.ConsumerConfig) jetstream.ConsumerConfig {
+	if f.times > 0 {
+		f.times--
+		config.Metadata = nil
+	}
+	return config
+}
 
 func (f *forgetful) CreateConsumer(ctx context.Context, config jetstream.ConsumerConfig) (jetstream.Consumer, error) {
-	config.Metadata = nil
-	return f.Stream.CreateConsumer(ctx, config)
+	return f.Stream.CreateConsumer(ctx, f.forget(config))
+}
+
+func (f *forgetful) UpdateConsumer(ctx context.Context, config jetstream.ConsumerConfig) (jetstream.Consumer, error) {
+	return f.Stream.UpdateConsumer(ctx, f.forget(config))
 }
 
 func TestAServerWithoutMetadata(t *testing.T) {
-	s := startServer(t)
-	js := connect(t, s)
-	stream := createStream(t, js, jetstream.StreamConfig{})
-	err := nats.Rewind(t.Context(), js, &forgetful{stream}, nats.Config{Name: "edge", Stream: "ORDERS", Durable: "dedupd"}, 1)
-	if err == nil || !strings.Contains(err.Error(), "2.10") || errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
+	t.Parallel()
+	for name, c := range map[string]struct {
+		times int
+		fatal bool
+	}{
+		"it never keeps any":                            {times: 1 << 30, fatal: true},
+		"a worker that comes amends the durable":        {times: 1},
+		"two workers that come do, one after the other": {times: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t)
+			js := connect(t, s)
+			stream := createStream(t, js, jetstream.StreamConfig{})
+			err := nats.Rewind(t.Context(), js, &forgetful{stream, c.times}, nats.Config{Name: "edge", Stream: "ORDERS", Durable: "dedupd"}, 1)
+			switch {
+			case !c.fatal:
+				if err != nil || durable(t, js).Config.Metadata["dedupd"] != "an origin" {
+					t.Errorf("got %v, %+v", err, durable(t, js).Config.Metadata)
+				}
+			case err == nil || !strings.Contains(err.Error(), "2.10") || errors.Is(err, context.DeadlineExceeded):
+				t.Errorf("got %v", err)
+			}
+		})
 	}
 }

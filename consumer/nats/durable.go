@@ -146,7 +146,11 @@ func (b *binding) create(ctx context.Context, position int64, origin string) err
 	if err != nil {
 		return err
 	}
-	if err := kept(made.CachedInfo()); err != nil || position < 0 {
+	anew := &binding{durable: d, stream: b.stream, consumer: made, info: made.CachedInfo()}
+	if anew.origin() == "" {
+		err = anew.keep(ctx, origin)
+	}
+	if err != nil || position < 0 {
 		return err
 	}
 	floor := made.CachedInfo().AckFloor.Stream

@@ -25,6 +25,7 @@ func durable(t *testing.T, js jetstream.JetStream) *jetstream.ConsumerInfo {
 }
 
 func TestDurableCreated(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -52,6 +53,7 @@ func TestDurableCreated(t *testing.T) {
 }
 
 func TestStartLatest(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -73,6 +75,7 @@ func TestStartLatest(t *testing.T) {
 
 // What loses messages is amended, and said.
 func TestDurableAmended(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
@@ -102,6 +105,7 @@ func TestDurableAmended(t *testing.T) {
 
 // What can't be amended ends the program, with a reason.
 func TestDurableRefused(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		durable   jetstream.ConsumerConfig
 		retention jetstream.RetentionPolicy
@@ -115,6 +119,7 @@ func TestDurableRefused(t *testing.T) {
 		"work queue":      {retention: jetstream.WorkQueuePolicy, start: nats.StartLatest, want: "WorkQueue"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := startServer(t)
 			js := connect(t, s)
 			stream := createStream(t, js, jetstream.StreamConfig{Retention: c.retention})
@@ -146,6 +151,7 @@ func TestDurableRefused(t *testing.T) {
 }
 
 func TestStreamLimitsPendingAcks(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{ConsumerLimits: jetstream.StreamConsumerLimits{MaxAckPending: 50}})
@@ -162,6 +168,7 @@ func TestStreamLimitsPendingAcks(t *testing.T) {
 
 // A stream may give all durables a time after which they are deleted.
 func TestStreamDeletesIdleDurables(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{ConsumerLimits: jetstream.StreamConsumerLimits{InactiveThreshold: time.Hour}})

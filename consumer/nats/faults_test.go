@@ -18,6 +18,7 @@ import (
 // What a worker had in hand when it was killed comes again after the ack wait,
 // and until then the queue isn't caught up.
 func TestRedeliveryAfterAckWait(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
@@ -50,6 +51,7 @@ func TestRedeliveryAfterAckWait(t *testing.T) {
 // A transaction may take longer than the ack wait, and what waits behind it even
 // more so: the server is asked for more time, and delivers nothing twice.
 func TestMoreTime(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -73,6 +75,7 @@ func TestMoreTime(t *testing.T) {
 // A database that went back to an earlier state has lost what the server was told
 // of: all of it since the position that is sure comes again, once.
 func TestTheDatabaseWentBack(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -93,6 +96,7 @@ func TestTheDatabaseWentBack(t *testing.T) {
 
 // A queue to which nothing comes notices it all the same.
 func TestTheDatabaseWentBackUnderAQuietQueue(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -133,6 +137,7 @@ func acknowledged(t *testing.T, js jetstream.JetStream, store *consumertest.Stor
 // gone, since another is having it rewound, must not make it anew where it stood:
 // what is below may be lost.
 func TestADurableThatAnotherRewinds(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
@@ -185,8 +190,10 @@ func (c *crossed) CreateConsumer(ctx context.Context, config jetstream.ConsumerC
 
 // Such durables are no rewound ones.
 func TestARewindThatIsCrossed(t *testing.T) {
+	t.Parallel()
 	for name, crossing := range map[string]crossed{"somebody comes between": {between: 3}, "the old one's state": {stale: 2}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := startServer(t)
 			js := connect(t, s)
 			crossing.Stream = createStream(t, js, jetstream.StreamConfig{})
@@ -207,6 +214,7 @@ func TestARewindThatIsCrossed(t *testing.T) {
 
 // What a WorkQueue was told of is gone: that may be accepted, and the rest goes on.
 func TestTheDatabaseWentBackBehindAWorkQueue(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{Retention: jetstream.WorkQueuePolicy})
@@ -224,6 +232,7 @@ func TestTheDatabaseWentBackBehindAWorkQueue(t *testing.T) {
 
 // A worker that stops gives back what it has not committed, at once.
 func TestStopGivesBack(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -244,6 +253,7 @@ func TestStopGivesBack(t *testing.T) {
 
 // A database that is away for long: no storm of redeliveries, and no loss.
 func TestKeptTooLong(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -264,6 +274,7 @@ func TestKeptTooLong(t *testing.T) {
 }
 
 func TestConsumerDeleted(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
@@ -291,6 +302,7 @@ func TestConsumerDeleted(t *testing.T) {
 }
 
 func TestStreamCreatedAnew(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
@@ -314,6 +326,7 @@ func TestStreamCreatedAnew(t *testing.T) {
 }
 
 func TestServerRestart(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := startServer(t, func(o *server.Options) { o.StoreDir = dir })
 	p := port(s)
@@ -340,6 +353,7 @@ func TestServerRestart(t *testing.T) {
 
 // A server that comes back empty, as one with its store in memory does.
 func TestServerLosesEverything(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	p := port(s)
 	js := connect(t, s)
@@ -360,6 +374,7 @@ func TestServerLosesEverything(t *testing.T) {
 
 // Nobody has to start things in the right order.
 func TestEverythingMissingAtStart(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	p := port(s)
 	source := newSource(t, s)
@@ -384,6 +399,7 @@ func TestEverythingMissingAtStart(t *testing.T) {
 }
 
 func TestThroughput(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("seconds")
 	}

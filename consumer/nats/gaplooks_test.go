@@ -8,6 +8,7 @@ import (
 
 // What a look finds, by what was seen before.
 func TestLook(t *testing.T) {
+	t.Parallel()
 	type seen struct {
 		first, last uint64
 		delivered   uint64 // sequence

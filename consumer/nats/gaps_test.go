@@ -81,8 +81,10 @@ var discards = map[string]struct {
 // What is discarded while nobody reads holds the queue, also after restarts, until
 // somebody accepts it.
 func TestGapAtStart(t *testing.T) {
+	t.Parallel()
 	for name, way := range discards {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := startServer(t)
 			js := connect(t, s)
 			stream := createStream(t, js, way.config)
@@ -116,6 +118,7 @@ func TestGapAtStart(t *testing.T) {
 
 // A worker that is held finds by itself that somebody has accepted the gap.
 func TestGapAccepted(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
@@ -142,9 +145,11 @@ func TestGapAccepted(t *testing.T) {
 // The same while a worker reads that has fallen behind. What it has in hand is applied
 // although the stream no longer has it.
 func TestGapWhileReading(t *testing.T) {
+	t.Parallel()
 	for name, way := range discards {
 		for _, onGap := range []string{nats.StopOnGap, nats.SkipGap} {
 			t.Run(name+" "+onGap, func(t *testing.T) {
+				t.Parallel()
 				s := startServer(t)
 				js := connect(t, s)
 				stream := createStream(t, js, way.config)
@@ -202,6 +207,7 @@ func full(t *testing.T, js jetstream.JetStream) (inHand int) {
 // A message that can't be applied is given up after a while, for others to try. If the
 // stream has discarded it meanwhile, nobody can.
 func TestGapOfWhatWasGivenUp(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
@@ -221,6 +227,7 @@ func TestGapOfWhatWasGivenUp(t *testing.T) {
 
 // A stream that keeps the last message of each subject discards in its middle.
 func TestGapOfSupersededMessages(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{MaxMsgsPerSubject: 1})
@@ -247,6 +254,7 @@ func TestGapOfSupersededMessages(t *testing.T) {
 // filter leaves out, what is gone since it was acknowledged, and what stood in the
 // stream before the queue was first read.
 func TestNoGap(t *testing.T) {
+	t.Parallel()
 	age := func(t *testing.T, _ jetstream.JetStream, stream jetstream.Stream) {
 		// As limits do: all of the stream up to here.
 		if err := stream.Purge(t.Context()); err != nil {
@@ -282,6 +290,7 @@ func TestNoGap(t *testing.T) {
 	} {
 		for _, restart := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, restart %t", name, restart), func(t *testing.T) {
+				t.Parallel()
 				s := startServer(t)
 				js := connect(t, s)
 				stream := createStream(t, js, c.config)

@@ -20,6 +20,7 @@ import (
 )
 
 func TestKeeps(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	source := newSource(t, s)
@@ -59,6 +60,7 @@ func TestKeeps(t *testing.T) {
 // Servers that take a connection and say nothing are waited for, one after the
 // other, but no longer than the caller wants.
 func TestKeepsEndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	var servers []string
 	for range 3 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -85,6 +87,7 @@ func TestKeepsEndsWithItsContext(t *testing.T) {
 }
 
 func TestKeepsLogsIn(t *testing.T) {
+	t.Parallel()
 	certificate, pool := selfSigned(t)
 	user, seed := keyPair(t, nkeys.CreateUser)
 	s := startServer(t, func(o *server.Options) {

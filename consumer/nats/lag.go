@@ -72,6 +72,7 @@ func (x *session) inspect() {
 				slot.CaughtUp(asked)
 			}
 		}
+		x.report() // last: a run until idle ends once nothing is left, and tells what it was told by then
 		x.tellReady()
 	}
 }
@@ -85,7 +86,6 @@ func (x *session) measure(info *jetstream.ConsumerInfo, before int64) {
 	x.stands.Store(&standing{int64(floor), x.passed.since(floor)})
 	x.foreign.Store(max(0, int64(info.NumAckPending)-max(before, x.inHand.Load())))
 	x.gate.room(info.Config.MaxAckPending, x.foreign.Load())
-	x.report()
 }
 
 // drained tells whether everything that the stream held for us was committed, by

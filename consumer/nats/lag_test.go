@@ -77,6 +77,7 @@ func (k *looker) Run(ctx context.Context, in *consumer.Intake) error {
 // A queue is caught up when nothing of it is in anybody's hands, as of when the
 // server was asked.
 func TestCaughtUp(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		pending uint64
 		acks    int
@@ -118,6 +119,7 @@ func TestCaughtUp(t *testing.T) {
 // A run until idle that is shorter than it takes to look twice tells of an empty
 // queue as well.
 func TestCaughtUpInAShortRun(t *testing.T) {
+	t.Parallel()
 	url, _ := natstest.Start(t)
 	source, err := New(Config{Name: "edge", Servers: []string{url}, Stream: "ORDERS", Durable: "orders"})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 
 // A server's limits are kept, whoever has made the durable.
 func TestServerLimits(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*nats.Config){
 		"by default":        func(*nats.Config) {},
 		"with a wish":       func(c *nats.Config) { c.MaxAckPending = 20_000 },
@@ -50,6 +51,7 @@ func TestServerLimits(t *testing.T) {
 // An account's limit that is lowered doesn't concern durables that are there, until
 // they are made anew or changed.
 func TestAccountLimitLowered(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
@@ -87,6 +89,7 @@ func TestAccountLimitLowered(t *testing.T) {
 
 // Limits on pulls that somebody sets on the durable while it is read.
 func TestLimitsSetWhileReading(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
@@ -126,6 +129,7 @@ func TestLimitsSetWhileReading(t *testing.T) {
 // A server that goes on refusing: the source isn't ready and says why, until it is
 // served again.
 func TestPullsRefused(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
@@ -163,6 +167,7 @@ func TestPullsRefused(t *testing.T) {
 
 // A pull that nobody answers looks like an empty stream to the library.
 func TestPullsForbidden(t *testing.T) {
+	t.Parallel()
 	worker := &server.User{Username: "worker", Password: "secret", Permissions: &server.Permissions{
 		Publish: &server.SubjectPermission{Deny: []string{"$JS.API.CONSUMER.MSG.NEXT.>"}},
 	}}

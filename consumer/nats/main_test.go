@@ -2,6 +2,7 @@ package nats_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net"
@@ -22,7 +23,12 @@ import (
 	"github.com/dedupd/dedupd/consumer/nats"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// A test mostly waits for its server, so more of them than there are cores run at
+	// a time. The command line still has the last word.
+	_ = flag.Set("test.parallel", "8")
+	goleak.VerifyTestMain(m)
+}
 
 // startServer runs a server on a port of its own, unless the options name one.
 func startServer(t *testing.T, change ...func(*server.Options)) *server.Server {

@@ -13,6 +13,7 @@ import (
 
 // The waits grow up to the longest, and begin anew only after a session that lasted.
 func TestWaitsBetweenSessions(t *testing.T) {
+	t.Parallel()
 	var r retries
 	for i, most := range []time.Duration{100, 200, 400, 800, 1600, 3200, 5000, 5000} {
 		most *= time.Millisecond
@@ -27,6 +28,7 @@ func TestWaitsBetweenSessions(t *testing.T) {
 
 // A reason is logged once, also when others come between, and again as a reminder.
 func TestReasonsAreLoggedOnce(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&text, nil))

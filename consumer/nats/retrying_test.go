@@ -32,6 +32,7 @@ func (n *noTakes) Take(ctx context.Context, t message.Take) (message.Taken, erro
 // A session that can't begin is tried again in growing intervals, and the reason is
 // logged once.
 func TestASessionThatFailsAtOnce(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})

@@ -17,6 +17,7 @@ import (
 // The rights that docs/operations.md asks for are enough, also after a failover of
 // the database.
 func TestRights(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("../../docs/operations.md")
 	if err != nil {
 		t.Fatal(err)

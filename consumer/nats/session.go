@@ -189,7 +189,7 @@ func (x *session) run() {
 	}
 	x.in.Rebalanced()
 	x.measure(x.bound.info, 0)
-	x.lookSoon() // a run that finds nothing to do may be over before the next look
+	x.lookSoon() // until then nobody knows what there is to do
 	x.in.Ready(true)
 
 	var acking, confirming, reading sync.WaitGroup

@@ -11,6 +11,7 @@ import (
 // are delivered, some again and some through another worker, and asks from ack
 // floors that rise.
 func TestPassedIsNeverTooLate(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var p passed
 		start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -64,6 +65,7 @@ func TestPassedIsNeverTooLate(t *testing.T) {
 // TestPassedKeepsUp has an ack floor right behind what is delivered, and one that
 // has stood still for a day.
 func TestPassedKeepsUp(t *testing.T) {
+	t.Parallel()
 	var p passed
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(sequence uint64) time.Time { return start.Add(time.Duration(sequence) * 100 * time.Millisecond) }

@@ -13,8 +13,10 @@ import (
 // A worker that starts and finds the durable gone has never seen where it stood.
 // The database has: start is for a lane that nobody has read.
 func TestDurableMissingAtStart(t *testing.T) {
+	t.Parallel()
 	for _, from := range []string{nats.StartEarliest, nats.StartLatest} {
 		t.Run(from, func(t *testing.T) {
+			t.Parallel()
 			s := startServer(t)
 			js := connect(t, s)
 			stream := createStream(t, js, jetstream.StreamConfig{})
@@ -42,6 +44,7 @@ func TestDurableMissingAtStart(t *testing.T) {
 
 // Nor does one count that somebody has made in its place, to begin at the end.
 func TestDurableMadeAnewAtTheEnd(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
@@ -69,6 +72,7 @@ func TestDurableMadeAnewAtTheEnd(t *testing.T) {
 
 // What the stream has deleted by its limits doesn't keep the rest from being read.
 func TestARewindBelowTheStream(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
@@ -118,8 +122,10 @@ func read(t *testing.T, js jetstream.JetStream, store *consumertest.Store, want 
 
 // A failover before the first commit: what was there before the worker isn't read.
 func TestAFailoverBeforeTheFirstCommit(t *testing.T) {
+	t.Parallel()
 	for name, latest := range map[string]bool{"the durable of others": false, "start at the latest": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := startServer(t)
 			js := connect(t, s)
 			stream := createStream(t, js, jetstream.StreamConfig{})
@@ -145,8 +151,10 @@ func TestAFailoverBeforeTheFirstCommit(t *testing.T) {
 // A failover that takes the lane's row, too. The durable's floor tells of commits
 // that are lost; this worker knows where they began.
 func TestTheRowIsLost(t *testing.T) {
+	t.Parallel()
 	for name, again := range map[string]bool{"for this worker to make again": false, "and another worker has made it again": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := startServer(t)
 			js := connect(t, s)
 			readBefore(t, js, createStream(t, js, jetstream.StreamConfig{}))
