@@ -41,6 +41,8 @@ func (in *Intake) Take(ctx context.Context, t message.Take) (message.Taken, erro
 	case taken.Reset:
 		in.w.Metrics.rewinds.Inc()
 		log.Warn("the group's offsets were moved back at the broker: following them")
+	case taken.Outdated:
+		log.Warn("the group's offset stands below what the broker has confirmed, but a worker wrote it, as before the group's name was changed and changed back: going on at the database's position. To read again, set the lane's position", "broker_position", t.Committed)
 	default:
 		log.Debug("lane taken", "epoch", taken.Epoch)
 	}

@@ -79,12 +79,18 @@ func TestStartRule(t *testing.T) {
 		want   message.Taken
 		err    error
 	}{
-		"no row":              {"", nil, message.Taken{Next: 7, BrokerPosition: -1}, nil},
-		"row":                 {"next_position = 20", nil, message.Taken{Next: 20, BrokerPosition: -1}, nil},
-		"broker's copy lags":  {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 15 }, message.Taken{Next: 20, BrokerPosition: 15}, nil},
-		"broker is ahead":     {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 25 }, message.Taken{Next: 20, BrokerPosition: 10, Rewound: true}, nil},
-		"group was reset":     {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 5 }, message.Taken{Next: 5, BrokerPosition: 5, Reset: true}, nil},
-		"reset is ignored":    {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed, t.HonourReset = 5, false }, message.Taken{Next: 20, BrokerPosition: 10}, nil},
+		"no row":             {"", nil, message.Taken{Next: 7, BrokerPosition: -1}, nil},
+		"row":                {"next_position = 20", nil, message.Taken{Next: 20, BrokerPosition: -1}, nil},
+		"broker's copy lags": {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 15 }, message.Taken{Next: 20, BrokerPosition: 15}, nil},
+		"broker is ahead":    {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 25 }, message.Taken{Next: 20, BrokerPosition: 10, Rewound: true}, nil},
+		"group was reset":    {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 5 }, message.Taken{Next: 5, BrokerPosition: 5, Reset: true}, nil},
+		"reset is ignored":   {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed, t.HonourReset = 5, false }, message.Taken{Next: 20, BrokerPosition: 10}, nil},
+		"a worker wrote it": {"next_position = 20, broker_position = 10", func(t *message.Take) {
+			t.Committed, t.Origin = 5, `dedupd:{"scope":"test","source":"kafka","began":0,"epoch":1}`
+		}, message.Taken{Next: 20, BrokerPosition: 10, Outdated: true}, nil},
+		"another scope's worker wrote it": {"next_position = 20, broker_position = 10", func(t *message.Take) {
+			t.Committed, t.Origin = 5, `dedupd:{"scope":"another","source":"kafka","began":0,"epoch":1}`
+		}, message.Taken{Next: 5, BrokerPosition: 5, Reset: true}, nil},
 		"never confirmed":     {"next_position = 20", func(t *message.Take) { t.Committed = 5 }, message.Taken{Next: 20, BrokerPosition: 5}, nil},
 		"no start":            {"", func(t *message.Take) { t.Start = -1 }, message.Taken{}, message.ErrNoStart},
 		"no start but a row":  {"next_position = 20", func(t *message.Take) { t.Start = -1 }, message.Taken{Next: 20, BrokerPosition: -1}, nil},

@@ -24,7 +24,8 @@ const takeGrace = 25 * time.Second
 // broker's position never wins by being further: it is ahead when the database
 // lost commits, and then claims and effects are lost with the position, so that
 // reading again is right. It wins by being behind what it once confirmed, for
-// then somebody moved it back on purpose. And what the broker keeps beside it tells
+// then somebody moved it back on purpose, unless a worker wrote it there: then it is an
+// earlier copy of the lane's. And what the broker keeps beside it tells
 // of a row that the database has lost: see beginAgain.
 //
 // A queue has no position to compare. It notices that the database went back by its
@@ -179,9 +180,12 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		began = &taken.Next
 	}
 	if t.Ordered && !row.created && t.Committed >= 0 {
+		_, ours := s.originOf(t.Lane, t.Origin) // a person's offset has no such note
 		switch {
 		case t.Committed > taken.Next:
 			taken.Rewound = true
+		case t.Committed < taken.BrokerPosition && ours:
+			taken.Outdated = true
 		case t.Committed < taken.BrokerPosition && t.HonourReset:
 			// Both columns, or the same reset is seen again at the next start. The
 			// lane's clock goes back with it, to what isn't known yet: claims must

@@ -225,6 +225,9 @@ type Taken struct {
 	Origin string
 	// Reset tells that an operator's reset of the group was honoured.
 	Reset bool
+	// Outdated tells that the broker's position is below what was confirmed, and yet
+	// nobody's reset: a worker of ours has written it, as the origin beside it says.
+	Outdated bool
 	// Reached is where the lane stood before the reset; otherwise it is Next.
 	Reached int64
 	// LeaderEpochs are those of the last batch that was committed, see Batch. What

@@ -165,12 +165,15 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	}
 	r.brokerGen, r.updated = t.BrokerGeneration, time.Now()
 	taken := message.Taken{Epoch: r.Epoch, Rewound: rewound, Reached: r.Next, LeaderEpochs: r.LeaderEpochs, Cut: r.Cut}
+	_, ours := parseOrigin(t.Origin)
 	switch {
 	case !t.Ordered:
 		s.takeQueue(r, t, &taken)
 	case t.Committed < 0:
 	case t.Committed > r.Next:
 		taken.Rewound = true
+	case t.Committed < r.BrokerPosition && ours:
+		taken.Outdated = true
 	case t.Committed < r.BrokerPosition && t.HonourReset:
 		taken.Reset = true
 		r.Next, r.BrokerPosition = t.Committed, t.Committed

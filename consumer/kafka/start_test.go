@@ -223,6 +223,41 @@ func TestGroupReset(t *testing.T) {
 	})
 }
 
+// A group whose name the configuration leaves, and comes back to later, stands where it
+// stood then. Nobody has reset it: following it would read again what may be older than
+// the claims.
+func TestAGroupThatIsComeBackTo(t *testing.T) {
+	t.Parallel()
+	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+		r := newRig(t, b, 1, nil)
+		c := r.client()
+		read := func(group string, next int64) {
+			t.Helper()
+			r.group = group
+			w := r.start(nil)
+			r.untilNext(0, next)
+			r.untilCommitted(0, next)
+			w.stop()
+		}
+		first, second := r.group, newName("group")
+		r.put(c, 0, "one", "two")
+		read(first, 2)
+		r.put(c, 0, "three", "four")
+		read(second, 4)
+		read(first, 4)
+		if handled, _, _ := r.store.Counts(); handled != 4 {
+			t.Errorf("%d messages were read, want each of 4 once", handled)
+		}
+		if n := r.log.count("a worker wrote it"); n != 1 {
+			t.Errorf("the log tells %d times of an offset that isn't followed, want once", n)
+		}
+		// What a person sets there still counts.
+		r.check(b.SetCommitted(r.ctx, first, r.topic, 0, 1))
+		r.start(nil)
+		r.until("it was read again", func() bool { handled, _, _ := r.store.Counts(); return handled == 4+3 })
+	})
+}
+
 // takes records what lanes are taken with.
 type takes struct {
 	consumer.Lanes
