@@ -13,8 +13,7 @@ import (
 // that is gone comes again only after the ack wait.
 const fetchWait = time.Second
 
-// unanswered is how long after the end of a fetch the library gives up waiting for
-// the server to tell it, in silence.
+// unanswered is how long after the end of a fetch we wait for the server to tell it.
 const unanswered = time.Second
 
 // errors after which the consumer is looked at, or the next fetch waits.
@@ -36,8 +35,8 @@ func (x *session) fetch() {
 		switch {
 		case err == nil:
 			x.granted()
-			// The server ends a fetch at once, and the library hides why, when the
-			// next message is larger than the fetch may be.
+			// The server ends a fetch at once when the next message is larger than the
+			// fetch may be.
 			large = n == tooLarge && !large
 			if n == tooLarge && !large {
 				sleep(x.closing, fetchPause)
@@ -58,39 +57,33 @@ const tooLarge = -1
 
 // next is what the next fetch asks for. A large one takes one message of whatever
 // size.
-func (x *session) next(large bool) (pull, []jetstream.FetchOpt) {
-	p := x.limits.Load().apply(pull{messages: x.in.MaxMessages(), bytes: x.in.MaxBytes(), wait: fetchWait})
-	if large {
-		p.messages, p.bytes = 1, max(x.in.MaxBytes(), x.conn.MaxPayload())
-		return p, []jetstream.FetchOpt{jetstream.FetchMaxWait(p.wait)}
+func (x *session) next(large bool) (p pull, bytes int64) {
+	p = x.limits.Load().apply(pull{messages: x.in.MaxMessages(), bytes: x.in.MaxBytes(), wait: fetchWait})
+	if !large {
+		return p, p.bytes
 	}
-	return p, []jetstream.FetchOpt{jetstream.FetchMaxWait(p.wait), jetstream.FetchMaxBytes(int(p.bytes))}
+	p.messages, p.bytes = 1, 0
+	return p, max(x.in.MaxBytes(), x.conn.MaxPayload())
 }
 
 // fetchOnce asks for a batch. It returns how many messages came, or tooLarge.
-func (x *session) fetchOnce(large bool) (int, error) {
-	ask, options := x.next(large)
-	bytes := ask.bytes
+func (x *session) fetchOnce(large bool) (came int, err error) {
+	ask, bytes := x.next(large)
 	if err := x.in.Budget().Acquire(x.closing, bytes); err != nil {
 		return 0, err
 	}
 	defer func() { x.in.Budget().Release(bytes) }() // what is left of it
 
 	begun := time.Now()
-	batch, err := x.bound.consumer.Fetch(ask.messages, options...)
-	if err != nil {
-		return 0, err
-	}
-	came := 0
 	var h hand
-	for msg := range batch.Messages() {
-		meta, err := msg.Metadata()
+	err = x.receive(ask, func(msg *natsgo.Msg) error {
+		meta, err := metadata(msg)
 		if err != nil {
-			return came, err
+			return err
 		}
 		x.gaps.pass(meta)
 		x.passed.note(meta.Sequence.Stream, meta.Timestamp)
-		d := delivery{msg: msg, meta: meta, bytes: footprint(msg), received: time.Now(), held: x.hands.hold(&h, msg.Reply(), meta.Sequence.Stream)}
+		d := delivery{msg: msg, meta: meta, bytes: footprint(msg), received: time.Now(), held: x.hands.hold(&h, msg.Reply, meta.Sequence.Stream)}
 		came++
 		x.inHand.Add(1)
 		x.waiting.Add(1)
@@ -106,8 +99,9 @@ func (x *session) fetchOnce(large bool) (int, error) {
 		case <-x.closing.Done():
 			x.acks.add(x.drop(d), true)
 		}
-	}
-	if err := batch.Error(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return came, err
 	}
 	switch took := time.Since(begun); {
@@ -125,9 +119,9 @@ func (x *session) fetchOnce(large bool) (int, error) {
 // overhead is what a message takes in memory beyond its bytes, roughly.
 const overhead = 400
 
-func footprint(msg jetstream.Msg) int64 {
-	n := overhead + len(msg.Data()) + len(msg.Subject()) + len(msg.Reply())
-	for key, values := range msg.Headers() {
+func footprint(msg *natsgo.Msg) int64 {
+	n := overhead + len(msg.Data) + len(msg.Subject) + len(msg.Reply)
+	for key, values := range msg.Header {
 		for _, v := range values {
 			n += len(key) + 2*len(v) + 64
 		}

@@ -50,13 +50,6 @@ func (d *durable) allow(allowed, wanted int) {
 		"durable", d.config.Durable, "wanted", wanted, "taken", allowed)
 }
 
-// pull is what one fetch asks for.
-type pull struct {
-	messages int
-	bytes    int64
-	wait     time.Duration
-}
-
 // limits are those of the durable on a single pull; 0: none. An operator may set
 // them at any time, or a server's limit when the durable is made or changed.
 type limits struct {

@@ -65,7 +65,7 @@ type standing struct {
 
 // delivery is one message of a fetch.
 type delivery struct {
-	msg      jetstream.Msg
+	msg      *natsgo.Msg
 	held     held
 	meta     *jetstream.MsgMetadata
 	bytes    int64

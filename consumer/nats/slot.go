@@ -69,8 +69,8 @@ func (x *session) gather(d delivery) (message.Batch, []held) {
 // A message without payload has an empty value: there is no tombstone.
 func (x *session) message(d delivery) message.Message {
 	m := message.Message{
-		Topic:      d.msg.Subject(),
-		Value:      d.msg.Data(),
+		Topic:      d.msg.Subject,
+		Value:      d.msg.Data,
 		Time:       d.meta.Timestamp,
 		Position:   message.Position{Lane: x.source.lane(), Offset: int64(d.meta.Sequence.Stream)},
 		Deliveries: int(d.meta.NumDelivered),
@@ -78,7 +78,7 @@ func (x *session) message(d delivery) message.Message {
 	if m.Value == nil {
 		m.Value = []byte{}
 	}
-	headers := d.msg.Headers()
+	headers := d.msg.Header
 	keys := make([]string, 0, len(headers))
 	for key := range headers {
 		keys = append(keys, key)
