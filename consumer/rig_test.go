@@ -28,6 +28,7 @@ type rig struct {
 	store    *consumertest.Store
 	ledger   *ledger
 	registry *prometheus.Registry
+	intake   *consumer.Intake
 	lanes    []*lane
 	end      context.CancelFunc
 	done     chan error
@@ -69,6 +70,7 @@ func newRig(t *testing.T, lanes int, changes ...any) *rig {
 	opened := make(chan struct{})
 	r.Worker = &consumer.Worker{
 		Handler: r, Lanes: r.store, Sources: []consumer.Source{&script{"test", func(ctx context.Context, in *consumer.Intake) error {
+			r.intake = in
 			for i := range lanes {
 				r.open(ctx, in, i, changes)
 			}

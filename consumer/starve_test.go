@@ -86,6 +86,82 @@ func TestHeldLanesDontStarveTheOthers(t *testing.T) {
 	})
 }
 
+// A lane that has given its memory back isn't open for a while, and held all the same:
+// the probes, the metric and a job tell of it, until another worker has it.
+func TestALaneThatGaveBackIsHeld(t *testing.T) {
+	hold := &message.HoldError{Err: errors.New("no such table")}
+	// Somebody waits for all there is, after some tries or while the first is made.
+	gaveBack := func(t *testing.T, tries int, changes ...any) *rig {
+		t.Helper()
+		const all = 1 << 30
+		r := newRig(t, 1, changes...)
+		r.setHandle(func(context.Context, []message.Batch) error {
+			if tries == 1 {
+				time.Sleep(6 * time.Second)
+			}
+			return hold
+		})
+		r.lanes[0].mustOffer(1)
+		for tries > 1 && len(r.sizes()) < tries {
+			time.Sleep(time.Second)
+		}
+		if err := r.Budget.Acquire(t.Context(), all); err != nil {
+			t.Fatal(err)
+		}
+		r.Budget.Release(all)
+		<-r.lanes[0].Lost()
+		return r
+	}
+	bubble(t, "until another worker has it", func(t *testing.T) {
+		var other *consumer.Intake
+		r := gaveBack(t, 1, func(w *consumer.Worker) {
+			w.Sources = append(w.Sources, &script{"other", func(ctx context.Context, in *consumer.Intake) error {
+				other = in
+				in.Ready(true)
+				<-ctx.Done()
+				return nil
+			}})
+		})
+		other.Rebalanced() // is nothing to this one
+		var held *consumer.HeldError
+		if err := r.Ready(); !errors.As(err, &held) || held.Lane != r.lanes[0].name || !errors.Is(err, hold) {
+			t.Errorf("Ready: %v", err)
+		}
+		if n := r.metric("dedupd_lanes_held"); n != 1 {
+			t.Errorf("%v lanes are held", n)
+		}
+		r.intake.Rebalanced()
+		if err := r.Ready(); err != nil {
+			t.Errorf("Ready: %v", err)
+		}
+		r.stop() // which looks at the metric
+	})
+	bubble(t, "and a job fails", func(t *testing.T) {
+		r := gaveBack(t, 3, func(w *consumer.Worker) { w.UntilIdle = time.Hour })
+		select {
+		case err := <-r.done:
+			if !errors.Is(err, hold) {
+				t.Errorf("Run: %v", err)
+			}
+		case <-time.After(3 * time.Hour):
+			t.Error("it waits on")
+			r.end()
+			<-r.done
+		}
+	})
+	bubble(t, "and a job waits for its next tries", func(t *testing.T) {
+		r := gaveBack(t, 1, func(w *consumer.Worker) { w.UntilIdle = time.Second })
+		time.Sleep(time.Minute)
+		select {
+		case err := <-r.done:
+			t.Errorf("Run: %v, though the lane was tried once and isn't empty", err)
+		default:
+			r.intake.Rebalanced()
+			r.stop()
+		}
+	})
+}
+
 type handlerFunc func(ctx context.Context, group []message.Batch) error
 
 func (f handlerFunc) Handle(ctx context.Context, group []message.Batch) error { return f(ctx, group) }
