@@ -1,8 +1,10 @@
 package nats_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,6 +188,42 @@ func TestGapWhileReading(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What is missing while the database can't be told is told once it can.
+func TestGapWhileTheDatabaseIsAway(t *testing.T) {
+	s := startServer(t)
+	js := connect(t, s)
+	stream := createStream(t, js, jetstream.StreamConfig{})
+	publish(t, js, 0, 200)
+	store := &notes{Store: consumertest.NewStore()}
+	release := store.Hold()
+	r := start(t, newSource(t, s), store.Store, func(w *consumer.Worker) { w.Lanes, w.Writers, w.MaxMessages = store, 1, 10 })
+	r.ready()
+	inHand := full(t, js)
+	store.away.Store(true)
+	discards["purge"].discard(t, js, stream)
+	eventually(t, "the gap to be found, and told in vain twice", func() bool { return r.log.count("which can't be noted in the database") > 1 })
+	store.away.Store(false)
+	eventually(t, "the queue to be held", func() bool { return r.Ready() != nil && r.log.has("to 150, of which not all were read") })
+	release()
+	wait(t, store.Store, inHand)
+	if n := len(store.Effects()); n != inHand {
+		t.Errorf("%d effects, want those of the %d messages in hand", n, inHand)
+	}
+}
+
+// notes is a store that can't always take note of gaps.
+type notes struct {
+	*consumertest.Store
+	away atomic.Bool
+}
+
+func (n *notes) Gap(ctx context.Context, lane message.Lane, found message.Gap) (message.Gap, error) {
+	if n.away.Load() {
+		return message.Gap{}, errors.New("the database is away")
+	}
+	return n.Store.Gap(ctx, lane, found)
 }
 
 // full waits until a worker whose database stands still takes no more, and returns how
