@@ -187,6 +187,63 @@ func TestARotationByHandWaitsForAWorker(t *testing.T) {
 	}
 }
 
+// TestAWorkerLooksAtTheDatabasesClock has it be a year ahead: claims that are held for
+// far too long by it stay. A command is trusted to know.
+func TestAWorkerLooksAtTheDatabasesClock(t *testing.T) {
+	t.Parallel()
+	url, _ := natstest.Start(t)
+	q := &queueRig{rig: newRig(t, fmt.Sprintf("{nats: {servers: %q, stream: ORDERS}}", url))}
+	q.exec(t, `INSERT INTO dedupd.claims_orders_1 (key) VALUES (gen_random_uuid())`)
+	if _, err := Retain(t.Context(), q.cfg, q.store, slog.New(slog.DiscardHandler), true); err != nil {
+		t.Fatal(err)
+	}
+	q.exec(t, `CREATE OR REPLACE FUNCTION dedupd.clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$ SELECT pg_catalog.now() + interval '1 year' $$`)
+	told := make(tellTale, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := (&App{Config: q.cfg, Sinks: &sinks.Default, Logger: slog.New(slog.NewTextHandler(told, nil))}).Run(ctx)
+		ended <- err
+	}()
+	sealed := func() (n int) {
+		if err := q.pool.QueryRow(t.Context(), `SELECT count(*) FROM dedupd.generations WHERE state = 'sealed'`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	select {
+	case <-told:
+	case err := <-ended:
+		t.Fatalf("it ended: %v", err)
+	case <-time.After(30 * time.Second):
+		t.Errorf("nothing is told of the clock")
+	}
+	if n := sealed(); n != 1 {
+		t.Errorf("%d sealed generations are left, want 1", n)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if report, err := Retain(t.Context(), q.cfg, q.store, slog.New(slog.DiscardHandler), false); err != nil || report.Expired != 1 {
+		t.Errorf("by a command: %+v, %v", report, err)
+	}
+}
+
+// tellTale hears in a log that the database's clock is ahead.
+type tellTale chan struct{}
+
+func (c tellTale) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("the database's clock is ahead")) {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+	return len(p), nil
+}
+
 // TestTheLastAgesAreCounted ends a worker between two passes: what it has learnt
 // since the last one must not be lost.
 func TestTheLastAgesAreCounted(t *testing.T) {
