@@ -112,7 +112,7 @@ func TestTheWindowOfDeadLetters(t *testing.T) {
 		between int // good messages between two dead ones
 		held    bool
 	}{{0, true}, {window - 2, true}, {window - 1, false}, {window, false}} {
-		for _, batches := range []int{1, 2, 3} {
+		for _, batches := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprintf("%d between, %d batches", test.between, batches), func(t *testing.T) {
 				t.Parallel()
 				f := newGuarded(t, 1, window)
@@ -128,6 +128,9 @@ func TestTheWindowOfDeadLetters(t *testing.T) {
 					for ; len(all) > 1; all = all[1:] {
 						f.handle(l.batch(all[0]))
 					}
+				case 4: // and the last one comes alone
+					f.handle(l.batch(all[:len(all)-1]...))
+					all = all[len(all)-1:]
 				}
 				err := f.Handle(t.Context(), []message.Batch{l.batch(all...)})
 				if !test.held && err != nil {

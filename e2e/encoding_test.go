@@ -29,6 +29,8 @@ func TestEncodings(t *testing.T) {
 			r := command(t, nil, append(args, "-c", file)...)
 			if out := r.stdout + r.stderr; r.code != 3 || !strings.Contains(out, "encoding is "+encoding) || !strings.Contains(out, "ENCODING 'UTF8'") {
 				t.Errorf("%s, %v: exit code %d\n%s", encoding, args, r.code, out)
+			} else if strings.Contains(out, "schema") {
+				t.Errorf("%s, %v: it asks for more than another database\n%s", encoding, args, out)
 			}
 		}
 		db.exec(`DROP DATABASE ` + name + ` WITH (FORCE)`)
