@@ -60,6 +60,12 @@ func (s *store) fallBehind() {
 	s.behind = true
 }
 
+func (s *store) failAt(step string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = step
+}
+
 func newStore() *store {
 	return &store{led: true, generations: []retention.Generation{{Number: 1, State: "open", OpenedAt: time.Now()}}}
 }
@@ -283,13 +289,39 @@ func (r *rig) wantMetric(t *testing.T, name string, want float64) {
 	for _, f := range families {
 		if f.GetName() == name {
 			m := f.GetMetric()[0]
-			if got := m.GetGauge().GetValue() + m.GetCounter().GetValue(); got != want {
+			if got := m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount()); got != want {
 				t.Errorf("%s is %g, want %g", name, got, want)
 			}
 			return
 		}
 	}
 	t.Errorf("there is no metric %s", name)
+}
+
+// TestWhatAPassTells looks at what alerts and dashboards go by.
+func TestWhatAPassTells(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		r.store.claim(5)
+		r.store.generations[0].Bytes = 700
+		time.Sleep(3 * time.Hour)
+		if report, err := r.Pass(t.Context(), true); err != nil || report.Sealed != 1 || report.DeadLetters != 2 || report.Filtered != 10 {
+			t.Errorf("%+v, %v", report, err)
+		}
+		r.store.generations[1].Bytes = 50
+		time.Sleep(time.Hour)
+		r.pass(t)
+		r.wantMetric(t, "dedupd_claims_bytes", 750)
+		r.wantMetric(t, "dedupd_oldest_claim_age_seconds", (4 * time.Hour).Seconds())
+		r.wantMetric(t, "dedupd_expired_dead_letters_total", 4)
+		r.wantMetric(t, "dedupd_rotation_seconds", 1)
+		r.wantMetric(t, "dedupd_retention_last_success_timestamp_seconds", float64(time.Now().Unix()))
+		for _, want := range []string{"generation sealed", "filters built", "dead letters expired"} {
+			if !strings.Contains(r.log.String(), want) {
+				t.Errorf("%q isn't logged:\n%s", want, r.log)
+			}
+		}
+	})
 }
 
 // TestPassesFollowTheSchedule has many processes that start at the same moment.
@@ -650,13 +682,17 @@ func TestFailuresAreToldOnceAndTriedAgain(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		go r.Run(ctx)
 		time.Sleep(time.Hour)
+		if n := r.store.asked().passes; n < 50 {
+			t.Errorf("%d passes in an hour of failures", n)
+		}
+		for _, step := range []string{"", "sweep"} { // it ends, and comes back
+			r.store.failAt(step)
+			time.Sleep(time.Hour)
+		}
 		stop()
 		synctest.Wait()
-		if r.store.seen.passes < 50 {
-			t.Errorf("%d passes in an hour of failures", r.store.seen.passes)
-		}
-		if n := strings.Count(r.log.String(), "permission denied"); n != 1 {
-			t.Errorf("the same failure was logged %d times", n)
+		if n := strings.Count(r.log.String(), "permission denied"); n != 2 {
+			t.Errorf("two failures with the same text were logged %d times", n)
 		}
 	})
 }
