@@ -32,6 +32,40 @@ func (v *validator) sources() {
 			names[s.Name] = i
 		}
 	}
+	v.durables()
+}
+
+// durables refuses two sources that read one durable, which would also undo each
+// other's filter. The same names at other servers are other durables.
+func (v *validator) durables() {
+	readers := make(map[string]int) // by server, stream and durable
+	for i := range v.Sources {
+		n := v.Sources[i].NATS
+		if n == nil || v.Sources[i].Kafka != nil {
+			continue
+		}
+		for _, server := range n.Servers {
+			u, err := url.Parse(server)
+			if err != nil || u.Host == "" {
+				continue
+			}
+			host := strings.ToLower(u.Host)
+			if u.Port() == "" {
+				host += ":4222"
+			}
+			key := strings.Join([]string{host, n.Stream, n.Durable}, " ")
+			if first, ok := readers[key]; ok && first != i {
+				at := index("sources", i) + ".nats.durable"
+				if v.places[at].line == 0 { // it is the default
+					at = index("sources", i) + ".nats.stream"
+				}
+				v.add(at, "durable %q of stream %s is that of %s, too, so that each would get a part of the messages; give each source a durable of its own",
+					n.Durable, n.Stream, index("sources", first))
+				break
+			}
+			readers[key] = i
+		}
+	}
 }
 
 func (v *validator) kafka(at string, k *Kafka) {
