@@ -74,9 +74,9 @@ type Lanes interface {
 	// moving, and isn't let go, may be one whose messages end the process. Failures
 	// are harmless.
 	LetGo(ctx context.Context, lane message.Lane, epoch int64) error
-	// LogCut tells that the log of an ordered lane was cut below its position. The
+	// LogCut tells that the log of a lane was cut below its position. An ordered
 	// lane is to be taken anew after that: positions from the cut on mean other
-	// messages, so that they need another incarnation. *message.FencedError: the
+	// messages, so that they need another incarnation. A queue's can't be followed. *message.FencedError: the
 	// epoch isn't the lane's.
 	LogCut(ctx context.Context, cut message.LogCut) error
 }

@@ -28,6 +28,9 @@ func (s *Store) takeQueue(ctx context.Context, tx pgx.Tx, row queueRow, t messag
 			return err
 		}
 	}
+	if other, ok := parseOrigin(t.Origin); ok && other.Scope != s.scope {
+		return &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("scope %q reads the same durable, so that each of the two scopes would get a part of the messages only: have this one read a durable of its own; or delete the durable, if that scope is to read it no more", other.Scope)}
+	}
 	was, ours := s.originOf(t.Lane, t.Origin)
 	ours = ours && (was.Log == "" || t.Incarnation == "" || was.Log == t.Incarnation)
 	behind := ours && was.Epoch == taken.Epoch && was.Checkpoint > taken.Checkpoint.Number

@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/internal/pgtest"
 	"github.com/dedupd/dedupd/message"
 )
@@ -351,17 +350,6 @@ func TestWhereAQueueStands(t *testing.T) {
 			}
 		}, began, true},
 		"the stream was made anew": {func(s *state) { s.take.Incarnation, s.take.Committed = "stream-2", 7 }, 7, false},
-		"it is another scope's": {func(s *state) {
-			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0`)
-			store, err := dedup.NewStore(dedup.StoreConfig{Pool: s.pool, Scope: "tests"})
-			if err == nil {
-				_, err = store.Migrate(s.t.Context())
-			}
-			if err != nil {
-				s.t.Fatal(err)
-			}
-			s.Store = store
-		}, later, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -429,5 +417,53 @@ func TestAConfirmationIsHeldAgainstWhatTheBrokerKeeps(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+	}
+}
+
+// Two scopes that read one durable would each get a part of the messages.
+func TestADurableOfAnotherScope(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	other := `dedupd:{"scope":"billing","source":"nats","began":1,"epoch":1,"checkpoint":7}`
+	_, err := f.Store.Take(t.Context(), message.Take{Lane: message.Lane{Source: "nats", Name: "queue"}, Incarnation: "stream-1", Committed: 1, Origin: other})
+	var held *message.HoldError
+	if !errors.As(err, &held) || !strings.Contains(err.Error(), `scope "billing" reads the same durable`) {
+		t.Errorf("taken: %v", err)
+	}
+}
+
+// Another stream's positions are others: those that were read of the one before, that
+// were missing there, and where it was cut, say nothing of them.
+func TestAQueueOfAnotherStream(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.takeQueue("nats")
+	f.handle(l.batch("a", "b"))
+	if _, err := f.Store.Gap(t.Context(), l.Lane, message.Gap{From: 50, Next: 60}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Store.AcceptGap(t.Context(), l.Lane, 60); err != nil {
+		t.Fatal(err)
+	}
+	take := func(stream string) message.Taken {
+		t.Helper()
+		taken, err := f.Store.Take(t.Context(), message.Take{Lane: l.Lane, Incarnation: stream, Committed: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return taken
+	}
+	if err := f.Store.LogCut(t.Context(), message.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 5}); err != nil {
+		t.Fatal(err)
+	}
+	if taken := take("stream-1"); taken.Next != 60 || taken.Cut != 5 {
+		t.Errorf("the same stream is taken at %d, cut at %d", taken.Next, taken.Cut)
+	}
+	if taken := take("stream-2"); taken.Next != 0 || taken.Cut != -1 {
+		t.Errorf("another stream is taken at %d, cut at %d", taken.Next, taken.Cut)
+	}
+	want := message.Gap{From: 3, Next: 7}
+	if got, err := f.Store.Gap(t.Context(), l.Lane, want); err != nil || got != want {
+		t.Errorf("%+v is noted as %+v: %v", want, got, err)
 	}
 }

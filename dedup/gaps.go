@@ -46,10 +46,24 @@ func (s *Store) AcceptGap(ctx context.Context, lane message.Lane, next int64) er
 	return nil
 }
 
+// acceptGap moves the lane no further than the broker's log is known to reach.
 func (s *Store) acceptGap() string {
 	return `
-		WITH moved AS (UPDATE ` + s.name("lanes") + ` SET next_position = greatest(next_position, $4) WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered RETURNING id)
+		WITH moved AS (UPDATE ` + s.name("lanes") + ` l SET next_position = greatest(l.next_position, least($4, g.next)) FROM ` + s.name("gaps") + ` g
+			WHERE g.lane = l.id AND l.scope = $1 AND l.source = $2 AND l.lane = $3 AND NOT l.ordered RETURNING l.id)
 		UPDATE ` + s.name("gaps") + ` g SET accepted = greatest(accepted, $4) FROM moved WHERE g.lane = moved.id`
+}
+
+// forgetGaps forgets what was missing in another log than the one that a queue is about
+// to read: its positions mean nothing there.
+func (s *Store) forgetGaps(ctx context.Context, tx pgx.Tx, t message.Take) error {
+	_, err := tx.Exec(ctx, `DELETE FROM `+s.name("gaps")+` g USING `+s.name("lanes")+` l
+		WHERE l.id = g.lane AND l.scope = $1 AND l.source = $2 AND l.lane = $3 AND NOT l.ordered AND l.log <> nullif($4, '')`,
+		s.scope, t.Lane.Source, t.Lane.Name, t.Incarnation)
+	if err != nil {
+		return fmt.Errorf("forget what was missing in the log before: %w", err)
+	}
+	return nil
 }
 
 // skipGap has a queue that is held for what its broker has discarded go on.

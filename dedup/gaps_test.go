@@ -45,7 +45,7 @@ func TestGaps(t *testing.T) {
 		t.Errorf("audited %q: %v", line, detail)
 	}
 	note(none, none)
-	if s := f.laneStates()["nats queue"]; s.NextPosition != 40 || s.GapNext != nil {
+	if s := f.laneStates()["nats queue"]; s.NextPosition != 30 || s.GapNext != nil { // the stream may be no longer than that
 		t.Errorf("the lane stands at %+v", s)
 	}
 	f.handle(l.batch("c")) // its owner is no other

@@ -156,6 +156,11 @@ func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 }
 
 func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken message.Taken, err error) {
+	if !t.Ordered {
+		if err := s.forgetGaps(ctx, tx, t); err != nil {
+			return taken, err
+		}
+	}
 	row, err := s.takeRow(ctx, tx, t)
 	if err != nil {
 		return taken, err
@@ -241,6 +246,8 @@ type takenRow struct {
 // its place isn't taken for what stood there then. And all workers of a queue have
 // the same one of the same log, whatever others have taken in between.
 //
+// A queue's positions begin again with another log.
+//
 // An epoch is the database's clock in microseconds, or one more than the
 // last: it only ever rises, and one that was lost with a failover is not
 // given out again, so that a worker from before can't pass for a new owner.
@@ -287,7 +294,8 @@ func (s *Store) takeSQL() string {
 				log               = CASE WHEN l.log IS NULL OR l.moved OR NOT l.ordered THEN coalesce(new.log, l.log) ELSE l.log END,
 				began             = CASE WHEN l.moved AND l.log <> $4 THEN l.next_position WHEN l.ordered OR coalesce(l.log = new.log, true) THEN l.began END,
 				partitions        = coalesce(l.partitions, $5::integer),
-				cut_at            = CASE WHEN NOT l.moved THEN l.cut_at END,
+				cut_at            = CASE WHEN NOT l.moved AND (l.ordered OR coalesce(l.log = new.log, true)) THEN l.cut_at END,
+				next_position     = CASE WHEN l.ordered OR coalesce(l.log = new.log, true) THEN l.next_position ELSE 0 END,
 				moved             = false,
 				broker_generation = $6,
 				owner             = $7,
@@ -309,20 +317,21 @@ func (s *Store) takeSQL() string {
 		FROM lane`
 }
 
-// LogCut keeps that the log of an ordered lane was cut below its position, or has the
-// lane go on there. It is then taken anew, under a new incarnation: positions from the
+// LogCut keeps that the log of a lane was cut below its position, or has an ordered
+// lane go on there. That one is then taken anew, under a new incarnation: positions from the
 // cut on are those of other messages, and ids or dead letters made of them would pass
 // for what was read before. Messages with ids of their own are told by these.
 //
 // The error is a *message.FencedError when the epoch isn't the lane's any more.
 func (s *Store) LogCut(ctx context.Context, cut message.LogCut) error {
-	set := `cut_at = $2`
+	set, which := `cut_at = $2`, ``
 	if cut.Follow {
+		which = ` AND ordered`
 		// As SetPosition does it.
 		set = `next_position = least(next_position, $2), broker_position = NULL, lag = NULL, cut_at = NULL, incarnation = ` + newIncarnation + `,
 			stream_time = CASE WHEN $2 < next_position THEN NULL ELSE stream_time END, ` + lowerBegan
 	}
-	done, err := s.pool.Exec(ctx, `UPDATE `+s.name("lanes")+` SET `+set+` WHERE epoch = $1 AND scope = $3 AND source = $4 AND lane = $5 AND ordered`,
+	done, err := s.pool.Exec(ctx, `UPDATE `+s.name("lanes")+` SET `+set+` WHERE epoch = $1 AND scope = $3 AND source = $4 AND lane = $5`+which,
 		cut.Epoch, cut.At, s.scope, cut.Lane.Source, cut.Lane.Name)
 	switch {
 	case err != nil:

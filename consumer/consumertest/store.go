@@ -143,7 +143,9 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	case t.Incarnation == "":
 	case !t.Ordered:
 		if r.Incarnation != t.Incarnation {
-			r.Incarnation, r.BrokerPosition, r.began = t.Incarnation, -1, -1
+			r.Incarnation, r.BrokerPosition, r.began, r.Next, r.Cut = t.Incarnation, -1, -1, t.Start, -1
+			delete(s.gaps, t.Lane)
+			delete(s.accepted, t.Lane)
 		}
 	case r.Log == "": // the broker has learnt to tell
 		r.Log = t.Incarnation
@@ -262,11 +264,12 @@ func (s *Store) AcceptGap(ctx context.Context, lane message.Lane, next int64) er
 	defer s.mu.Unlock()
 	defer s.notify()
 	s.accepted[lane] = max(s.accepted[lane], next)
-	if noted := s.gaps[lane]; noted.Next <= next {
-		delete(s.gaps, lane)
-	}
+	noted := s.gaps[lane]
 	if r := s.rows[lane]; r != nil {
-		r.Next = max(r.Next, next)
+		r.Next = max(r.Next, min(next, noted.Next))
+	}
+	if noted.Next <= next {
+		delete(s.gaps, lane)
 	}
 	return nil
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -32,6 +34,7 @@ type durable struct {
 	incarnation string
 	ackFloor    uint64
 	instance    string
+	created     time.Time // of the consumer that was read last
 }
 
 // binding is a consumer that is ready to be read, or nil in the place of one that
@@ -44,6 +47,9 @@ type binding struct {
 	stream      jetstream.Stream
 	// consumed tells that the stream deletes what is acknowledged.
 	consumed bool
+	// refiltered tells that somebody has changed the consumer's filter. It has to begin
+	// again where the database stands, for what the filter leaves out is passed over.
+	refiltered bool
 	// read is how long it was read.
 	read time.Duration
 }
@@ -65,7 +71,7 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		return nil, fmt.Errorf("stream %s: %w", d.config.Stream, err)
 	}
 	info := stream.CachedInfo()
-	incarnation := info.Created.UTC().Format(time.RFC3339Nano)
+	incarnation := incarnation(info)
 	if incarnation != d.incarnation {
 		if d.incarnation != "" {
 			d.log.Warn("the stream was created anew: reading it from its start", "stream", d.config.Stream)
@@ -91,6 +97,8 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		found, err = d.within(ctx, d.fresh(&info.Config, position), stream.CreateConsumer)
 	case errors.Is(err, jetstream.ErrNotPullConsumer):
 		return nil, &configError{fmt.Sprintf("durable %s is a push consumer; name another durable", d.config.Durable)}
+	case err == nil && !b.consumed && refiltered(&found.CachedInfo().Config):
+		b.refiltered = true
 	case err == nil:
 		found, err = d.amend(ctx, stream, found)
 	}
@@ -99,6 +107,11 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 	}
 	b.consumer, b.info = found, found.CachedInfo()
 	return b, nil
+}
+
+// incarnation tells one stream of a name from another.
+func incarnation(info *jetstream.StreamInfo) string {
+	return info.Created.UTC().Format(time.RFC3339Nano)
 }
 
 // rewind has the server deliver again all from a position on.
@@ -141,7 +154,7 @@ func (b *binding) create(ctx context.Context, position int64, origin string) err
 		d.ackFloor = uint64(position) - 1
 	}
 	config := d.fresh(&b.stream.CachedInfo().Config, position)
-	config.Metadata = map[string]string{originKey: origin}
+	config.Metadata[originKey] = origin
 	made, err := d.within(ctx, config, b.stream.CreateConsumer)
 	if err != nil {
 		return err
@@ -180,11 +193,14 @@ func (b *binding) beyond(ctx context.Context, floor uint64, position int64) (boo
 
 // misplaced tells that somebody who doesn't know the lane's row has made the
 // durable anew, and that it begins beyond the row's position: what lies between was
-// neither delivered nor acknowledged. A floor that moved by acknowledgements is
-// beyond the row's position, too, but then messages were delivered; and whoever
+// neither delivered nor acknowledged. A floor that moved by our acknowledgements is
+// beyond the row's position, too, but then the durable keeps an origin: without one
+// none of ours has read it. (That messages were delivered tells nothing: a pull that
+// was meant for the durable before goes to the one that has its name.) And whoever
 // names a sequence knows what it is for, as we do.
 func (b *binding) misplaced(ctx context.Context, position int64) (bool, error) {
-	if b.consumed || b.info.Delivered.Consumer > 0 || b.info.Config.DeliverPolicy == jetstream.DeliverByStartSequencePolicy {
+	ours := b.origin() != "" || b.info.Created.Equal(b.durable.created)
+	if b.consumed || ours || b.info.Config.DeliverPolicy == jetstream.DeliverByStartSequencePolicy {
 		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -229,6 +245,7 @@ func (d *durable) fresh(stream *jetstream.StreamConfig, position int64) jetstrea
 		MaxDeliver:     -1,
 		MaxAckPending:  d.maxAckPending(),
 		FilterSubjects: d.config.Subjects,
+		Metadata:       map[string]string{filterKey: filterText(d.config.Subjects)},
 	}
 	if c.AckWait == 0 {
 		c.AckWait = defaultAckWait
@@ -302,6 +319,11 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 		d.log.Warn("the durable's filter is changed; what the new one adds is read from where the durable stands, not from the stream's start", "durable", d.config.Durable, "subjects", d.config.Subjects)
 		want.FilterSubject, want.FilterSubjects = "", d.config.Subjects
 	}
+	want.Metadata = maps.Clone(was.Metadata)
+	if want.Metadata == nil {
+		want.Metadata = make(map[string]string)
+	}
+	want.Metadata[filterKey] = filterText(d.config.Subjects)
 	if same(was, want) {
 		return found, nil
 	}
@@ -311,19 +333,45 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 func same(a, b jetstream.ConsumerConfig) bool {
 	return a.MaxDeliver == b.MaxDeliver && len(a.BackOff) == len(b.BackOff) && a.HeadersOnly == b.HeadersOnly &&
 		a.InactiveThreshold == b.InactiveThreshold && a.AckWait == b.AckWait && a.MaxAckPending == b.MaxAckPending &&
-		a.FilterSubject == b.FilterSubject && slices.Equal(a.FilterSubjects, b.FilterSubjects)
+		a.FilterSubject == b.FilterSubject && slices.Equal(a.FilterSubjects, b.FilterSubjects) && a.Metadata[filterKey] == b.Metadata[filterKey]
+}
+
+// filterKey is where in the durable's metadata the filter stands that dedupd has given
+// it: a filter that is another one was changed by somebody else.
+const filterKey = "dedupd-subjects"
+
+func filterText(subjects []string) string {
+	if len(subjects) == 0 {
+		return ">"
+	}
+	return strings.Join(slices.Sorted(slices.Values(subjects)), " ")
+}
+
+func subjectsOf(c *jetstream.ConsumerConfig) []string {
+	if c.FilterSubject != "" {
+		return append(slices.Clone(c.FilterSubjects), c.FilterSubject)
+	}
+	return c.FilterSubjects
 }
 
 func sameSubjects(c jetstream.ConsumerConfig, want []string) bool {
-	have := slices.Clone(c.FilterSubjects)
-	if c.FilterSubject != "" {
-		have = append(have, c.FilterSubject)
-	}
-	want = slices.Clone(want)
-	slices.Sort(have)
-	slices.Sort(want)
-	return slices.Equal(have, want)
+	return filterText(subjectsOf(&c)) == filterText(want)
 }
+
+// refiltered tells that a durable's filter isn't the one that dedupd has given it.
+func refiltered(c *jetstream.ConsumerConfig) bool {
+	given, ok := c.Metadata[filterKey]
+	return ok && given != filterText(subjectsOf(c))
+}
+
+// altered tells that somebody has changed what a durable delivers, or for how long it
+// tries: it has to be amended.
+func altered(c *jetstream.ConsumerConfig) bool {
+	return c.AckPolicy != jetstream.AckExplicitPolicy || c.MaxDeliver > 0 || c.HeadersOnly || refiltered(c)
+}
+
+// errAltered ends a session whose consumer was altered.
+var errAltered = errors.New("somebody changed the durable consumer")
 
 func (d *durable) maxAckPending() int {
 	n := d.ackPendingFloor

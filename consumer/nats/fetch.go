@@ -1,6 +1,7 @@
 package nats
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -78,6 +79,9 @@ func (x *session) fetchOnce(large bool) (came int, err error) {
 	var h hand
 	err = x.receive(ask, func(msg *natsgo.Msg) error {
 		meta, err := metadata(msg)
+		if err == nil {
+			err = x.whole(msg)
+		}
 		if err != nil {
 			return err
 		}
@@ -114,6 +118,27 @@ func (x *session) fetchOnce(large bool) (came int, err error) {
 		sleep(x.closing, fetchPause)
 	}
 	return came, nil
+}
+
+// whole refuses a message without its payload, as a durable delivers it that somebody
+// has set to headers only. The server adds a header to it, which a producer may set as
+// well: so the durable is asked.
+func (x *session) whole(msg *natsgo.Msg) error {
+	if len(msg.Data) > 0 || msg.Header.Get(natsgo.MsgSize) == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(x.closing, requestTimeout)
+	defer cancel()
+	info, err := x.bound.current(ctx)
+	if err == nil && !altered(&info.Config) {
+		return nil
+	}
+	if err == nil {
+		x.end(errAltered)
+		err = errAltered
+	}
+	x.acks.add([]string{msg.Reply}, true)
+	return err
 }
 
 // overhead is what a message takes in memory beyond its bytes, roughly.

@@ -50,6 +50,10 @@ func (x *session) inspect() {
 		x.log.Debug("ask for the stream's state", "error", err)
 		return
 	}
+	if stream.State.LastSeq < x.gaps.last.end {
+		x.end(errBack)
+		return
+	}
 	before, asked := x.inHand.Load(), time.Now()
 	info, err := x.bound.current(ctx)
 	switch {
@@ -57,8 +61,8 @@ func (x *session) inspect() {
 		x.end(errGone)
 	case err != nil:
 		x.log.Debug("watch the durable", "error", err)
-	case info.Config.AckPolicy != jetstream.AckExplicitPolicy || info.Config.MaxDeliver > 0:
-		x.end(errors.New("somebody changed the durable consumer"))
+	case altered(&info.Config):
+		x.end(errAltered)
 	default:
 		x.learnLimits(&info.Config)
 		x.lookForGaps(ctx, stream, info)

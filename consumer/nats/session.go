@@ -84,12 +84,15 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 	case err != nil:
 		return err
 	}
-	if err := s.place(ctx, in, log, bound, taken); err != nil {
-		return err
-	}
-	stream, err := bound.stream.Info(ctx)
+	stream, err := bound.stream.Info(ctx) // after the take: nothing above its end was read
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", s.config.Stream, err)
+	}
+	if err := s.wentBack(ctx, in, taken, stream); err != nil {
+		return err
+	}
+	if err := s.place(ctx, in, log, bound, taken); err != nil {
+		return err
 	}
 	if err := s.missingAtStart(ctx, in, log, bound, taken, stream); err != nil {
 		return err
@@ -142,18 +145,25 @@ func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logge
 		}
 		return errRewound
 	}
-	d.seen(bound.info.AckFloor.Stream)
+	why := ""
 	misplaced, err := bound.misplaced(ctx, taken.BrokerPosition)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case misplaced:
+		why = "somebody made the durable consumer anew, and it would skip messages"
+	case bound.refiltered:
+		why = "somebody changed the durable consumer's filter, and it has passed over messages"
 	}
-	if misplaced {
-		log.Warn("somebody made the durable consumer anew, and it would skip messages: setting it back to where the database stands", "durable", s.config.Durable, "sequence", taken.BrokerPosition)
+	if why != "" {
+		log.Warn(why+": setting it back to where the database stands", "durable", s.config.Durable, "sequence", taken.BrokerPosition)
 		if err := s.rewind(ctx, in, bound, taken, taken.BrokerPosition); err != nil {
 			return fmt.Errorf("set the durable consumer back: %w", err)
 		}
 		return errRewound
 	}
+	d.seen(bound.info.AckFloor.Stream)
+	d.created = bound.info.Created
 	return bound.keep(ctx, taken.Origin)
 }
 

@@ -18,7 +18,7 @@ func (s *Source) Survey(ctx context.Context) (survey consumer.Survey, err error)
 	err = s.visit(ctx, func(ctx context.Context, stream jetstream.Stream) error {
 		info := stream.CachedInfo()
 		survey.Consumed = info.Config.Retention != jetstream.LimitsPolicy
-		l := consumer.BrokerLane{Name: laneName, First: int64(first(&info.State)), End: int64(info.State.LastSeq) + 1, Committed: -1}
+		l := consumer.BrokerLane{Name: laneName, First: int64(first(&info.State)), End: int64(info.State.LastSeq) + 1, Committed: -1, Log: incarnation(info)}
 		found, err := stream.Consumer(ctx, s.config.Durable)
 		switch {
 		case errors.Is(err, jetstream.ErrConsumerNotFound): // it is made at the start

@@ -281,6 +281,9 @@ func (d *doctor) lane(l dedup.LaneState, survey consumer.Survey, complete bool) 
 	}
 	b := survey.Lanes[i]
 	switch {
+	case !l.Ordered && (l.CutAt != nil || l.NextPosition > b.End && (l.Log == nil || b.Log == "" || *l.Log == b.Log)):
+		d.fail("lane", fmt.Sprintf("delete the durable, then: dedupd lanes forget --force %s -c FILE; docs/operations.md tells what becomes of which messages", name),
+			"%s: the queue has come to %d, and the stream has lost its end below that: it is an older copy, or a disk is gone; it ends at %d", name, l.NextPosition, b.End)
 	case !l.Ordered && l.GapNext != nil:
 		d.gap(l.Source, fmt.Sprintf("dedupd lanes set-position %s %d -c FILE", name, max(*l.GapNext, b.End)),
 			fmt.Sprintf("%s: data is lost: the stream has discarded positions %d to %d, of which not all were read", name, *l.GapFrom, *l.GapNext-1))
