@@ -114,7 +114,7 @@ func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 		}, began},
 		"the group was reset below where it began": {func(s *state) {
 			exec(s, `UPDATE dedupd.lanes SET broker_position = 110, next_position = 110`)
-			s.take.Committed, s.take.HonourReset = 30, true
+			s.take.Committed, s.take.HonourReset, s.take.Origin = 30, true, "" // by hand
 			s.take.Origin = begin(s, began).Origin
 			s.take.Committed = committed
 			fail(s)

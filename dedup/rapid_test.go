@@ -528,7 +528,7 @@ func (m *machine) DamageFilters(t *rapid.T) {
 		`DELETE FROM dedupd.filters`,
 		`DELETE FROM dedupd.filters WHERE chunk = $1`,
 		`DELETE FROM dedupd.filters WHERE chunk >= $1`,
-		`UPDATE dedupd.filters SET data = set_byte(data, 20, get_byte(data, 20) # 1) WHERE chunk = $1`,
+		`UPDATE dedupd.filters SET data = set_byte(data, 20, get_byte(data, 20) # 1) WHERE chunk = $1 AND length(data) > 20`,
 		`UPDATE dedupd.filters SET data = '' WHERE chunk = $1`,
 		`UPDATE dedupd.filters SET last = NOT last WHERE chunk = $1`,
 		`UPDATE dedupd.filters SET last_key = '80000000-0000-0000-0000-000000000000' WHERE chunk = $1`,
