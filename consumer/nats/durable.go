@@ -367,7 +367,7 @@ func refiltered(c *jetstream.ConsumerConfig) bool {
 // altered tells that somebody has changed what a durable delivers, or for how long it
 // tries: it has to be amended.
 func altered(c *jetstream.ConsumerConfig) bool {
-	return c.AckPolicy != jetstream.AckExplicitPolicy || c.MaxDeliver > 0 || c.HeadersOnly || refiltered(c)
+	return c.AckPolicy != jetstream.AckExplicitPolicy || c.MaxDeliver > 0 || len(c.BackOff) > 0 || c.HeadersOnly || refiltered(c)
 }
 
 // errAltered ends a session whose consumer was altered.

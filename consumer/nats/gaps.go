@@ -2,6 +2,7 @@ package nats
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -32,12 +33,7 @@ const (
 // positions the filter would have matched. Then it goes by the messages that were
 // waiting at the look before: what came and was discarded between two looks isn't seen.
 type gaps struct {
-	whole bool // the durable takes every message of the stream
-	// superseding tells that the stream keeps only the last messages of each subject,
-	// so that it discards in its middle, too.
-	superseding bool
-	// consumed tells that the stream discards what is acknowledged.
-	consumed bool
+	shape
 
 	// Only the goroutine that looks uses these.
 	last    look
@@ -51,6 +47,28 @@ type gaps struct {
 	holes  gap                 // in the middle of the stream, since the last look
 	passed passage
 }
+
+// shape is what a stream's configuration says of what it discards.
+type shape struct {
+	whole bool // the durable takes every message of the stream
+	// superseding tells that the stream discards in its middle, too: it keeps only the
+	// last messages of each subject, or its producers may roll a subject up, or give
+	// messages a time to live.
+	superseding bool
+	// consumed tells that the stream discards what is acknowledged.
+	consumed bool
+}
+
+func shapeOf(stream *jetstream.StreamConfig, c *jetstream.ConsumerConfig) shape {
+	return shape{
+		whole:       takesAll(stream, c),
+		superseding: stream.MaxMsgsPerSubject > 0 || stream.AllowRollup || stream.AllowMsgTTL,
+		consumed:    stream.Retention != jetstream.LimitsPolicy,
+	}
+}
+
+// errReshaped ends a session whose stream's configuration says something else by now.
+var errReshaped = errors.New("somebody changed the stream's configuration")
 
 // gap is what is missing.
 type gap struct {
@@ -87,11 +105,9 @@ type passage struct {
 // newGaps begins with a durable as it stands.
 func newGaps(stream *jetstream.StreamInfo, info *jetstream.ConsumerInfo) *gaps {
 	g := &gaps{
-		whole:       takesAll(&stream.Config, &info.Config),
-		superseding: stream.Config.MaxMsgsPerSubject > 0,
-		consumed:    stream.Config.Retention != jetstream.LimitsPolicy,
-		horizon:     max(info.Delivered.Stream, first(&stream.State)-1),
-		last:        look{stream.State.LastSeq, info.Delivered.Stream, info.Delivered.Consumer, info.NumPending},
+		shape:   shapeOf(&stream.Config, &info.Config),
+		horizon: max(info.Delivered.Stream, first(&stream.State)-1),
+		last:    look{stream.State.LastSeq, info.Delivered.Stream, info.Delivered.Consumer, info.NumPending},
 	}
 	g.passed = passage{info.Delivered.Consumer, g.horizon}
 	return g
@@ -137,7 +153,9 @@ func (g *gaps) look(stream *jetstream.StreamState, info *jetstream.ConsumerInfo)
 	} else {
 		waited, arrived := int64(was.pending), int64(now.end)-int64(was.end)
 		surely := waited - came - int64(now.pending) // those that arrived hide as many
-		if missing.messages = min(discarded, surely); surely <= 0 {
+		// What is acknowledged of other filters' messages goes, too, where that is
+		// discarded: positions tell nothing there.
+		if missing.messages = min(discarded, surely); surely <= 0 && !g.consumed {
 			missing.messages = min(discarded, waited-came, surely+arrived)
 		}
 	}
@@ -263,9 +281,6 @@ func (s *Source) missingAtStart(ctx context.Context, in *consumer.Intake, log *s
 func (x *session) lookForGaps(ctx context.Context, stream *jetstream.StreamInfo, info *jetstream.ConsumerInfo) {
 	g := x.gaps
 	found := g.unnoted.and(g.look(&stream.State, info))
-	if g.consumed && !g.whole { // another filter's messages go as they are acknowledged
-		return
-	}
 	halted := x.halted.Load()
 	if found.empty() && !halted {
 		return

@@ -190,6 +190,33 @@ func TestGapWhileReading(t *testing.T) {
 	}
 }
 
+// The same of a stream that deletes what is acknowledged, of which the queue takes a part.
+func TestGapOfAWorkQueueWithAFilter(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	js := connect(t, s)
+	stream := createStream(t, js, jetstream.StreamConfig{Retention: jetstream.WorkQueuePolicy, Subjects: []string{"orders.>", "other"}})
+	for i := range 200 {
+		msg := natsgo.NewMsg("orders.1")
+		msg.Header.Set(consumertest.IDHeader, fmt.Sprint(i))
+		publishMsg(t, js, msg)
+		publishMsg(t, js, natsgo.NewMsg("other"))
+	}
+	published(t, js)
+	store := consumertest.NewStore()
+	release := store.Hold()
+	defer release()
+	r := start(t, newSource(t, s, func(c *nats.Config) { c.Subjects = []string{"orders.>"} }), store,
+		func(w *consumer.Worker) { w.Writers, w.MaxMessages = 1, 10 })
+	r.ready()
+	full(t, js)
+	time.Sleep(2500 * time.Millisecond) // the durable is looked at every two seconds
+	if err := stream.Purge(t.Context(), jetstream.WithPurgeSequence(301)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the queue to be held", func() bool { return r.Ready() != nil && r.log.has("data is lost: stream ORDERS has discarded") })
+}
+
 // What is missing while the database can't be told is told once it can.
 func TestGapWhileTheDatabaseIsAway(t *testing.T) {
 	s := startServer(t)
@@ -285,6 +312,48 @@ func TestGapOfSupersededMessages(t *testing.T) {
 	eventually(t, "the superseded ones to be counted", func() bool { return skipped(t, registry) >= 14 })
 	if n := skipped(t, registry); n != 14 {
 		t.Errorf("%d positions were skipped, want 14", n)
+	}
+}
+
+// A stream whose producers may roll a subject up loses what was read of it last, and so
+// does one that is set to keep less while it is read.
+func TestGapInTheMiddle(t *testing.T) {
+	t.Parallel()
+	for name, changed := range map[string]bool{"rolled up": false, "set to keep the last of each subject while it is read": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t)
+			js := connect(t, s)
+			stream := createStream(t, js, jetstream.StreamConfig{AllowRollup: !changed})
+			store := consumertest.NewStore()
+			release := store.Hold()
+			publish(t, js, 0, 1)
+			// One message at a time, so that the stream has the rest.
+			r := start(t, newSource(t, s, func(c *nats.Config) { c.MaxAckPending = 1 }), store)
+			r.ready()
+			kept := natsgo.NewMsg("orders.kept")
+			kept.Header.Set(consumertest.IDHeader, "kept")
+			publishMsg(t, js, kept) // the second
+			publish(t, js, 1, 21)
+			c := stream.CachedInfo().Config
+			if changed {
+				c.MaxMsgsPerSubject = 1
+				if _, err := js.UpdateStream(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, "the change to be noticed", func() bool { return r.log.has("somebody changed the stream's configuration") })
+			} else {
+				for i := range 7 {
+					last := natsgo.NewMsg(fmt.Sprintf("orders.%d", i))
+					last.Header.Set(consumertest.IDHeader, fmt.Sprintf("last%d", i))
+					last.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+					publishMsg(t, js, last)
+				}
+				published(t, js)
+			}
+			release()
+			eventually(t, "the queue to be held", func() bool { return r.Ready() != nil && r.log.has("data is lost: stream ORDERS has discarded") })
+		})
 	}
 }
 

@@ -50,8 +50,12 @@ func (x *session) inspect() {
 		x.log.Debug("ask for the stream's state", "error", err)
 		return
 	}
-	if stream.State.LastSeq < x.gaps.last.end {
+	switch {
+	case stream.State.LastSeq < x.gaps.last.end:
 		x.end(errBack)
+		return
+	case shapeOf(&stream.Config, &x.bound.info.Config) != x.gaps.shape:
+		x.end(errReshaped)
 		return
 	}
 	before, asked := x.inHand.Load(), time.Now()
@@ -61,7 +65,7 @@ func (x *session) inspect() {
 		x.end(errGone)
 	case err != nil:
 		x.log.Debug("watch the durable", "error", err)
-	case altered(&info.Config):
+	case altered(&info.Config), info.Config.AckWait < x.ackWait:
 		x.end(errAltered)
 	default:
 		x.learnLimits(&info.Config)
