@@ -16,9 +16,12 @@ type Status struct {
 	// some lane nothing is known.
 	Stream time.Time
 	// Lane is the one furthest behind, which holds up expiry, as source:lane;
-	// empty where the scope has no lanes. LaneTime is its clock; nil: not known.
+	// empty where the scope has no lanes. LaneTime is its clock; nil: not known. One
+	// that is ahead of Now isn't believed.
 	Lane     string
 	LaneTime *time.Time
+	// LanesAhead is how many lanes have a clock that is ahead of the database's.
+	LanesAhead int
 	// Generations are all of the scope's, oldest first.
 	Generations []Generation
 }
@@ -29,11 +32,12 @@ func (s *Store) Status(ctx context.Context) (status Status, err error) {
 	var source, name *string
 	// The stream clock is -infinity while a lane's is not known.
 	err = s.pool.QueryRow(ctx, `
-		SELECT c.now, CASE WHEN pg_catalog.isfinite(c.stream) THEN c.stream END, l.source, l.lane, l.stream_time
+		SELECT c.now, CASE WHEN pg_catalog.isfinite(c.stream) THEN c.stream END, l.source, l.lane, l.stream_time,
+		       (SELECT count(*) FROM `+s.name("lanes")+` WHERE scope = $1 AND `+s.clockAhead()+`)
 		FROM (SELECT `+s.name("clock")+`() AS now, `+s.name("stream_clock")+`($1) AS stream) c
 		LEFT JOIN LATERAL (SELECT source, lane, stream_time FROM `+s.name("lanes")+` WHERE scope = $1
-		                   ORDER BY stream_time NULLS FIRST, source, lane LIMIT 1) l ON true`, s.scope).
-		Scan(&status.Now, &stream, &source, &name, &status.LaneTime)
+		                   ORDER BY `+s.laneClock()+` NULLS FIRST, source, lane LIMIT 1) l ON true`, s.scope).
+		Scan(&status.Now, &stream, &source, &name, &status.LaneTime, &status.LanesAhead)
 	if err != nil {
 		return Status{}, fmt.Errorf("read the clocks: %w", err)
 	}

@@ -13,6 +13,9 @@ type Metrics struct {
 	claimsBytes        prometheus.Gauge
 	oldestClaim        prometheus.Gauge
 	held               prometheus.Gauge
+	clockAhead         prometheus.Gauge
+	lanesAhead         prometheus.Gauge
+	generationsAhead   prometheus.Gauge
 	deadLetters        prometheus.Gauge
 	lastSuccess        prometheus.Gauge
 	expiredClaims      prometheus.Counter
@@ -40,6 +43,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		claimsBytes:        gauge("dedupd_claims_bytes", "Size of the claims on disk, with their indexes."),
 		oldestClaim:        gauge("dedupd_oldest_claim_age_seconds", "Age of the oldest generation of claims."),
 		held:               gauge("dedupd_retention_held_seconds", "For how long the oldest sealed generation has been kept beyond the window, since a lane is behind and has not passed it. At retention.max_hold less the window it is dropped all the same."),
+		clockAhead:         gauge("dedupd_database_clock_ahead_seconds", "How far the database's clock is ahead of this process'; negative where it is behind."),
+		lanesAhead:         gauge("dedupd_lanes_clock_ahead", "Lanes whose clock is ahead of the database's by more than a minute: while there is one, claims don't expire before retention.max_hold."),
+		generationsAhead:   gauge("dedupd_generations_clock_ahead", "Generations that were opened or sealed at a time that is more than a minute ahead of the database's clock: their claims are kept for so much longer."),
 		deadLetters:        gauge("dedupd_dead_letters", "Dead letters kept."),
 		lastSuccess:        gauge("dedupd_retention_last_success_timestamp_seconds", "When this process last made a pass as the leader."),
 		expiredClaims:      counter("dedupd_expired_claims_total", "Claims dropped with their generations since the window had passed."),
@@ -56,10 +62,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 
 func (m *Metrics) show(s *Status, window time.Duration) {
 	var claims, bytes int64
-	kept := 0
+	kept, ahead := 0, 0
 	for _, g := range s.Generations {
 		claims += g.Claims
 		bytes += g.Bytes
+		if g.Ahead && (g.State == "open" || g.State == "sealed") {
+			ahead++
+		}
 		if g.State == "open" || g.State == "sealed" {
 			if kept == 0 {
 				m.oldestClaim.Set(s.Now.Sub(g.OpenedAt).Seconds())
@@ -71,4 +80,7 @@ func (m *Metrics) show(s *Status, window time.Duration) {
 	m.claims.Set(float64(claims))
 	m.claimsBytes.Set(float64(bytes))
 	m.held.Set(s.held(window).Seconds())
+	m.clockAhead.Set(time.Until(s.Now).Seconds())
+	m.lanesAhead.Set(float64(s.LanesAhead))
+	m.generationsAhead.Set(float64(ahead))
 }

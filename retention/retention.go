@@ -61,6 +61,8 @@ type Status struct {
 	Now, Stream time.Time
 	// Lane is the one that is furthest behind; empty: there are no lanes.
 	Lane string
+	// LanesAhead is how many lanes have a clock that is ahead of Now. It isn't believed.
+	LanesAhead int
 	// Generations are in their order, oldest first.
 	Generations []Generation
 }
@@ -74,8 +76,9 @@ type Generation struct {
 	SealedAt time.Time // zero: not yet
 	// Claims is exact or estimated; Bytes are on disk, with the index.
 	Claims, Bytes int64
-	// Missing tells that the table is gone.
-	Missing bool
+	// Missing tells that the table is gone; Ahead that it was opened or sealed at a time
+	// that is still to come, by a clock that was wrong.
+	Missing, Ahead bool
 }
 
 func (s *Status) in(state string) (all []Generation) {

@@ -24,6 +24,7 @@ const day = 24 * time.Hour
 // store keeps generations in memory, by the clock of the test's bubble.
 type store struct {
 	ahead       time.Duration // of the database's clock
+	lanesAhead  int
 	mu          sync.Mutex
 	generations []retention.Generation
 	// stream is how far all lanes have come; nil: they are caught up.
@@ -91,7 +92,7 @@ func (s *store) Status(ctx context.Context) (retention.Status, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := retention.Status{Now: time.Now().Add(s.ahead), Stream: time.Now().Add(s.ahead), Lane: "kafka:orders/0", Generations: slices.Clone(s.generations)}
+	st := retention.Status{Now: time.Now().Add(s.ahead), Stream: time.Now().Add(s.ahead), Lane: "kafka:orders/0", LanesAhead: s.lanesAhead, Generations: slices.Clone(s.generations)}
 	if s.stream != nil {
 		st.Stream = *s.stream
 	}
@@ -726,6 +727,39 @@ func TestAPassThatHangsIsCutOff(t *testing.T) {
 		if _, err := r.Pass(t.Context(), false); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
+	})
+}
+
+// TestClocksThatAreAheadAreTold shows lanes and generations whose clocks are ahead, and
+// how far the database's is.
+func TestClocksThatAreAheadAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig()
+		want := func(text string) {
+			t.Helper()
+			if err := testutil.GatherAndCompare(r.reg, strings.NewReader(text), "dedupd_database_clock_ahead_seconds", "dedupd_lanes_clock_ahead", "dedupd_generations_clock_ahead"); err != nil {
+				t.Error(err)
+			}
+		}
+		const help = `# HELP dedupd_database_clock_ahead_seconds How far the database's clock is ahead of this process'; negative where it is behind.
+# TYPE dedupd_database_clock_ahead_seconds gauge
+dedupd_database_clock_ahead_seconds %d
+# HELP dedupd_generations_clock_ahead Generations that were opened or sealed at a time that is more than a minute ahead of the database's clock: their claims are kept for so much longer.
+# TYPE dedupd_generations_clock_ahead gauge
+dedupd_generations_clock_ahead %d
+# HELP dedupd_lanes_clock_ahead Lanes whose clock is ahead of the database's by more than a minute: while there is one, claims don't expire before retention.max_hold.
+# TYPE dedupd_lanes_clock_ahead gauge
+dedupd_lanes_clock_ahead %d
+`
+		r.pass(t)
+		want(fmt.Sprintf(help, 0, 0, 0))
+		r.store.ahead, r.store.lanesAhead = -10*time.Minute, 2
+		for i, state := range []string{"sealed", "sealed", "dropping"} {
+			r.store.generations = append(r.store.generations, retention.Generation{Number: i + 10, State: state, OpenedAt: time.Now(), SealedAt: time.Now(), Ahead: true})
+		}
+		r.store.fail, r.store.err = "drop", errors.New("it is being read")
+		_, _ = r.Pass(t.Context(), false)
+		want(fmt.Sprintf(help, -600, 2, 2))
 	})
 }
 

@@ -505,8 +505,10 @@ BEGIN
     END IF;
     EXECUTE format('SELECT (SELECT key FROM {{schema}}.%1$I ORDER BY key LIMIT 1), (SELECT key FROM {{schema}}.%1$I ORDER BY key DESC LIMIT 1)', v_table)
     INTO v_first, v_last;
-    -- The transaction's own time is from before the lock was waited for.
-    v_now := {{schema}}.clock() + (clock_timestamp() - now());
+    -- The transaction's own time is from before the lock was waited for. If the clock
+    -- stands before the time at which this generation was opened, it was ahead then or
+    -- is behind now. Claims that were sealed too early would expire too early.
+    SELECT greatest(opened_at, {{schema}}.clock() + (clock_timestamp() - now())) INTO v_now FROM {{schema}}.generations WHERE scope = p_scope AND state = 'open';
     UPDATE {{schema}}.generations SET state = 'sealed', identity = gen_random_uuid(), sealed_at = v_now, first_key = v_first, last_key = v_last
     WHERE scope = p_scope AND state = 'open';
     UPDATE {{schema}}.generations SET state = 'open', opened_at = v_now WHERE scope = p_scope AND state = 'next';

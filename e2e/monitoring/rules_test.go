@@ -197,6 +197,21 @@ var firings = []firing{
 		{"DedupdPositionsSkipped", 39, false},
 		{"DedupdPositionsSkipped", 45, true},
 	}},
+	{name: "the database's clock was ahead", seconds: 60, quiet: true, series: map[string]string{
+		`dedupd_build_info{` + scraped + `0"}`:                   "1x90",
+		`dedupd_build_info{` + scraped + `1"}`:                   "1x90",
+		`dedupd_lanes_clock_ahead{` + scraped + `0"}`:            "0x10 3x5 0x75", // mended by the next batches
+		`dedupd_lanes_clock_ahead{` + scraped + `1"}`:            "0x10 3x5 0x75",
+		`dedupd_generations_clock_ahead{` + scraped + `0"}`:      "0x30 1x20 0x40",
+		`dedupd_generations_clock_ahead{` + scraped + `1"}`:      "0x30 1x20 0x40",
+		`dedupd_database_clock_ahead_seconds{` + scraped + `0"}`: "0x90",
+		`dedupd_database_clock_ahead_seconds{` + scraped + `1"}`: "0x90",
+	}, at: []moment{
+		{"DedupdClockAhead", 16, false},
+		{"DedupdClockAhead", 44, false},
+		{"DedupdClockAhead", 49, true},
+		{"DedupdClockAhead", 60, false},
+	}},
 	{name: "two workers, of which one never led", seconds: 60, quiet: true, series: map[string]string{
 		`dedupd_build_info{` + scraped + `0"}`:                               "1x90",
 		`dedupd_retention_last_success_timestamp_seconds{` + scraped + `0"}`: "0+60x90",

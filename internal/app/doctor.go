@@ -28,7 +28,7 @@ const (
 // Finding is what one check has found out.
 type Finding struct {
 	// Check is what was looked at: database, schema, grants, sink, source, lane,
-	// window, expiry, filters or dead letters.
+	// window, expiry, clock, filters or dead letters.
 	Check string `json:"check"`
 	Level string `json:"level"`
 	Text  string `json:"text"`
@@ -196,13 +196,14 @@ func (d *doctor) expiry(ctx context.Context, store *dedup.Store, lanes []dedup.L
 	if limit := int64(d.cfg.Retention.FilterMemory); filters > limit {
 		d.warn("filters", "raise retention.filter_memory, or shorten retention.window", "filters of sealed claims take %d MiB, and a worker may load %d: the rest is looked up in tables", filters>>20, limit>>20)
 	}
-	held := false
+	held := d.clocks(status, lanes)
 	for _, l := range lanes {
-		if !l.HoldsUpExpiry || l.StreamAge == nil {
+		if l.ClockAhead || !l.HoldsUpExpiry || l.StreamAge == nil {
 			continue
 		}
 		behind := time.Duration(*l.StreamAge * float64(time.Second)).Round(time.Second)
-		if held = behind > time.Duration(d.cfg.Retention.Window)/2; held {
+		if behind > time.Duration(d.cfg.Retention.Window)/2 {
+			held = true
 			d.warn("expiry", "if its topic is gone: dedupd lanes forget "+l.Source+" "+l.Lane+" -c FILE; else see why it isn't read",
 				"lane %s of source %s is %s behind, and claims are kept until it has come forward, for %s at most", l.Lane, l.Source, behind, d.cfg.Retention.MaxHold)
 		}
@@ -210,6 +211,38 @@ func (d *doctor) expiry(ctx context.Context, store *dedup.Store, lanes []dedup.L
 	if !held {
 		d.ok("expiry", "no lane holds it up; %d generations of claims", len(status.Generations))
 	}
+}
+
+// clocks tells of clocks that are wrong, and whether one of them holds up expiry.
+func (d *doctor) clocks(status dedup.Status, lanes []dedup.LaneState) (held bool) {
+	if by := time.Until(status.Now); by.Abs() > clockSlack {
+		held = by > 0
+		than, effect := "ahead of", ": a worker whose clock is as this machine's has no claims expire"
+		if !held {
+			than, effect = "behind", ""
+		}
+		d.warn("clock", "see which of them is wrong, and set it right", "the database's clock is %s %s this machine's%s", by.Abs().Round(time.Second), than, effect)
+	}
+	for _, l := range lanes {
+		if l.ClockAhead {
+			held = true
+			d.warn("clock", fmt.Sprintf("set the database's clock right; the lane's next batch then mends its own. If none comes: dedupd lanes set-clock %s %s now --expire-earlier -c FILE", l.Source, l.Lane),
+				"the clock of lane %s of source %s is at %s, ahead of the database's: nothing expires before retention.max_hold", l.Lane, l.Source, l.StreamTime.UTC().Format(time.RFC3339))
+		}
+	}
+	for i := range status.Generations {
+		g := &status.Generations[i]
+		if !g.Ahead(status.Now) || g.State == "dropping" {
+			continue
+		}
+		at, what := g.OpenedAt, "opened"
+		if g.SealedAt != nil {
+			at, what = g.SealedAt, "sealed"
+		}
+		d.warn("clock", fmt.Sprintf("set the database's clock right; then: dedupd retention set-clock %d now -c FILE", g.Generation),
+			"generation %d was %s at %s, ahead of the database's clock: its claims are kept for so much longer", g.Generation, what, at.UTC().Format(time.RFC3339))
+	}
+	return held
 }
 
 func (d *doctor) deadLetters(ctx context.Context, store *dedup.Store) {

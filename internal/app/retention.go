@@ -104,11 +104,11 @@ func (h housekeeper) Status(ctx context.Context) (s retention.Status, err error)
 	if err != nil {
 		return s, err
 	}
-	s.Now, s.Stream, s.Lane = status.Now, status.Stream, status.Lane
+	s.Now, s.Stream, s.Lane, s.LanesAhead = status.Now, status.Stream, status.Lane, status.LanesAhead
 	for _, g := range status.Generations {
 		s.Generations = append(s.Generations, retention.Generation{
 			Number: g.Generation, State: g.State, OpenedAt: orZero(g.OpenedAt), SealedAt: orZero(g.SealedAt),
-			Claims: g.Claims, Bytes: g.Bytes, Missing: g.Missing,
+			Claims: g.Claims, Bytes: g.Bytes, Missing: g.Missing, Ahead: g.Ahead(status.Now),
 		})
 	}
 	return s, nil

@@ -29,7 +29,7 @@ all of them.`,
 		},
 	}
 	return group("lanes", "Shows lanes and their positions, and moves them",
-		c.withFile(c.withOutput(list)), c.setPosition(), c.forgetLane())
+		c.withFile(c.withOutput(list)), c.setPosition(), c.setLaneClock(), c.forgetLane())
 }
 
 func (c *command) setPosition() *cobra.Command {
@@ -138,7 +138,9 @@ func (c *command) showLanes(ctx context.Context, s *dedup.Store, _ *config.Confi
 			timestamp(&l.UpdatedAt), l.Epoch, l.Owner)
 		if l.HoldsUpExpiry {
 			behind = fmt.Sprintf("%s %s, whose clock isn't known: nothing expires before retention.max_hold", l.Source, l.Lane)
-			if l.StreamTime != nil {
+			if l.ClockAhead {
+				behind = fmt.Sprintf("%s %s, whose clock is ahead of the database's and isn't believed: nothing expires before retention.max_hold", l.Source, l.Lane)
+			} else if l.StreamTime != nil {
 				behind = fmt.Sprintf("%s %s, which is furthest behind: %s", l.Source, l.Lane, age(l.StreamAge))
 			}
 		}

@@ -75,7 +75,7 @@ waits for it for 10 seconds, and fails if that is not enough.`,
 	run.Flags().BoolVar(&rotate, "rotate", false, "seal the open generation whatever its age and size, if it holds a claim")
 	run.Flags().BoolVar(&accept, "accept-missing", false, "give up generations whose tables are gone: ids that they held may be applied again (needs the schema owner's rights)")
 	return group("retention", "Shows generations of claims, advises which window is needed, keeps house",
-		c.withFile(c.withOutput(status)), c.withFile(c.withOutput(advise)), c.withFile(c.withOutput(run)))
+		c.withFile(c.withOutput(status)), c.withFile(c.withOutput(advise)), c.withFile(c.withOutput(run)), c.setGenerationClock())
 }
 
 func (c *command) acceptMissing(ctx context.Context, store *dedup.Store) ([]int, error) {
@@ -128,9 +128,12 @@ type RetentionStatus struct {
 	Now        time.Time  `json:"now"`
 	StreamTime *time.Time `json:"stream_time"`
 	// Lane is the one furthest behind; null where there is none.
-	Lane    *string         `json:"lane"`
-	Window  config.Duration `json:"window"`
-	MaxHold config.Duration `json:"max_hold"`
+	Lane *string `json:"lane"`
+	// LaneTime is its clock; null while nothing is known of it. One that is ahead of
+	// Now isn't believed, and StreamTime is null then.
+	LaneTime *time.Time      `json:"lane_time"`
+	Window   config.Duration `json:"window"`
+	MaxHold  config.Duration `json:"max_hold"`
 	// NextExpiry is of the oldest sealed generation; null where there is none.
 	NextExpiry  *NextExpiry        `json:"next_expiry"`
 	Generations []dedup.Generation `json:"generations"`
@@ -148,7 +151,7 @@ type NextExpiry struct {
 
 func newRetentionStatus(cfg *config.Config, s dedup.Status) RetentionStatus {
 	r := RetentionStatus{
-		Scope: cfg.Scope, Now: s.Now, Window: cfg.Retention.Window, MaxHold: cfg.Retention.MaxHold,
+		Scope: cfg.Scope, Now: s.Now, LaneTime: s.LaneTime, Window: cfg.Retention.Window, MaxHold: cfg.Retention.MaxHold,
 		Generations: append([]dedup.Generation{}, s.Generations...),
 	}
 	if !s.Stream.IsZero() {
@@ -185,6 +188,9 @@ func (c *command) showRetention(ctx context.Context, store *dedup.Store, cfg *co
 		if g.Missing {
 			state += ", TABLE MISSING"
 		}
+		if g.Ahead(r.Now) {
+			state += ", CLOCK AHEAD"
+		}
 		if g.OpenedAt != nil {
 			opened = span(r.Now.Sub(*g.OpenedAt))
 		}
@@ -197,6 +203,8 @@ func (r *RetentionStatus) stream() string {
 	switch {
 	case r.Lane == nil:
 		return timestamp(r.StreamTime) + ", the database's: there are no lanes"
+	case r.StreamTime == nil && r.LaneTime != nil:
+		return "not known: the clock of lane " + oneLine(*r.Lane) + " is at " + timestamp(r.LaneTime) + ", ahead of the database's, and nothing expires before retention.max_hold"
 	case r.StreamTime == nil:
 		return "not known: lane " + oneLine(*r.Lane) + " has none yet, and nothing expires before retention.max_hold"
 	}
