@@ -188,3 +188,41 @@ func TestDependenciesAreTold(t *testing.T) {
 		}
 	}
 }
+
+// The files that docs/ARCHITECTURE.md names in its table are there.
+func TestFilesOfTheArchitectureAreThere(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "docs", "ARCHITECTURE.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, ok := strings.Cut(string(text), "\n## Files\n")
+	name := regexp.MustCompile("`([^` ]+)`")
+	var folders []string
+	named := 0
+	for line := range strings.Lines(table) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 5 {
+			continue
+		}
+		if found := name.FindAllStringSubmatch(cells[1], -1); len(found) > 0 {
+			folders = nil
+			for _, m := range found {
+				folders = append(folders, m[1])
+			}
+		}
+		for _, folder := range folders {
+			if _, err := os.Stat(filepath.Join(root, folder)); err != nil {
+				t.Errorf("the table of files: %v", err)
+			}
+			for _, m := range name.FindAllStringSubmatch(cells[2], -1) {
+				named++
+				if _, err := os.Stat(filepath.Join(root, folder, m[1])); err != nil {
+					t.Errorf("the table of files: %v", err)
+				}
+			}
+		}
+	}
+	if !ok || named < 50 {
+		t.Errorf("%d files are named", named)
+	}
+}
