@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -35,9 +36,14 @@ func (e *backError) Error() string {
 // That is kept in the lane's row before anything else: once the stream has grown past
 // the position, nothing else tells of it. It stays until somebody lets the lane go, for
 // nobody knows how far what is there now was read.
-func (s *Source) wentBack(ctx context.Context, in *consumer.Intake, taken message.Taken, stream *jetstream.StreamInfo) error {
+func (s *Source) wentBack(ctx context.Context, in *consumer.Intake, bound *binding, taken message.Taken, stream *jetstream.StreamInfo) error {
 	at := taken.Cut
 	if end := int64(stream.State.LastSeq) + 1; end < taken.Next && (at < 0 || end < at) {
+		if at < 0 {
+			if err := s.staysBack(ctx, in, bound, taken.Next); err != nil {
+				return err
+			}
+		}
 		at = end
 		if err := in.LogCut(ctx, message.LogCut{Lane: s.lane(), Epoch: taken.Epoch, At: at}); err != nil {
 			return err
@@ -47,4 +53,24 @@ func (s *Source) wentBack(ctx context.Context, in *consumer.Intake, taken messag
 		return nil
 	}
 	return &message.HoldError{Lane: s.lane(), Err: &backError{s.config.Stream, s.config.Durable, s.config.Name, at, taken.Next}}
+}
+
+// settles is for how long a leader of the stream may not know all that it has: one that
+// has just been elected, or one that doesn't know yet that it was replaced.
+const settles = 15 * time.Second
+
+// staysBack waits until a stream's end is surely below a position. errBack: it isn't.
+func (s *Source) staysBack(ctx context.Context, in *consumer.Intake, bound *binding, position int64) error {
+	in.NotReady(errBack)
+	for begun := time.Now(); time.Since(begun) < settles; {
+		sleep(ctx, time.Second)
+		info, err := bound.stream.Info(ctx)
+		switch {
+		case err != nil:
+			return fmt.Errorf("stream %s: %w", s.config.Stream, err)
+		case int64(info.State.LastSeq)+1 >= position:
+			return errBack
+		}
+	}
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
@@ -45,7 +46,7 @@ func TestTheStreamLosesItsEnd(t *testing.T) {
 			if !running {
 				r = start(t, newSource(t, s), store)
 			}
-			eventually(t, "the queue to be held", func() bool { return r.Ready() != nil && r.log.has(lostItsEnd) })
+			eventuallyWithin(t, "the queue to be held", time.Minute, func() bool { return r.Ready() != nil && r.log.has(lostItsEnd) })
 			r.stop()
 
 			// It is still known when the stream has more than was read.

@@ -88,7 +88,7 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", s.config.Stream, err)
 	}
-	if err := s.wentBack(ctx, in, taken, stream); err != nil {
+	if err := s.wentBack(ctx, in, bound, taken, stream); err != nil {
 		return err
 	}
 	if err := s.place(ctx, in, log, bound, taken); err != nil {
