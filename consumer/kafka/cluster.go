@@ -69,8 +69,8 @@ func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluste
 func (c *cluster) close() { c.transport.CloseIdleConnections() }
 
 // fetch asks a partition's leader for records from a position on. maxBytes
-// bounds what is stored at the broker; one record batch comes in any case. An
-// error of the partition is a kafkago.Error.
+// bounds what is stored at the broker; one record batch comes in any case, if there is
+// room for it: the error is errNoRoom if not, and of the partition a kafkago.Error.
 func (c *cluster) fetch(ctx context.Context, want *wanted) (*fetched, error) {
 	// Not a deadline: that would become the connection's, and end a good
 	// connection with every poll that is given up.
@@ -78,8 +78,11 @@ func (c *cluster) fetch(ctx context.Context, want *wanted) (*fetched, error) {
 	defer cancel(nil)
 	defer time.AfterFunc(fetchTimeout, func() { cancel(errFetchTimeout) }).Stop()
 
+	has, forget := want.room.untilForgotten()
+	defer forget()
 	a, err := c.exchange(ctx, &exchange{
-		key: protocol.Fetch, oldest: minFetchVersion, latest: want.latest(), tags: fetchTags, topic: want.topic, partition: want.partition,
+		room: has,
+		key:  protocol.Fetch, oldest: minFetchVersion, latest: want.latest(), tags: fetchTags, topic: want.topic, partition: want.partition,
 		request: func(version int16) outgoing { return want.request(version, c.isolation) },
 	})
 	if err != nil {

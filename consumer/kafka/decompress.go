@@ -23,6 +23,25 @@ var errTooLarge = fmt.Errorf("a record batch of more than the %d MiB that dedupd
 // room is asked for memory before it is taken; false: there is none now.
 type room func(bytes int64) bool
 
+// untilForgotten is the same until forget was called, and then has none: an answer that
+// nobody waits for any more may still be read. A nil one stays nil.
+func (has room) untilForgotten() (_ room, forget func()) {
+	if has == nil {
+		return nil, func() {}
+	}
+	var mu sync.Mutex
+	forgotten := false
+	return func(bytes int64) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return !forgotten && has(bytes)
+		}, func() {
+			mu.Lock()
+			defer mu.Unlock()
+			forgotten = true
+		}
+}
+
 // inflate decompresses a batch's records, in memory of their own and of just their
 // size, for which there is room. A few bytes can stand for gigabytes, and what they
 // say of that need not be so: no more memory is taken than what they can come to, nor

@@ -47,6 +47,8 @@ type exchange struct {
 	request  func(version int16) outgoing
 	clientID string
 	conns    *connections
+	// room is asked before the answer is read; nil: there is.
+	room room
 	// oldest and latest bound the version. Where the broker knows none of them, the
 	// answer has no response.
 	oldest, latest int16
@@ -101,7 +103,7 @@ func (e *exchange) RawExchange(conn io.ReadWriter) (protocol.Message, error) {
 	if _, err := conn.Write(e.request(use).framed(e.key, use, id, e.clientID)); err != nil {
 		return nil, err
 	}
-	body, err := readAnswer(conn, id)
+	body, err := readAnswer(conn, id, e.room)
 	if err != nil {
 		return nil, err
 	}
@@ -156,8 +158,9 @@ func askVersions(conn io.ReadWriter, clientID string) (map[int16]version, error)
 	return all, nil
 }
 
-// readAnswer reads the answer to the request of that id, without what frames it.
-func readAnswer(conn io.Reader, id int32) ([]byte, error) {
+// readAnswer reads the answer to the request of that id, without what frames it. The
+// error is errNoRoom where there is none for it, unless has is nil.
+func readAnswer(conn io.Reader, id int32, has room) ([]byte, error) {
 	var head [8]byte // the size of what follows, and the request's id
 	if _, err := io.ReadFull(conn, head[:]); err != nil {
 		return nil, unexpected(err)
@@ -168,6 +171,9 @@ func readAnswer(conn io.Reader, id int32) ([]byte, error) {
 	}
 	if size > maxBatchBytes {
 		return nil, fmt.Errorf("the broker answers with %d bytes: %w", size, errTooLarge)
+	}
+	if has != nil && !has(size) {
+		return nil, errNoRoom // the rest of it ends with the connection
 	}
 	body := make([]byte, size)
 	if _, err := io.ReadFull(conn, body); err != nil {
@@ -333,6 +339,7 @@ type wanted struct {
 	position  int64
 	epoch     int32 // of the leader that wrote what stands before the position; -1: not known
 	maxBytes  int
+	room      room // for more than that; nil: there is
 }
 
 // latest is the latest version of the request that it can be sent in.

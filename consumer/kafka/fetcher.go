@@ -175,7 +175,12 @@ func (f *fetcher) step(ctx context.Context) error {
 	sent := time.Now()
 	part, err := f.cluster.fetch(ctx, &wanted{
 		topic: f.topic, id: f.topicID, partition: f.partition, position: f.position, epoch: lastEpoch(f.epochs, f.position), maxBytes: f.want,
+		room: memory.room,
 	})
+	if errors.Is(err, errNoRoom) {
+		f.waitForRoom(memory)
+		return nil
+	}
 	if err == nil && part.diverging != nil {
 		err = &divergedError{f.position, *part.diverging}
 	}
@@ -187,9 +192,7 @@ func (f *fetcher) step(ctx context.Context) error {
 	memory.answer(int64(len(part.records)))
 	got, err := f.decoder.decode(part, f.position, memory)
 	if errors.Is(err, errNoRoom) {
-		// The answer isn't held while we wait, so it has to come again.
-		f.needs = memory.wanted - int64(f.want)
-		memory.settle(0)
+		f.waitForRoom(memory)
 		return nil
 	}
 	if err != nil {
@@ -218,6 +221,13 @@ func (f *fetcher) step(ctx context.Context) error {
 	}
 	f.plan()
 	return nil
+}
+
+// waitForRoom has the next fetch wait for as much memory as this one needed. The answer
+// isn't held while we wait, so it has to come again.
+func (f *fetcher) waitForRoom(memory *grant) {
+	f.needs = memory.wanted - int64(f.want)
+	memory.settle(0)
 }
 
 // advance moves the position, and notes since when there is progress to tell.

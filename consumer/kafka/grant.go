@@ -14,6 +14,25 @@ type grant struct {
 	wanted int64 // what would have been used, when it was last refused
 }
 
+// answerSlack is how much more than was asked for an answer may have without asking for
+// room: brokers take no larger batches unless they are told to.
+const answerSlack = 1 << 20
+
+// room is asked before an answer is read; false: there is none for it now. Whatever was
+// asked for, a broker sends one record batch, and that may be of any size.
+func (g *grant) room(bytes int64) bool {
+	more := bytes - g.held
+	if more <= answerSlack {
+		return true
+	}
+	if !g.budget.TryAcquire(more) {
+		g.wanted = bytes + bytes/8 // and what is made of it
+		return false
+	}
+	g.held += more
+	return true
+}
+
 // answer counts what a broker has sent: it is there, whatever was asked for.
 func (g *grant) answer(bytes int64) {
 	g.used = bytes

@@ -50,7 +50,7 @@ func (i *identify) ask(conn io.ReadWriter) (protocol.Message, error) {
 	if _, err := conn.Write(i.request(id)); err != nil {
 		return nil, err
 	}
-	body, err := readAnswer(conn, id)
+	body, err := readAnswer(conn, id, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package kafka
 import (
 	"context"
 	"errors"
+	"maps"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
@@ -131,11 +132,43 @@ func TestLargeBatchesKeepToTheBudget(t *testing.T) {
 	}
 }
 
+// Brokers send a record batch whole, whatever was asked for. However many lanes have
+// large ones, no more of them are read at a time than there is room for: not parallel,
+// for the heap is the process's.
+func TestLargeAnswersKeepToTheBudget(t *testing.T) {
+	const mib, lanes, each = 1 << 20, 16, 14
+	defer debug.SetGCPercent(debug.SetGCPercent(10)) // what isn't needed hardly counts
+	r := newRig(t, realBroker(t), lanes, largeMessages)
+	for p := range int32(lanes) {
+		r.putLarge(kgo.NoCompression(), p, each)
+	}
+	runtime.GC()
+	var before runtime.MemStats
+	runtime.ReadMemStats(&before)
+	w := r.start(nil, withBudget(16*mib))
+	end := w.watchMemory()
+	for p := range lanes {
+		r.untilNext(p, each)
+	}
+	w.stop()
+	got := end()
+	grown := (int64(got.heap) - int64(before.HeapAlloc)) / mib
+	t.Logf("budget %d MiB, heap %d MiB at most, %d MiB more than before", got.budget/mib, got.heap/mib, grown)
+	if got.budget > 24*mib {
+		t.Errorf("%d MiB of the budget were used, of 16", got.budget/mib)
+	}
+	if grown > 100 {
+		t.Errorf("the heap has grown by %d MiB", grown)
+	}
+}
+
 // Lanes that each need much of a small budget wait for one another, and none for ever.
 func TestLanesShareASmallBudget(t *testing.T) {
 	t.Parallel()
 	const lanes, batches, each = 6, 3, 8
-	for name, codec := range producerCodecs {
+	codecs := maps.Clone(producerCodecs)
+	codecs["uncompressed"] = kgo.NoCompression()
+	for name, codec := range codecs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, fake(t), lanes, largeMessages)
