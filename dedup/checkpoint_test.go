@@ -14,11 +14,11 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// confirm has what a queue committed confirmed. The lane's origin is what the broker
-// keeps.
-func (f *fixture) confirm(l *lane) error {
+// confirm has what a queue committed confirmed, by a checkpoint that is raised or for
+// the second time. The lane's origin is what the broker keeps.
+func (f *fixture) confirm(l *lane, raise bool) error {
 	f.t.Helper()
-	confirmed, err := f.Store.Confirm(f.t.Context(), message.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: l.Checkpoint, Origin: l.Origin, Raise: true})
+	confirmed, err := f.Store.Confirm(f.t.Context(), message.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: l.Checkpoint, Origin: l.Origin, Raise: raise})
 	if err == nil {
 		l.Checkpoint, l.Origin = confirmed.Checkpoint, confirmed.Origin
 	}
@@ -27,7 +27,7 @@ func (f *fixture) confirm(l *lane) error {
 
 func (f *fixture) mustConfirm(l *lane) {
 	f.t.Helper()
-	if err := f.confirm(l); err != nil {
+	if err := f.confirm(l, true); err != nil {
 		f.t.Fatal(err)
 	}
 }
@@ -65,14 +65,12 @@ func (f *fixture) unconfirmed(l *lane) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
 	defer cancel()
-	for {
-		err := f.confirm(l)
+	for _, raise := range []bool{true, false} {
 		var fenced *message.FencedError
-		if errors.As(err, &fenced) {
-			return
-		}
-		if err == nil || ctx.Err() != nil {
-			f.t.Fatalf("what is lost was confirmed: %v", err)
+		for err := f.confirm(l, raise); !errors.As(err, &fenced); err = f.confirm(l, raise) {
+			if err == nil || ctx.Err() != nil { // till then connections end
+				f.t.Fatalf("what is lost was confirmed (raise: %t): %v", raise, err)
+			}
 		}
 	}
 }

@@ -55,7 +55,7 @@ func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 	f.handle(moved.batch("c")) // between the word and its arrival
 	moved.at = as
 	want(gone(all...), "back", "missing", "stolen")
-	if err := f.confirm(q); err != nil {
+	if err := f.confirm(q, true); err != nil {
 		t.Fatal(err)
 	}
 	want(gone(still, q))

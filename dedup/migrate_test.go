@@ -166,7 +166,7 @@ func TestLeastPrivilege(t *testing.T) {
 	// A queue confirms, and resumes after its database went back.
 	q := f.takeQueue("nats")
 	f.handle(q.batch("q"))
-	if err := f.confirm(q); err != nil {
+	if err := f.confirm(q, true); err != nil {
 		t.Errorf("confirm: %v", err)
 	}
 	q = f.retake(q)
