@@ -31,6 +31,9 @@ func (in *Intake) Take(ctx context.Context, t message.Take) (message.Taken, erro
 		return taken, err
 	}
 	log := in.w.Logger.With("source", t.Lane.Source, "lane", t.Lane.Name, "position", taken.Next)
+	if taken.GroupOf != "" {
+		log.Warn("the group's offset was written for another scope: while both are in the group, each gets a part of the messages only, and begins where the other stands. Give each scope a group of its own", "other_scope", taken.GroupOf, "broker_position", t.Committed)
+	}
 	switch {
 	case taken.Rewound && !t.Ordered:
 		in.w.Metrics.rewinds.Inc()

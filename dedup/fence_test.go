@@ -90,7 +90,10 @@ func TestStartRule(t *testing.T) {
 		}, message.Taken{Next: 20, BrokerPosition: 10, Outdated: true}, nil},
 		"another scope's worker wrote it": {"next_position = 20, broker_position = 10", func(t *message.Take) {
 			t.Committed, t.Origin = 5, `dedupd:{"scope":"another","source":"kafka","began":0,"epoch":1}`
-		}, message.Taken{Next: 5, BrokerPosition: 5, Reset: true}, nil},
+		}, message.Taken{Next: 20, BrokerPosition: 10, Outdated: true, GroupOf: "another"}, nil},
+		"no row, and another scope's worker wrote it": {"", func(t *message.Take) {
+			t.Committed, t.Start, t.Origin = 5, 5, `dedupd:{"scope":"another","source":"kafka","began":0,"epoch":1}`
+		}, message.Taken{Next: 5, BrokerPosition: -1, GroupOf: "another"}, nil},
 		"never confirmed":     {"next_position = 20", func(t *message.Take) { t.Committed = 5 }, message.Taken{Next: 20, BrokerPosition: 5}, nil},
 		"no start":            {"", func(t *message.Take) { t.Start = -1 }, message.Taken{}, message.ErrNoStart},
 		"no start but a row":  {"next_position = 20", func(t *message.Take) { t.Start = -1 }, message.Taken{Next: 20, BrokerPosition: -1}, nil},

@@ -184,12 +184,15 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		}
 		began = &taken.Next
 	}
+	writer, byWorker := parseOrigin(t.Origin) // a person's offset has no such note
+	if t.Ordered && byWorker && writer.Scope != s.scope {
+		taken.GroupOf = writer.Scope
+	}
 	if t.Ordered && !row.created && t.Committed >= 0 {
-		_, ours := s.originOf(t.Lane, t.Origin) // a person's offset has no such note
 		switch {
 		case t.Committed > taken.Next:
 			taken.Rewound = true
-		case t.Committed < taken.BrokerPosition && ours:
+		case t.Committed < taken.BrokerPosition && byWorker:
 			taken.Outdated = true
 		case t.Committed < taken.BrokerPosition && t.HonourReset:
 			// Both columns, or the same reset is seen again at the next start. The

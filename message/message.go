@@ -228,6 +228,9 @@ type Taken struct {
 	// Outdated tells that the broker's position is below what was confirmed, and yet
 	// nobody's reset: a worker of ours has written it, as the origin beside it says.
 	Outdated bool
+	// GroupOf is the other scope whose worker wrote the broker's position: two scopes
+	// that share a group each get a part of what they read. Empty: none did.
+	GroupOf string
 	// Reached is where the lane stood before the reset; otherwise it is Next.
 	Reached int64
 	// LeaderEpochs are those of the last batch that was committed, see Batch. What
