@@ -31,6 +31,13 @@ const (
 	// The timestamps by which ListOffsets names the two ends of a partition.
 	firstOffset = kafkago.FirstOffset
 	endOffset   = kafkago.LastOffset
+
+	// readCommitted is how requests ask for what is committed only.
+	readCommitted int8 = 1
+
+	// idleConnection is how long a connection is kept that nobody uses: lanes need many
+	// for a moment when they are taken, or get messages all at once.
+	idleConnection = 10 * time.Second
 )
 
 // cluster asks the brokers. All methods may be called concurrently.
@@ -40,7 +47,7 @@ type cluster struct {
 	addr      net.Addr
 	group     string
 	topics    []string
-	isolation int8 // as in fetch and list requests
+	isolation int8 // as in fetch and list requests: 0 or readCommitted
 }
 
 func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluster {
@@ -48,6 +55,7 @@ func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluste
 		transport: &kafkago.Transport{
 			Dial:        conns.dial,
 			DialTimeout: dialTimeout,
+			IdleTimeout: idleConnection,
 			ClientID:    c.ClientID,
 			SASL:        mechanism,
 			// Leaders are looked up at random moments within this time only,
@@ -61,37 +69,108 @@ func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluste
 		topics: c.Topics,
 	}
 	if c.Isolation == ReadCommitted {
-		cl.isolation = 1
+		cl.isolation = readCommitted
 	}
 	return cl
 }
 
 func (c *cluster) close() { c.transport.CloseIdleConnections() }
 
-// fetch asks a partition's leader for records from a position on. maxBytes
-// bounds what is stored at the broker; one record batch comes in any case, if there is
-// room for it: the error is errNoRoom if not, and of the partition a kafkago.Error.
-func (c *cluster) fetch(ctx context.Context, want *wanted) (*fetched, error) {
+// fetch asks a partition's leader, which it names, for records from a position on.
+// maxBytes bounds what is stored at the broker; one record batch comes in any case, if
+// there is room for it: the error is errNoRoom if not, and of the partition a
+// kafkago.Error.
+func (c *cluster) fetch(ctx context.Context, want *wanted, has room) (got *fetched, leader int32, err error) {
+	all := []*wanted{want}
+	a, err := c.askForRecords(ctx, &exchange{
+		room: has, latest: latestFetch(all),
+		broker: func(layout protocol.Cluster) (protocol.Broker, error) {
+			b, err := leaderOf(layout, want.topic, want.partition)
+			leader = b.ID
+			return b, err
+		},
+		request: func(version int16) outgoing { return fetchRequest(version, c.isolation, want.maxBytes, all) },
+	})
+	if err != nil {
+		return nil, leader, err
+	}
+	outcomes, err := a.fetched(all)
+	if err != nil {
+		return nil, leader, err
+	}
+	return outcomes[0].fetched, leader, outcomes[0].err
+}
+
+// errMoved says of a partition that another broker leads it, or none.
+var errMoved = errors.New("the broker leads the partition no more")
+
+// fetchAll asks one broker for records of partitions, those of a topic one after the
+// other, and for maxBytes of all of them together. One that it no longer leads, as far
+// as is known, is left out, and gets errMoved. The error is errNoRoom where there is
+// none for the answer.
+func (c *cluster) fetchAll(ctx context.Context, broker int32, maxBytes int, all []*wanted, has room) ([]outcome, error) {
+	outcomes := make([]outcome, len(all))
+	var led []*wanted
+	a, err := c.askForRecords(ctx, &exchange{
+		room: has, latest: latestFetch(all),
+		broker: func(layout protocol.Cluster) (protocol.Broker, error) {
+			leader := protocol.Broker{ID: -1}
+			for i, w := range all {
+				if b, err := leaderOf(layout, w.topic, w.partition); err == nil && b.ID == broker {
+					led, leader = append(led, w), b
+				} else {
+					outcomes[i].err = errMoved
+				}
+			}
+			if len(led) == 0 {
+				return leader, errMoved
+			}
+			return leader, nil
+		},
+		request: func(version int16) outgoing { return fetchRequest(version, c.isolation, maxBytes, led) },
+	})
+	if errors.Is(err, errMoved) {
+		return outcomes, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	answered, err := a.fetched(led)
+	if err != nil {
+		return nil, err
+	}
+	for i := range outcomes {
+		if outcomes[i].err == nil {
+			outcomes[i], answered = answered[0], answered[1:]
+		}
+	}
+	return outcomes, nil
+}
+
+// askForRecords has a broker answer a fetch.
+func (c *cluster) askForRecords(ctx context.Context, e *exchange) (*answer, error) {
 	// Not a deadline: that would become the connection's, and end a good
 	// connection with every poll that is given up.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer time.AfterFunc(fetchTimeout, func() { cancel(errFetchTimeout) }).Stop()
 
-	has, forget := want.room.untilForgotten()
+	has, forget := e.room.untilForgotten()
 	defer forget()
-	a, err := c.exchange(ctx, &exchange{
-		room: has,
-		key:  protocol.Fetch, oldest: minFetchVersion, latest: want.latest(), tags: fetchTags, topic: want.topic, partition: want.partition,
-		request: func(version int16) outgoing { return want.request(version, c.isolation) },
-	})
-	if err != nil {
-		if errors.Is(context.Cause(ctx), errFetchTimeout) {
-			err = errFetchTimeout
-		}
-		return nil, err
+	e.key, e.oldest, e.tags, e.room = protocol.Fetch, minFetchVersion, fetchTags, has
+	a, err := c.exchange(ctx, e)
+	if err != nil && errors.Is(context.Cause(ctx), errFetchTimeout) {
+		err = errFetchTimeout
 	}
-	return a.fetched(want)
+	return a, err
+}
+
+// readable is where what may be read ends.
+func (c *cluster) readable(f *fetched) int64 {
+	if c.isolation == readCommitted {
+		return f.lastStableOffset
+	}
+	return f.highWatermark
 }
 
 func (c *cluster) exchange(ctx context.Context, e *exchange) (*answer, error) {
@@ -114,7 +193,8 @@ func (c *cluster) epochEnd(ctx context.Context, topic string, partition int, epo
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	a, err := c.exchange(ctx, &exchange{
-		key: protocol.OffsetForLeaderEpoch, oldest: minEpochVersion, latest: maxEpochVersion, tags: epochTags, topic: topic, partition: partition,
+		key: protocol.OffsetForLeaderEpoch, oldest: minEpochVersion, latest: maxEpochVersion, tags: epochTags,
+		broker:  func(layout protocol.Cluster) (protocol.Broker, error) { return leaderOf(layout, topic, partition) },
 		request: func(version int16) outgoing { return epochRequest(version, topic, partition, epoch) },
 	})
 	if err == nil {
@@ -131,7 +211,7 @@ func (c *cluster) epochEnd(ctx context.Context, topic string, partition int, epo
 func (c *cluster) mayRead(ctx context.Context, topic string) error {
 	first, err := c.start(ctx, topic, 0, firstOffset)
 	if err == nil {
-		_, err = c.fetch(ctx, &wanted{topic: topic, position: first, epoch: -1, maxBytes: 1})
+		_, _, err = c.fetch(ctx, &wanted{topic: topic, position: first, epoch: -1, maxBytes: 1}, nil)
 	}
 	if errors.Is(err, kafkago.TopicAuthorizationFailed) {
 		return fmt.Errorf("the broker doesn't let this login read the topic: grant Read on it (%w)", err)

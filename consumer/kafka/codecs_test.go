@@ -95,7 +95,7 @@ func (r *rig) fetch(position int64) records {
 	d := decoder{lane: r.lane(0), topic: r.topic, readCommitted: true, limit: c.MaxInflatedBytes}
 	var got records
 	r.until("the partition was fetched", func() bool {
-		f, err := cluster.fetch(r.ctx, &wanted{topic: r.topic, position: position, epoch: -1, maxBytes: c.FetchBytes})
+		f, _, err := cluster.fetch(r.ctx, &wanted{topic: r.topic, position: position, epoch: -1, maxBytes: c.FetchBytes}, nil)
 		if err != nil {
 			r.Log(err)
 			return false

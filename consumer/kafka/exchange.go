@@ -54,9 +54,8 @@ type exchange struct {
 	oldest, latest int16
 	// tags is the first version with tagged fields.
 	tags int16
-	// topic and partition say whose leader is asked.
-	topic     string
-	partition int
+	// broker is who is asked.
+	broker func(protocol.Cluster) (protocol.Broker, error)
 }
 
 var (
@@ -67,17 +66,22 @@ var (
 // ApiKey makes it a message of kafka-go's.
 func (e *exchange) ApiKey() protocol.ApiKey { return e.key } //nolint:staticcheck // kafka-go's name
 
-// Broker is the partition's leader.
+// Broker is who is asked.
 func (e *exchange) Broker(cluster protocol.Cluster) (protocol.Broker, error) {
-	topic, ok := cluster.Topics[e.topic]
+	return e.broker(cluster)
+}
+
+// leaderOf is a partition's leader, as kafka-go last heard.
+func leaderOf(cluster protocol.Cluster, topic string, partition int) (protocol.Broker, error) {
+	t, ok := cluster.Topics[topic]
 	if !ok {
 		return protocol.Broker{ID: -1}, kafkago.UnknownTopicOrPartition
 	}
-	partition, ok := topic.Partitions[int32(e.partition)]
+	p, ok := t.Partitions[int32(partition)]
 	if !ok {
 		return protocol.Broker{ID: -1}, kafkago.UnknownTopicOrPartition
 	}
-	leader, ok := cluster.Brokers[partition.Leader]
+	leader, ok := cluster.Brokers[p.Leader]
 	if !ok {
 		return protocol.Broker{ID: -1}, kafkago.LeaderNotAvailable
 	}
@@ -231,9 +235,22 @@ func (a *answer) throttled() time.Duration {
 	return wait
 }
 
-// fetched reads the part of the one partition that was asked for. The partition's
-// error is a kafkago.Error.
-func (a *answer) fetched(want *wanted) (*fetched, error) {
+// spot is a partition as an answer names it: by the topic's name or by its id.
+type spot struct {
+	topic     string
+	id        [16]byte
+	partition int32
+}
+
+// outcome is what became of one partition.
+type outcome struct {
+	*fetched
+	err error
+}
+
+// fetched reads what the answer has of each partition that was asked for, in the same
+// order. A partition's error is a kafkago.Error.
+func (a *answer) fetched(wanted []*wanted) ([]outcome, error) {
 	if a.version == 0 {
 		return nil, errOldBroker
 	}
@@ -245,29 +262,39 @@ func (a *answer) fetched(want *wanted) (*fetched, error) {
 		}
 		in.int32() // session
 	}
-	if in.count() != 1 {
+	told := make(map[spot]outcome, len(wanted))
+	for range in.count() {
+		var at spot
+		if a.version > nameFetchVersion {
+			copy(at.id[:], in.take(16))
+		} else {
+			at.topic = in.text()
+		}
+		for range in.count() {
+			at.partition = in.int32()
+			f, code := in.partition(a.version)
+			if in.bad {
+				return nil, errAnswer
+			}
+			told[at] = outcome{fetched: f}
+			if code != 0 {
+				told[at] = outcome{err: kafkago.Error(code)}
+			}
+		}
+		in.end()
+	}
+	in.end()
+	if in.bad || len(told) != len(wanted) {
 		return nil, errAnswer
 	}
-	if a.version > nameFetchVersion {
-		if id := in.take(16); id == nil || [16]byte(id) != want.id {
+	all := make([]outcome, len(wanted))
+	for i, w := range wanted {
+		var ok bool
+		if all[i], ok = told[w.at(a.version)]; !ok {
 			return nil, errAnswer
 		}
-	} else if in.text() != want.topic {
-		return nil, errAnswer
 	}
-	if in.count() != 1 || in.int32() != int32(want.partition) || in.bad {
-		return nil, errAnswer
-	}
-	f, code := in.partition(a.version)
-	in.end() // of the topic
-	in.end()
-	switch {
-	case in.bad:
-		return nil, errAnswer
-	case code != 0:
-		return nil, kafkago.Error(code)
-	}
-	return f, nil
+	return all, nil
 }
 
 // partition reads what follows a partition's number.
@@ -339,36 +366,76 @@ type wanted struct {
 	position  int64
 	epoch     int32 // of the leader that wrote what stands before the position; -1: not known
 	maxBytes  int
-	room      room // for more than that; nil: there is
 }
 
-// latest is the latest version of the request that it can be sent in.
-func (w *wanted) latest() int16 {
-	if w.id == ([16]byte{}) {
-		return nameFetchVersion
+// at is its place in an answer.
+func (w *wanted) at(version int16) spot {
+	if version > nameFetchVersion {
+		return spot{id: w.id, partition: int32(w.partition)}
+	}
+	return spot{topic: w.topic, partition: int32(w.partition)}
+}
+
+// latestFetch is the latest version in which all of them can be asked for.
+func latestFetch(all []*wanted) int16 {
+	for _, w := range all {
+		if w.id == ([16]byte{}) {
+			return nameFetchVersion
+		}
 	}
 	return maxFetchVersion
 }
 
-// request is a fetch of it.
-func (w *wanted) request(version int16, isolation int8) outgoing {
+// ofTopic tells whether another partition is asked for under the same topic.
+func (w *wanted) ofTopic(other *wanted) bool { return w.topic == other.topic && w.id == other.id }
+
+// fetchRequest asks for partitions, those of a topic one after the other.
+func fetchRequest(version int16, isolation int8, maxBytes int, all []*wanted) outgoing {
 	out := outgoing{tagged: version >= fetchTags}
 	out.int32(-1) // we are no replica
 	out.int32(int32(fetchWait / time.Millisecond))
 	out.int32(1) // byte at least
-	out.int32(int32(w.maxBytes))
+	out.int32(int32(maxBytes))
 	out.int8(isolation)
 	if version >= 7 {
 		out.int32(0)  // no session,
 		out.int32(-1) // nor do we begin one
 	}
-	out.count(1)
-	if version > nameFetchVersion {
-		out.b = append(out.b, w.id[:]...)
-	} else {
-		out.text(w.topic)
+	topics := 0
+	for i, w := range all {
+		if i == 0 || !w.ofTopic(all[i-1]) {
+			topics++
+		}
 	}
-	out.count(1)
+	out.count(topics)
+	for len(all) > 0 {
+		n := 1
+		for n < len(all) && all[n].ofTopic(all[0]) {
+			n++
+		}
+		if version > nameFetchVersion {
+			out.b = append(out.b, all[0].id[:]...)
+		} else {
+			out.text(all[0].topic)
+		}
+		out.count(n)
+		for _, w := range all[:n] {
+			w.write(&out, version)
+		}
+		out.end() // of the topic
+		all = all[n:]
+	}
+	if version >= 7 {
+		out.count(0) // forgotten
+	}
+	if version >= 11 {
+		out.text("") // where we are
+	}
+	out.end()
+	return out
+}
+
+func (w *wanted) write(out *outgoing, version int16) {
 	out.int32(int32(w.partition))
 	if version >= 9 {
 		out.int32(-1) // whichever leader epoch it is
@@ -381,16 +448,7 @@ func (w *wanted) request(version int16, isolation int8) outgoing {
 		out.int64(-1) // we have no log
 	}
 	out.int32(int32(w.maxBytes))
-	out.end() // of the partition
-	out.end() // of the topic
-	if version >= 7 {
-		out.count(0) // forgotten
-	}
-	if version >= 11 {
-		out.text("") // where we are
-	}
 	out.end()
-	return out
 }
 
 // epochRequest asks where a partition's log ends in an epoch.

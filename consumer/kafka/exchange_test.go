@@ -63,14 +63,19 @@ func (s *speaking) Write(request []byte) (int, error) {
 }
 
 func (s *speaking) fetch(want *wanted) (*fetched, error) {
-	got, err := (&exchange{
-		key: protocol.Fetch, clientID: "c", oldest: minFetchVersion, latest: want.latest(), tags: fetchTags,
-		request: func(version int16) outgoing { return want.request(version, 1) },
+	all := []*wanted{want}
+	res, err := (&exchange{
+		key: protocol.Fetch, clientID: "c", oldest: minFetchVersion, latest: latestFetch(all), tags: fetchTags,
+		request: func(version int16) outgoing { return fetchRequest(version, 1, want.maxBytes, all) },
 	}).RawExchange(s)
 	if err != nil {
 		return nil, err
 	}
-	return got.(*answer).fetched(want)
+	got, err := res.(*answer).fetched(all)
+	if err != nil {
+		return nil, err
+	}
+	return got[0].fetched, got[0].err
 }
 
 func TestAnswers(t *testing.T) {
@@ -179,7 +184,7 @@ func TestRequests(t *testing.T) {
 	}
 	want := &wanted{topic: "orders", id: id, partition: 3, position: 7, epoch: 5, maxBytes: 1000}
 	for v := int16(minFetchVersion); v <= maxFetchVersion; v++ {
-		r := read(kmsg.Fetch, v, want.request(v, 1).framed(protocol.Fetch, v, 9, "me")).(*kmsg.FetchRequest)
+		r := read(kmsg.Fetch, v, fetchRequest(v, 1, 1000, []*wanted{want}).framed(protocol.Fetch, v, 9, "me")).(*kmsg.FetchRequest)
 		topic, epoch := "orders", int32(-1)
 		if v >= 12 {
 			epoch = 5
@@ -193,6 +198,41 @@ func TestRequests(t *testing.T) {
 			p.Partition != 3 || p.FetchOffset != 7 || p.LastFetchedEpoch != epoch || p.CurrentLeaderEpoch != -1 || p.PartitionMaxBytes != 1000 {
 			t.Errorf("version %d asks for %+v", v, r)
 		}
+	}
+	// Of many, those of a topic go together, and a topic that was created anew is another.
+	many := []*wanted{
+		{topic: "a", id: [16]byte{1}, partition: 0, position: 10, epoch: 1, maxBytes: 100},
+		{topic: "a", id: [16]byte{1}, partition: 1, position: 11, epoch: 2, maxBytes: 100},
+		{topic: "a", id: [16]byte{2}, partition: 2, position: 12, epoch: 3, maxBytes: 100},
+		{topic: "b", id: [16]byte{3}, partition: 0, position: 13, epoch: 4, maxBytes: 100},
+	}
+	for v := int16(minFetchVersion); v <= maxFetchVersion; v++ {
+		r := read(kmsg.Fetch, v, fetchRequest(v, 1, 1000, many).framed(protocol.Fetch, v, 9, "me")).(*kmsg.FetchRequest)
+		var got []*wanted
+		for _, topic := range r.Topics {
+			for _, p := range topic.Partitions {
+				got = append(got, &wanted{topic: topic.Topic, id: topic.TopicID, partition: int(p.Partition), position: p.FetchOffset, epoch: p.LastFetchedEpoch, maxBytes: int(p.PartitionMaxBytes)})
+			}
+		}
+		var want []*wanted
+		for _, w := range many {
+			w := *w
+			if v > nameFetchVersion {
+				w.topic = ""
+			} else {
+				w.id = [16]byte{}
+			}
+			if v < 12 {
+				w.epoch = -1
+			}
+			want = append(want, &w)
+		}
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(wanted{})); diff != "" || r.MaxBytes != 1000 {
+			t.Errorf("version %d: %s", v, diff)
+		}
+	}
+	if v := latestFetch(append(many, &wanted{topic: "c"})); v != nameFetchVersion {
+		t.Errorf("a topic whose id isn't known is asked for in version %d", v)
 	}
 	for v := int16(minEpochVersion); v <= maxEpochVersion; v++ {
 		r := read(kmsg.OffsetForLeaderEpoch, v, epochRequest(v, "orders", 3, 5).framed(protocol.OffsetForLeaderEpoch, v, 9, "me")).(*kmsg.OffsetForLeaderEpochRequest)

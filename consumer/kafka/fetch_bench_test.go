@@ -38,7 +38,7 @@ func BenchmarkFetch(b *testing.B) {
 			for b.Loop() {
 				got := 0
 				for position := int64(0); position < n; {
-					part, err := cluster.fetch(context.Background(), &wanted{topic: topic, position: position, epoch: -1, maxBytes: c.FetchBytes})
+					part, _, err := cluster.fetch(context.Background(), &wanted{topic: topic, position: position, epoch: -1, maxBytes: c.FetchBytes}, nil)
 					if err != nil {
 						time.Sleep(10 * time.Millisecond) // its leader isn't known yet
 						continue

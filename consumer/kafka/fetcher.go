@@ -57,6 +57,9 @@ type fetcher struct {
 	growth   float64               // bytes in memory per byte asked for, as last seen; at least 1
 	size     float64               // bytes in memory of a message, as the last fetch had them; 0: it had none
 
+	news  time.Time  // when a fetch last brought something
+	quiet *quietLane // nil: the lane fetches for itself
+
 	// answered is when a fetch last brought what can be read, in Unix nanoseconds.
 	answered atomic.Int64
 
@@ -109,6 +112,7 @@ func (l *lane) read(s stand) error {
 		f.watchLag(ctx)
 	}()
 	err := f.loop(ctx, s.skipTo)
+	f.leave()
 	stop()
 	<-watched
 	select {
@@ -168,15 +172,8 @@ func (f *fetcher) step(ctx context.Context) error {
 		}
 		f.open.SetLag(f.lag(f.offered))
 	}
-	memory := &grant{budget: f.in.Budget(), held: int64(f.want) + f.needs}
-	if memory.budget.Acquire(ctx, memory.held) != nil {
-		return nil
-	}
-	sent := time.Now()
-	part, err := f.cluster.fetch(ctx, &wanted{
-		topic: f.topic, id: f.topicID, partition: f.partition, position: f.position, epoch: lastEpoch(f.epochs, f.position), maxBytes: f.want,
-		room: memory.room,
-	})
+	memory, part := f.fetch(ctx)
+	err := part.err
 	if errors.Is(err, errNoRoom) {
 		f.waitForRoom(memory)
 		return nil
@@ -185,12 +182,15 @@ func (f *fetcher) step(ctx context.Context) error {
 		err = &divergedError{f.position, *part.diverging}
 	}
 	if err != nil {
-		f.open.SetLag(-1) // whatever it was, it may have grown
 		memory.settle(0)
+		if ctx.Err() != nil {
+			return nil
+		}
+		f.open.SetLag(-1) // whatever it was, it may have grown
 		return err
 	}
 	memory.answer(int64(len(part.records)))
-	got, err := f.decoder.decode(part, f.position, memory)
+	got, err := f.decoder.decode(part.fetched, f.position, memory)
 	if errors.Is(err, errNoRoom) {
 		f.waitForRoom(memory)
 		return nil
@@ -205,10 +205,7 @@ func (f *fetcher) step(ctx context.Context) error {
 	f.growth = max(float64(got.held)/float64(f.want), 0.9*f.growth, 1)
 	f.size = float64(got.held) / float64(max(len(got.messages), 1))
 
-	f.end = part.highWatermark
-	if f.config.Isolation == ReadCommitted {
-		f.end = part.lastStableOffset
-	}
+	f.end = f.cluster.readable(part.fetched)
 	// Before the lag is told, which may come to 0 by this answer.
 	f.open.SetUndecided(part.highWatermark - f.end)
 	f.advance(got.next)
@@ -217,7 +214,7 @@ func (f *fetcher) step(ctx context.Context) error {
 	// Not the last stable offset: a transaction that is open behind it holds
 	// messages that will come with the time at which they were written.
 	if f.offered >= part.highWatermark {
-		f.open.CaughtUp(sent)
+		f.open.CaughtUp(part.sent)
 	}
 	f.plan()
 	return nil
@@ -228,6 +225,57 @@ func (f *fetcher) step(ctx context.Context) error {
 func (f *fetcher) waitForRoom(memory *grant) {
 	f.needs = memory.wanted - int64(f.want)
 	memory.settle(0)
+}
+
+// fetch asks for what stands at the position: by itself, or together with other lanes
+// that have nothing to read either. Also with an error, what is held of the byte budget
+// has to be settled.
+func (f *fetcher) fetch(ctx context.Context) (*grant, polled) {
+	memory := &grant{budget: f.in.Budget()}
+	if f.quiet != nil && f.polls.covers(f.quiet) {
+		select {
+		case a := <-f.quiet.answers:
+			if a.last {
+				f.quiet = nil
+			}
+			// Nor is it known for which of them an answer has no room.
+			if !errors.Is(a.err, errMoved) && !errors.Is(a.err, errNoRoom) {
+				if a.last {
+					f.news = time.Now()
+				}
+				memory.held = a.held
+				return memory, a
+			}
+		case <-ctx.Done():
+			return memory, polled{outcome: outcome{err: ctx.Err()}}
+		}
+	}
+	if err := memory.budget.Acquire(ctx, int64(f.want)+f.needs); err != nil {
+		return memory, polled{outcome: outcome{err: err}}
+	}
+	memory.held = int64(f.want) + f.needs
+	want := wanted{
+		topic: f.topic, id: f.topicID, partition: f.partition, position: f.position, epoch: lastEpoch(f.epochs, f.position), maxBytes: f.want,
+	}
+	a := polled{sent: time.Now()}
+	var leader int32
+	a.fetched, leader, a.err = f.cluster.fetch(ctx, &want, memory.room)
+	switch {
+	case f.polls.isNews(&want, a.outcome):
+		f.leave()
+		f.news = time.Now()
+	case f.quiet == nil && time.Since(f.news) >= quietAfter:
+		f.quiet = f.polls.join(want, leader)
+	}
+	return memory, a
+}
+
+// leave has nobody else fetch for the lane.
+func (f *fetcher) leave() {
+	if f.quiet != nil {
+		f.polls.leave(f.quiet)
+		f.quiet = nil
+	}
 }
 
 // advance moves the position, and notes since when there is progress to tell.

@@ -23,6 +23,7 @@ type generation struct {
 	ready     *readiness
 	committer *committer
 	logs      *logs
+	polls     *polls
 
 	// soft ends when the lanes are to be let go: it is what fetches run under.
 	soft context.Context
@@ -49,6 +50,7 @@ func (g *generation) serve(ctx context.Context) {
 	hard, cutOff := context.WithCancel(context.Background())
 	defer cutOff()
 	g.soft, g.hard = soft, hard
+	g.polls = newPolls(soft, g.cluster, g.in.Budget(), g.config.FetchBytes)
 
 	g.in.Rebalanced()
 	lanes := g.lanes()
@@ -78,6 +80,7 @@ func (g *generation) serve(ctx context.Context) {
 	}
 	defer time.AfterFunc(budget, cutOff).Stop()
 	reading.Wait()
+	g.polls.polling.Wait()
 	g.committer.stop()
 	quit()
 	beats.Wait()
