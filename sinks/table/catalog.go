@@ -20,7 +20,7 @@ type target struct {
 	mayUse     bool   // USAGE on the schema
 	attributes []attribute
 	unique     []uniqueIndex
-	shape      string // names and types of all columns: see shapeSQL
+	shape      string // names and types of the columns that are filled: see shapeSQL
 }
 
 // attribute is a column of the target.
@@ -106,13 +106,15 @@ SELECT (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnam
    AND i.indpred IS NULL AND i.indexprs IS NULL
  ORDER BY i.indexrelid`
 
-// shapeSQL gives a text that changes when a column's type does.
+// shapeSQL gives a text that changes when one of the columns gets another type, or
+// another collation or modifier that a plan has taken over (columns.CastName).
 const shapeSQL = `
-SELECT coalesce(pg_catalog.string_agg(a.attname || ' ' || a.atttypid, ',' ORDER BY a.attnum), '')
+SELECT coalesce(pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attname, a.atttypid, a.attcollation,
+                  CASE WHEN a.atttypid IN (1083, 1114, 1184, 1186, 1266, 1700) THEN a.atttypmod END), ',' ORDER BY a.attnum), '')
   FROM pg_catalog.pg_namespace n
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
- WHERE n.nspname = $1 AND c.relname = $2`
+ WHERE n.nspname = $1 AND c.relname = $2 AND a.attname = ANY ($3::pg_catalog.text[])`
 
 // namesSQL lists the tables that a wrong name may have meant.
 const namesSQL = `
@@ -146,7 +148,11 @@ func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
 		})
 		return err
 	})
-	b.Queue(shapeSQL, s.schema, s.table).QueryRow(func(row pgx.Row) error { return row.Scan(&t.shape) })
+	names := make([]string, len(s.cols))
+	for i, c := range s.cols {
+		names[i] = c.Name
+	}
+	b.Queue(shapeSQL, s.schema, s.table, names).QueryRow(func(row pgx.Row) error { return row.Scan(&t.shape) })
 	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return nil, fmt.Errorf("read the catalog: %w", err)
 	}

@@ -21,28 +21,26 @@ const copyFrom = 256
 
 func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Message) error {
 	if !p.copies || len(msgs) < copyFrom || s.changed.Load() {
-		values, err := p.set.Encode(msgs)
-		if err != nil {
-			return err
-		}
-		var b pgx.Batch
-		b.Queue(p.sql, values.Args()...)
-		p.targets.queue(&b)
-		return tx.SendBatch(ctx, &b).Close()
+		return s.insert(ctx, tx, p, msgs)
 	}
 	if s.readsFirst() {
 		values, err := p.set.Encode(msgs)
 		if err != nil {
 			s.refused()
-			return err
+			return s.blame(ctx, tx, p, err)
 		}
 		return s.copy(ctx, tx, p, values)
 	}
 	values, err := p.set.EncodeUnread(msgs)
-	if err == nil {
-		if err = s.copy(ctx, tx, p, values); !isDataError(err) {
-			return err
+	if err != nil {
+		if _, bad := p.set.Encode(msgs); bad != nil {
+			s.refused()
+			err = bad
 		}
+		return s.blame(ctx, tx, p, err)
+	}
+	if err = s.copy(ctx, tx, p, values); !isDataError(err) {
+		return err
 	}
 	// One look names every message that is at fault. Where it finds none, the
 	// server is stricter than we are, and what it says stands.
@@ -51,6 +49,52 @@ func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Me
 		return bad
 	}
 	return err
+}
+
+// insert writes by the plan's statement, and makes sure that it was made for the
+// columns as they are. The statement casts each value to its column's type, so one
+// that was made before the type was changed would round, cut or refuse what the
+// column takes now. Only the look after the rows is sure, for their lock keeps the
+// columns as they are; but there is none where the statement fails, so there is one
+// before it, too.
+func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Message) error {
+	values, err := p.set.Encode(msgs)
+	if err != nil {
+		return s.blame(ctx, tx, p, err)
+	}
+	before, after := p.shape, p.shape
+	var b pgx.Batch
+	s.queueShape(&b, p, &before)
+	b.Queue(p.sql, values.Args()...)
+	p.targets.queue(&b)
+	s.queueShape(&b, p, &after)
+	err = tx.SendBatch(ctx, &b).Close()
+	if before != p.shape && before != "" || after != p.shape { // empty: the table is gone, which err says
+		s.distrust(p)
+		return errChanged
+	}
+	return err
+}
+
+// blame gives what is wrong with messages that can't be put into the columns' types,
+// unless the columns have got other types since the plan was made.
+func (s *Sink) blame(ctx context.Context, tx sinks.Tx, p *plan, bad error) error {
+	shape := p.shape
+	var b pgx.Batch
+	s.queueShape(&b, p, &shape)
+	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
+		return err
+	}
+	if shape != p.shape {
+		s.distrust(p)
+		return errChanged
+	}
+	return bad
+}
+
+// queueShape asks for the shape of the plan's columns in a batch.
+func (s *Sink) queueShape(b *pgx.Batch, p *plan, shape *string) {
+	b.Queue(shapeSQL, s.schema, s.table, p.names).QueryRow(func(row pgx.Row) error { return row.Scan(shape) })
 }
 
 // doubtHolds is for how long documents are read here once one was no JSON. One is
@@ -85,8 +129,7 @@ func (s *Sink) copy(ctx context.Context, tx sinks.Tx, p *plan, values *columns.V
 var errChanged = errors.New("the table's columns have changed meanwhile; nothing was written, and the next try will see them as they are")
 
 // checkCopied makes sure that the rows were copied into the types they were made
-// for. An INSERT has casts, so the server notices when a column has got another
-// type since Prepare; COPY takes any bytes for a value of the type it finds.
+// for: COPY takes any bytes for a value of the type it finds.
 // Having copied, this transaction holds a lock that keeps the columns as they
 // are, so afterwards is the time to look. (Where the bytes make no sense for the
 // new type, COPY itself fails as if a message were bad. The batch is then
@@ -94,7 +137,7 @@ var errChanged = errors.New("the table's columns have changed meanwhile; nothing
 func (s *Sink) checkCopied(ctx context.Context, tx sinks.Tx, p *plan) error {
 	var shape string
 	var b pgx.Batch
-	b.Queue(shapeSQL, s.schema, s.table).QueryRow(func(row pgx.Row) error { return row.Scan(&shape) })
+	s.queueShape(&b, p, &shape)
 	p.targets.queue(&b)
 	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return err
