@@ -39,6 +39,8 @@ type Lane struct {
 	alone     bool // no neighbours in the group until it succeeds
 	held      error
 	heldSince time.Time
+	failing   time.Time // since when no transaction of it has been made durable; zero: the last one was
+	failure   error     // of the last try, if that may pass by itself
 	lastError string
 	timer     *time.Timer
 }
@@ -161,6 +163,7 @@ func (l *Lane) CaughtUp(asked time.Time) {
 		// What it was held for was given up (KeepFor), and others have had it committed.
 		l.w.Logger.Info("lane goes on: what it was held for is done", "source", l.options.Lane.Source, "lane", l.options.Lane.Name)
 		l.attempts, l.alone, l.lastError = 0, false, ""
+		l.failing, l.failure = time.Time{}, nil
 		l.setHeld(nil)
 	}
 }

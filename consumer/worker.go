@@ -375,6 +375,7 @@ func (w *Worker) committed(group []*Lane) {
 		l.position, l.fresh = l.flight.batch.Next, false
 		l.flight = nil
 		l.attempts, l.alone, l.lastError = 0, false, ""
+		l.failing, l.failure = time.Time{}, nil
 		l.setHeld(nil)
 		l.settled()
 	}
@@ -419,6 +420,9 @@ func (w *Worker) failed(group []*Lane, err error) {
 				l.retry(backoff(l.attempts, holdBackoff))
 			}
 		default:
+			if l.failure = err; l.failing.IsZero() {
+				l.failing = time.Now()
+			}
 			l.log("transaction failed, trying again", err)
 			l.attempts++
 			l.retry(backoff(l.attempts, retryBackoff))
@@ -439,7 +443,8 @@ func (w *Worker) Done() (messages int64, d time.Duration) {
 
 // Ready tells whether every source has reached its broker and knows its lanes.
 // Having none is fine: that is a standby. Of a lane that is held by what the
-// handler answered it tells by a *HeldError; other errors quote no message.
+// handler answered it tells by a *HeldError, of one that fails all the time by a
+// *FailingError; other errors quote no message.
 func (w *Worker) Ready() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -465,8 +470,33 @@ func (w *Worker) Ready() error {
 	for lane, g := range w.gaveBack {
 		return &HeldError{lane, g.err}
 	}
+	for l := range w.lanes {
+		if since := time.Since(l.failing); !l.failing.IsZero() && l.flight != nil && since >= failingTimeout {
+			return &FailingError{l.options.Lane, since, l.failure}
+		}
+	}
 	return nil
 }
+
+// failingTimeout is how long a lane's transactions may fail, with errors that pass by
+// themselves, until the worker isn't ready: longer than a deadlock, a failover or a
+// wait for a lock that was in vain once.
+const failingTimeout = 15 * time.Second
+
+// FailingError says that for some time no transaction of a lane was made durable,
+// though whatever is wrong should pass by itself. Its text is for the log, as that of
+// a HeldError.
+type FailingError struct {
+	Lane message.Lane
+	For  time.Duration // since the first one that failed
+	Err  error         // of the last try
+}
+
+func (e *FailingError) Error() string {
+	return fmt.Sprintf("lane %s: its transactions have failed for %s: %v", e.Lane, e.For.Round(time.Second), e.Err)
+}
+
+func (e *FailingError) Unwrap() error { return e.Err }
 
 // HeldError says that a lane is held since its messages can't be made durable. Its
 // text is for the log: it may quote them.

@@ -192,13 +192,13 @@ func TestErrors(t *testing.T) {
 		if n := count(r, "0"); n < 12 || n > 60 {
 			t.Errorf("%d tries in a minute", n)
 		}
-		if r.Ready() != nil {
-			t.Error("a transient error makes unready")
+		if failing := (*consumer.FailingError)(nil); !errors.As(r.Ready(), &failing) || failing.Lane != r.lanes[0].name || failing.For < 50*time.Second {
+			t.Errorf("Ready: %v, want it to tell of the lane that has failed for a minute", r.Ready())
 		}
 		r.setHandle(nil)
 		time.Sleep(6 * time.Second)
-		if n := len(r.store.Effects()); n != 3011 {
-			t.Errorf("%d effects", n)
+		if n := len(r.store.Effects()); n != 3011 || r.Ready() != nil {
+			t.Errorf("%d effects, Ready: %v", n, r.Ready())
 		}
 		r.stop()
 	})

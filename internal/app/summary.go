@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -27,10 +28,14 @@ func summary(err error) string {
 	if errors.As(err, &held) {
 		return fmt.Sprintf("lane %s is held: %s", held.Lane, reason(held.Err))
 	}
+	var failing *consumer.FailingError
+	if errors.As(err, &failing) {
+		return fmt.Sprintf("lane %s: its transactions have failed for %s: %s", failing.Lane, failing.For.Round(time.Second), reason(failing.Err))
+	}
 	return err.Error()
 }
 
-// reason is why a lane is held, by names and codes.
+// reason is why a lane is held or fails, by names and codes.
 func reason(err error) string {
 	var parts []string
 	var hold *message.HoldError
