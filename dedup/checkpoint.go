@@ -50,6 +50,9 @@ func (s *Store) takeQueue(ctx context.Context, tx pgx.Tx, row queueRow, t messag
 	case !taken.Rewound && position < 0:
 		position = t.Committed // nothing of ours is acknowledged yet
 	}
+	if ours && was.Epoch == taken.Epoch && !behind {
+		position = max(position, t.Acknowledged) // all that was acknowledged is in this database
+	}
 	if position >= 0 && (row.began == nil || *row.began > position) {
 		row.began = &position
 	}

@@ -347,6 +347,27 @@ func TestWhereAQueueStands(t *testing.T) {
 				s.t.Fatal(err)
 			}
 		}, began, true},
+		"the durable lost its state, and keeps where it stood": {func(s *state) {
+			s.take.Committed, s.take.Acknowledged = 1, 145
+		}, 145, false},
+		"the durable keeps less than the row": {func(s *state) {
+			s.take.Committed, s.take.Acknowledged = 1, 130
+		}, floor, false},
+		"the durable lost its state, and the row went back": {func(s *state) {
+			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0`)
+			s.take.Committed, s.take.Acknowledged = 1, 145
+		}, floor, true},
+		"the durable lost its state, and the row is lost": {func(s *state) {
+			exec(s, `DELETE FROM dedupd.lanes`)
+			s.take.Committed, s.take.Acknowledged = 1, 145
+		}, began, true},
+		"the durable lost its state, and somebody let the row go": {func(s *state) {
+			forget(s)
+			s.take.Committed, s.take.Acknowledged = 1, 145
+		}, 1, false},
+		"the durable lost its state, and the stream was made anew": {func(s *state) {
+			s.take.Incarnation, s.take.Committed, s.take.Acknowledged = "stream-2", 1, 145
+		}, 1, false},
 		"the stream was made anew": {func(s *state) { s.take.Incarnation, s.take.Committed = "stream-2", 7 }, 7, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -374,7 +395,7 @@ func TestWhereAQueueStands(t *testing.T) {
 			}
 			l := &lane{Lane: queue, Taken: taken}
 			s.mustConfirm(l)
-			s.take.Origin = l.Origin
+			s.take.Origin, s.take.Acknowledged = l.Origin, 0 // as a durable that is made anew keeps it
 			if again, err := s.Store.Take(t.Context(), s.take); err != nil || again.Rewound || again.BrokerPosition != c.position {
 				t.Errorf("taken again: %+v, %v", again, err)
 			}

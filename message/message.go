@@ -178,6 +178,10 @@ type Take struct {
 	// queue it is the one below which the broker has had all acknowledged: where a new
 	// lane begins.
 	Committed int64
+	// Acknowledged is the position below which a queue's broker keeps that all was
+	// acknowledged under Origin, where it may deliver from below; 0: it keeps none. The
+	// row has it from then on, if the database lacks nothing of that.
+	Acknowledged int64
 	// Origin is what the broker keeps of the lane: the Origin of a Taken or a
 	// Confirmed. Empty: nothing of ours.
 	Origin string

@@ -42,6 +42,9 @@ func (s *Store) takeQueue(r *row, t message.Take, taken *message.Taken) {
 	case !lost && !behind && r.BrokerPosition < 0:
 		r.BrokerPosition = t.Committed
 	}
+	if ok && !lost && !behind {
+		r.BrokerPosition = max(r.BrokerPosition, t.Acknowledged)
+	}
 	if r.began < 0 || r.BrokerPosition < r.began {
 		r.began = r.BrokerPosition
 	}

@@ -194,6 +194,7 @@ func (x *session) confirm(ctx context.Context, limit time.Duration) error {
 		return err
 	}
 	x.gate.learn(confirmed, info)
+	x.keepsFloor(info)
 	if confirmed.Origin != originOf(info) {
 		x.gate.knock() // too many at a time: again in a moment
 	}
@@ -215,7 +216,7 @@ const patience = 3
 // configuration, so the durable is looked at right before, or what somebody changed by
 // hand would be undone.
 func (x *session) publish(ctx context.Context, info *jetstream.ConsumerInfo, confirmed message.Confirmed) (*jetstream.ConsumerInfo, message.Confirmed, error) {
-	for tries := 0; confirmed.Origin != originOf(info) && tries <= patience; tries++ {
+	for tries := 0; (confirmed.Origin != originOf(info) || x.bound.settled.due(info)) && tries <= patience; tries++ {
 		now, err := x.bound.current(ctx)
 		if err == nil && (tries == patience || originOf(now) == originOf(info)) {
 			now, err = x.bound.write(ctx, now, confirmed.Origin)
@@ -271,7 +272,7 @@ func (b *binding) current(ctx context.Context) (*jetstream.ConsumerInfo, error) 
 
 // keep has the durable keep an origin, if it keeps another one.
 func (b *binding) keep(ctx context.Context, origin string) error {
-	if b.origin() == origin {
+	if b.origin() == origin && !b.settled.due(b.info) {
 		return nil
 	}
 	info, err := b.write(ctx, b.info, origin)
@@ -307,6 +308,7 @@ func (b *binding) update(ctx context.Context, info *jetstream.ConsumerInfo, orig
 		config.Metadata = make(map[string]string)
 	}
 	config.Metadata[originKey] = origin
+	b.settled.note(info, config.Metadata)
 	updated, err := b.durable.within(ctx, config, b.stream.UpdateConsumer)
 	switch {
 	case errors.Is(err, jetstream.ErrConsumerDoesNotExist):

@@ -1,6 +1,7 @@
 package nats
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,8 @@ type durable struct {
 	ackFloor    uint64
 	instance    string
 	created     time.Time // of the consumer that was read last
+
+	settling time.Duration // zero: the constant, but for tests
 }
 
 // binding is a consumer that is ready to be read, or nil in the place of one that
@@ -51,7 +54,8 @@ type binding struct {
 	// again where the database stands, for what the filter leaves out is passed over.
 	refiltered bool
 	// read is how long it was read.
-	read time.Duration
+	read    time.Duration
+	settled settled
 }
 
 // ackPendingFloor leaves room for several workers of this size: what throttles
@@ -83,6 +87,7 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		return nil, &configError{fmt.Sprintf("stream %s has WorkQueue retention, which can't be read from %s; set start: %s", d.config.Stream, StartLatest, StartEarliest)}
 	}
 	b := &binding{incarnation: incarnation, durable: d, stream: stream, consumed: info.Config.Retention != jetstream.LimitsPolicy}
+	b.settled.after = cmp.Or(d.settling, settling)
 	found, err := stream.Consumer(ctx, d.config.Durable)
 	switch {
 	case errors.Is(err, jetstream.ErrConsumerNotFound) && !b.consumed:

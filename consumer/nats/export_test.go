@@ -3,6 +3,7 @@ package nats
 import (
 	"context"
 	"log/slog"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -12,3 +13,9 @@ func Rewind(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream
 	d := &durable{config: c, js: js, log: slog.New(slog.DiscardHandler), ackPendingFloor: 1000}
 	return (&binding{stream: stream, durable: d}).rewind(ctx, position, "an origin")
 }
+
+// KeepFloorAfter has durables keep a floor that is so old.
+func (s *Source) KeepFloorAfter(d time.Duration) { s.settling = d }
+
+// Floor is what a durable keeps of its floor.
+func Floor(info *jetstream.ConsumerInfo) uint64 { return floorOf(info).Floor }

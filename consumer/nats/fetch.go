@@ -82,6 +82,9 @@ func (x *session) fetchOnce(large bool) (came int, err error) {
 		if err == nil {
 			err = x.whole(msg)
 		}
+		if err == nil {
+			err = x.unacknowledged(msg, meta)
+		}
 		if err != nil {
 			return err
 		}
@@ -136,6 +139,27 @@ func (x *session) whole(msg *natsgo.Msg) error {
 	if err == nil {
 		x.end(errAltered)
 		err = errAltered
+	}
+	x.acks.add([]string{msg.Reply}, true)
+	return err
+}
+
+// unacknowledged refuses a message below the floor that the durable keeps, if the
+// durable delivers it because it has lost its state. Another may have been on its way
+// for long.
+func (x *session) unacknowledged(msg *natsgo.Msg, meta *jetstream.MsgMetadata) error {
+	if meta.Sequence.Stream > x.kept.Load() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(x.closing, requestTimeout)
+	defer cancel()
+	info, err := x.bound.current(ctx)
+	if err == nil && info.AckFloor.Stream >= floorOf(info).Floor {
+		return nil
+	}
+	if err == nil {
+		x.end(errStateLost)
+		err = errStateLost
 	}
 	x.acks.add([]string{msg.Reply}, true)
 	return err

@@ -67,12 +67,16 @@ func (x *session) inspect() {
 		x.log.Debug("watch the durable", "error", err)
 	case altered(&info.Config), info.Config.AckWait < x.ackWait:
 		x.end(errAltered)
+	case stateLost(stream, info):
+		x.end(errStateLost)
 	default:
 		x.learnLimits(&info.Config)
 		x.lookForGaps(ctx, stream, info)
 		x.bound.durable.seen(info.AckFloor.Stream)
 		x.measure(info, before)
-		if x.gate.strange(info) { // another worker confirmed; or the database went back, and it saw that
+		x.learnFloor(info, asked)
+		// Another worker confirmed; or the database went back, and it saw that.
+		if x.gate.strange(info) || x.bound.settled.due(info) {
 			x.gate.knock()
 		}
 		if drained(info) {

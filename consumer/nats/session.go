@@ -49,6 +49,7 @@ type session struct {
 
 	waiting atomic.Int64 // messages in arrived, or on the way to a slot
 	stands  atomic.Pointer[standing]
+	kept    atomic.Uint64 // the floor that the durable keeps
 	passed  passed
 	inHand  atomic.Int64 // messages delivered to us and not yet acknowledged
 	pending atomic.Int64 // messages the server has not delivered to anybody yet
@@ -76,7 +77,7 @@ type delivery struct {
 // bound; the error says why.
 func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Logger, conn *natsgo.Conn, bound *binding) error {
 	taken, err := in.Take(ctx, message.Take{
-		Lane: s.lane(), Incarnation: bound.incarnation, Committed: bound.begins(), Start: 0, Consumed: bound.consumed, Origin: bound.origin(),
+		Lane: s.lane(), Incarnation: bound.incarnation, Committed: bound.begins(), Start: 0, Consumed: bound.consumed, Origin: bound.origin(), Acknowledged: bound.sure(),
 	})
 	switch {
 	case errors.Is(err, message.ErrLoss):
@@ -91,7 +92,7 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 	if err := s.wentBack(ctx, in, bound, taken, stream); err != nil {
 		return err
 	}
-	if err := s.place(ctx, in, log, bound, taken); err != nil {
+	if err := s.place(ctx, in, log, bound, taken, stream); err != nil {
 		return err
 	}
 	if err := s.missingAtStart(ctx, in, log, bound, taken, stream); err != nil {
@@ -107,6 +108,7 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 		arrived: make(chan delivery, in.MaxMessages()),
 		closing: closing, end: end, look: make(chan struct{}, 1),
 	}
+	x.learnFloor(bound.info, time.Now())
 	x.learnLimits(&bound.info.Config)
 	x.acks = newAcker(in, log, conn, x.told)
 	x.gate.open(taken.Checkpoint, bound.info)
@@ -118,7 +120,7 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 
 // place has the consumer stand where the database says, and keep what the database has
 // it keep. errRewound: it is another one now.
-func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logger, bound *binding, taken message.Taken) error {
+func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logger, bound *binding, taken message.Taken, stream *jetstream.StreamInfo) error {
 	d := bound.durable
 	seen := d.seenIn(taken.Checkpoint.Instance)
 	switch {
@@ -144,6 +146,8 @@ func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logge
 			return fmt.Errorf("create the durable consumer again: %w", err)
 		}
 		return errRewound
+	case stateLost(stream, bound.info) && !bound.refiltered:
+		return s.goForward(ctx, in, log, bound, taken)
 	}
 	why := ""
 	misplaced, err := bound.misplaced(ctx, taken.BrokerPosition)
@@ -164,6 +168,9 @@ func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logge
 	}
 	d.seen(bound.info.AckFloor.Stream)
 	d.created = bound.info.Created
+	if !bound.consumed {
+		bound.settled.look(bound.info, time.Now())
+	}
 	return bound.keep(ctx, taken.Origin)
 }
 

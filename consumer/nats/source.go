@@ -21,7 +21,8 @@ var _ consumer.Source = (*Source)(nil)
 
 // Source reads one stream.
 type Source struct {
-	config Config
+	config   Config
+	settling time.Duration // zero: the constant, but for tests
 }
 
 // New checks a configuration. The error tells all that is wrong with it.
@@ -30,7 +31,7 @@ func New(c Config) (*Source, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	return &Source{c}, nil
+	return &Source{config: c}, nil
 }
 
 // Name is the source's name in the configuration.
@@ -50,7 +51,7 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 	if err != nil {
 		return err
 	}
-	d := &durable{config: s.config, js: js, log: log, ackPendingFloor: ackPendingFloor(in)}
+	d := &durable{config: s.config, js: js, log: log, ackPendingFloor: ackPendingFloor(in), settling: s.settling}
 
 	var tries retries
 	for ctx.Err() == nil {
