@@ -62,6 +62,15 @@ func listen(address string, withPprof bool, reg *prometheus.Registry, p *probes)
 	if err != nil {
 		return nil, fmt.Errorf("http.listen: %w", err)
 	}
+	s := &server{http: newHTTP(routes(withPprof, reg, p)), listener: listener, done: make(chan struct{})}
+	go func() {
+		defer close(s.done)
+		_ = s.http.Serve(listener) // ends with close
+	}()
+	return s, nil
+}
+
+func routes(withPprof bool, reg *prometheus.Registry, p *probes) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true, Timeout: 10 * time.Second}))
 	for path, check := range map[string]func(context.Context) error{
@@ -88,16 +97,7 @@ func listen(address string, withPprof bool, reg *prometheus.Registry, p *probes)
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
-	s := &server{
-		http:     newHTTP(mux),
-		listener: listener,
-		done:     make(chan struct{}),
-	}
-	go func() {
-		defer close(s.done)
-		_ = s.http.Serve(listener) // ends with close
-	}()
-	return s, nil
+	return mux
 }
 
 // newHTTP bounds what a client may take: time to ask, time to read the answer, and

@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dedupd/dedupd/internal/natstest"
-	"github.com/dedupd/dedupd/sinks"
 )
 
 // TestAnOlderCopyUnderAQueue has whole workers land a queue, and puts an older copy of
@@ -76,11 +75,7 @@ func (q *queueRig) publishAll(t *testing.T, from, n int) {
 // run runs a worker until stop, or the test's end.
 func (q *queueRig) run(t *testing.T) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() {
-		_, err := (&App{Config: q.cfg, Sinks: &sinks.Default, Logger: slog.New(slog.DiscardHandler)}).Run(ctx)
-		ended <- err
-	}()
+	ended := q.begin(ctx, t, slog.DiscardHandler)
 	done := false
 	stop = func() {
 		if done {

@@ -11,7 +11,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/internal/natstest"
-	"github.com/dedupd/dedupd/sinks"
 )
 
 // TestAMessageIsOutForLongerThanTheWindow has somebody else hold a message of a
@@ -99,11 +98,7 @@ func (q *queueRig) hold(t *testing.T, id string) jetstream.Msg {
 func (q *queueRig) start(t *testing.T) {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() {
-		_, err := (&App{Config: q.cfg, Sinks: &sinks.Default, Logger: slog.New(slog.DiscardHandler)}).Run(ctx)
-		ended <- err
-	}()
+	ended := q.begin(ctx, t, slog.DiscardHandler)
 	t.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {

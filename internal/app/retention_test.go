@@ -87,6 +87,7 @@ func TestTheEndDoesNotWaitForADeadDatabase(t *testing.T) {
 
 // rig is a configuration, with the database it names.
 type rig struct {
+	text  string
 	cfg   *config.Config
 	pool  *pgxpool.Pool
 	store *dedup.Store
@@ -104,21 +105,40 @@ database: {url: %q, migrate: true}
 sink: {table: {name: public.orders, columns: {id: id}}}
 http: {listen: "127.0.0.1:0"}
 `, sources, pgtest.New(t).URL)
-	cfg, _, err := config.Parse("test.yaml", []byte(text), config.Options{Sinks: &sinks.Default})
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool, store, err := OpenDatabase(t.Context(), cfg, 3, slog.New(slog.DiscardHandler))
+	r := &rig{text: text}
+	r.cfg = r.parse(t)
+	pool, store, err := OpenDatabase(t.Context(), r.cfg, 3, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	r := &rig{cfg, pool, store}
+	r.pool, r.store = pool, store
 	r.exec(t, `CREATE TABLE public.orders (id text PRIMARY KEY)`)
 	if _, err := store.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return r
+}
+
+func (r *rig) parse(t *testing.T) *config.Config {
+	t.Helper()
+	cfg, _, err := config.Parse("test.yaml", []byte(r.text), config.Options{Sinks: &sinks.Default})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// begin runs a worker, with a configuration of its own, until ctx ends.
+func (r *rig) begin(ctx context.Context, t *testing.T, log slog.Handler) (ended <-chan error) {
+	t.Helper()
+	a := &App{Config: r.parse(t), Sinks: &sinks.Default, Logger: slog.New(log)}
+	end := make(chan error, 1)
+	go func() {
+		_, err := a.Run(ctx)
+		end <- err
+	}()
+	return end
 }
 
 func (r *rig) exec(t *testing.T, sql string) {
@@ -201,11 +221,7 @@ func TestAWorkerLooksAtTheDatabasesClock(t *testing.T) {
 	told := make(tellTale, 1)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	ended := make(chan error, 1)
-	go func() {
-		_, err := (&App{Config: q.cfg, Sinks: &sinks.Default, Logger: slog.New(slog.NewTextHandler(told, nil))}).Run(ctx)
-		ended <- err
-	}()
+	ended := q.begin(ctx, t, slog.NewTextHandler(told, nil))
 	sealed := func() (n int) {
 		if err := q.pool.QueryRow(t.Context(), `SELECT count(*) FROM dedupd.generations WHERE state = 'sealed'`).Scan(&n); err != nil {
 			t.Fatal(err)
@@ -252,11 +268,7 @@ func TestTheLastAgesAreCounted(t *testing.T) {
 	r := newRig(t, fmt.Sprintf("{nats: {servers: %q, stream: ORDERS}}", url))
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	ended := make(chan error, 1)
-	go func() {
-		_, err := (&App{Config: r.cfg, Sinks: &sinks.Default, Logger: slog.New(slog.DiscardHandler)}).Run(ctx)
-		ended <- err
-	}()
+	ended := r.begin(ctx, t, slog.DiscardHandler)
 	// The first pass has begun, and has written down what there was: nothing. The
 	// next one is a minute away.
 	r.await(t, `SELECT count(*) FROM dedupd.generations WHERE state = 'next'`)

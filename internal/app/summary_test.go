@@ -141,14 +141,16 @@ func TestHTTPBoundsItsClients(t *testing.T) {
 
 func TestProfilesMayTakeLongerThanOtherAnswers(t *testing.T) {
 	t.Parallel()
-	s, err := listen("127.0.0.1:0", true, prometheus.NewRegistry(), &probes{})
+	h := newHTTP(routes(true, prometheus.NewRegistry(), &probes{}))
+	h.WriteTimeout = 500 * time.Millisecond
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.close()
-	s.http.WriteTimeout = 500 * time.Millisecond
+	go func() { _ = h.Serve(listener) }()
+	defer h.Close()
 	for _, path := range []string{"/debug/pprof/profile?seconds=2", "/debug/pprof/trace?seconds=2"} {
-		r, err := http.Get(fmt.Sprint("http://", s.listener.Addr(), path))
+		r, err := http.Get(fmt.Sprint("http://", listener.Addr(), path))
 		if err != nil {
 			t.Errorf("%s: %v", path, err)
 			continue
