@@ -15,7 +15,8 @@ import (
 // Of some errors nobody can tell whether a message is at fault or the table: a
 // trigger's RAISE refuses one row or every row. So a message that is refused in
 // such a way stays a suspect until another message is written: one of its lane, or
-// of its topic, in its own transaction or after it was refused. A hand-over that
+// of its topic, in its own transaction or after it was refused. The suspect is tried
+// once more then, for the table may have been mended in between. A hand-over that
 // ends without such a proof is held, and none of its suspects is dead-lettered.
 //
 // Where order allows no other message before the suspect, the proof is in the
@@ -40,11 +41,17 @@ const (
 // errUnproven ends a transaction whose suspects nothing speaks against yet.
 var errUnproven = errors.New("no other message was written beside the one that was refused")
 
+// errTriedAgain ends a transaction whose suspects something speaks against, when the
+// last try of some was before that: the table may have been mended in between.
+var errTriedAgain = errors.New("another message was written since the suspect was refused")
+
 // suspect is what a hand-over knows of a message that was refused and may not be
 // at fault.
 type suspect struct {
 	refusals int
 	cause    error
+	// again is set when there was a proof, so that what is tried from then on counts.
+	again bool
 }
 
 // openDoubt is about a suspect that holds its lane.
@@ -120,8 +127,11 @@ func (g *group) wrote(lane message.Lane, topic string) bool {
 	return false
 }
 
-// prove is errUnproven if the group would dead-letter a suspect without a proof.
+// prove is errUnproven if the group would dead-letter a suspect without a proof, and
+// errTriedAgain if one wasn't tried since there is one. That one is taken for no
+// suspect then, until it is refused again.
 func (p *Processor) prove(g *group) error {
+	again := false
 	for i := range g.items {
 		it := &g.items[i]
 		if it.outcome != dead || it.reject.suspected == nil {
@@ -132,6 +142,14 @@ func (p *Processor) prove(g *group) error {
 		if !wrote(g) && !slices.ContainsFunc(g.landed, wrote) && !p.doubts.proven(m.Position) {
 			return errUnproven
 		}
+		if s := g.handOver.suspects[m.Position]; s != nil && !s.again {
+			s.again, again = true, true
+			s.refusals--
+			delete(g.handOver.known, m.Position)
+		}
+	}
+	if again {
+		return errTriedAgain
 	}
 	return nil
 }

@@ -202,6 +202,50 @@ func TestTableAtFaultHoldsTheLane(t *testing.T) {
 	}
 }
 
+// A table that refuses everything may be mended at any moment of a hand-over. What it
+// refused before that is no dead letter, though others are written after it.
+func TestTableIsMendedInTheMiddle(t *testing.T) {
+	t.Parallel()
+	f, writes := newDoubtful(t, doubtful{"P0001", raising("P0001", "true"), intoRows, "v", "v"})
+	var mendAt int32
+	written := f.Sink
+	f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+		if writes.Load() == mendAt {
+			f.exec(`DROP TRIGGER IF EXISTS refuse ON public.rows`)
+		}
+		return written.Write(ctx, tx, msgs)
+	})
+	for reached := true; reached; mendAt++ {
+		f.exec(triggerBefore)
+		writes.Store(0)
+		source := fmt.Sprint("shop", mendAt)
+		var ids []string
+		for n := range 5 {
+			ids = append(ids, fmt.Sprintf("%d-%d", mendAt, n))
+		}
+		l, other, q := f.take(source, "orders/0"), f.take(source, "orders/1"), f.takeQueue(source+"q")
+		for {
+			l.at, other.at = 0, 0
+			err := f.Handle(t.Context(), []message.Batch{l.batch(ids[:3]...), other.batch(ids[3]), q.batchAt(1, ids[4])})
+			if err == nil {
+				break
+			}
+			wantHold(t, err, "no other message of the lane could be written")
+			if reached = writes.Load() > mendAt; !reached {
+				f.exec(`DROP TRIGGER refuse ON public.rows`)
+			}
+		}
+		f.wantDead()
+		if t.Failed() {
+			t.Fatalf("mended before write %d", mendAt)
+		}
+		f.exec(`TRUNCATE public.rows; DELETE FROM dedupd.lanes`)
+	}
+	if mendAt < 10 {
+		t.Errorf("only %d moments", mendAt)
+	}
+}
+
 // preparing is a sink that looks at its table first.
 type preparing struct{ sinks.Sink }
 

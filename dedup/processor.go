@@ -185,6 +185,8 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handO
 			continue
 		case errors.Is(err, errUnproven):
 			return p.putOff(h, g.batches)
+		case errors.Is(err, errTriedAgain):
+			return p.apply(ctx, g.batches, h)
 		}
 		switch react(err) {
 		case fence:
