@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -36,6 +35,8 @@ type durable struct {
 	ackFloor    uint64
 	instance    string
 	created     time.Time // of the consumer that was read last
+
+	filter filter // what the durable is to deliver
 
 	settling time.Duration // zero: the constant, but for tests
 }
@@ -102,10 +103,12 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		found, err = d.within(ctx, d.fresh(&info.Config, position), stream.CreateConsumer)
 	case errors.Is(err, jetstream.ErrNotPullConsumer):
 		return nil, &configError{fmt.Sprintf("durable %s is a push consumer; name another durable", d.config.Durable)}
-	case err == nil && !b.consumed && refiltered(&found.CachedInfo().Config):
-		b.refiltered = true
 	case err == nil:
-		found, err = d.amend(ctx, stream, found)
+		c := &found.CachedInfo().Config
+		d.filter.follow(c, d.log)
+		if b.refiltered = !b.consumed && (refiltered(c) || d.filter.displaced(c)); !b.refiltered {
+			found, err = d.amend(ctx, stream, found)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("durable %s: %w", d.config.Durable, err)
@@ -249,9 +252,10 @@ func (d *durable) fresh(stream *jetstream.StreamConfig, position int64) jetstrea
 		AckWait:        d.config.AckWait,
 		MaxDeliver:     -1,
 		MaxAckPending:  d.maxAckPending(),
-		FilterSubjects: d.config.Subjects,
-		Metadata:       map[string]string{filterKey: filterText(d.config.Subjects)},
+		FilterSubjects: d.filter.subjects,
+		Metadata:       make(map[string]string),
 	}
+	d.filter.mark(c.Metadata)
 	if c.AckWait == 0 {
 		c.AckWait = defaultAckWait
 	}
@@ -320,15 +324,16 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 			want.MaxAckPending = min(want.MaxAckPending, limit)
 		}
 	}
-	if !sameSubjects(was, d.config.Subjects) {
-		d.log.Warn("the durable's filter is changed; what the new one adds is read from where the durable stands, not from the stream's start", "durable", d.config.Durable, "subjects", d.config.Subjects)
-		want.FilterSubject, want.FilterSubjects = "", d.config.Subjects
+	if !sameSubjects(&was, d.filter.subjects) {
+		d.log.Warn("the durable's filter is changed; what the new one adds is read from where the durable stands, not from the stream's start", "durable", d.config.Durable, "subjects", d.filter.subjects)
+		want.FilterSubject, want.FilterSubjects = "", d.filter.subjects
 	}
+	d.filter.take(&was)
 	want.Metadata = maps.Clone(was.Metadata)
 	if want.Metadata == nil {
 		want.Metadata = make(map[string]string)
 	}
-	want.Metadata[filterKey] = filterText(d.config.Subjects)
+	d.filter.mark(want.Metadata)
 	if same(was, want) {
 		return found, nil
 	}
@@ -338,35 +343,8 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 func same(a, b jetstream.ConsumerConfig) bool {
 	return a.MaxDeliver == b.MaxDeliver && len(a.BackOff) == len(b.BackOff) && a.HeadersOnly == b.HeadersOnly &&
 		a.InactiveThreshold == b.InactiveThreshold && a.AckWait == b.AckWait && a.MaxAckPending == b.MaxAckPending &&
-		a.FilterSubject == b.FilterSubject && slices.Equal(a.FilterSubjects, b.FilterSubjects) && a.Metadata[filterKey] == b.Metadata[filterKey]
-}
-
-// filterKey is where in the durable's metadata the filter stands that dedupd has given
-// it: a filter that is another one was changed by somebody else.
-const filterKey = "dedupd-subjects"
-
-func filterText(subjects []string) string {
-	if len(subjects) == 0 {
-		return ">"
-	}
-	return strings.Join(slices.Sorted(slices.Values(subjects)), " ")
-}
-
-func subjectsOf(c *jetstream.ConsumerConfig) []string {
-	if c.FilterSubject != "" {
-		return append(slices.Clone(c.FilterSubjects), c.FilterSubject)
-	}
-	return c.FilterSubjects
-}
-
-func sameSubjects(c jetstream.ConsumerConfig, want []string) bool {
-	return filterText(subjectsOf(&c)) == filterText(want)
-}
-
-// refiltered tells that a durable's filter isn't the one that dedupd has given it.
-func refiltered(c *jetstream.ConsumerConfig) bool {
-	given, ok := c.Metadata[filterKey]
-	return ok && given != filterText(subjectsOf(c))
+		a.FilterSubject == b.FilterSubject && slices.Equal(a.FilterSubjects, b.FilterSubjects) &&
+		a.Metadata[filterKey] == b.Metadata[filterKey] && a.Metadata[filterSetKey] == b.Metadata[filterSetKey]
 }
 
 // altered tells that somebody has changed what a durable delivers, or for how long it

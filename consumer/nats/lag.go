@@ -65,7 +65,7 @@ func (x *session) inspect() {
 		x.end(errGone)
 	case err != nil:
 		x.log.Debug("watch the durable", "error", err)
-	case altered(&info.Config), info.Config.AckWait < x.ackWait:
+	case altered(&info.Config), x.bound.durable.filter.other(&info.Config), info.Config.AckWait < x.ackWait:
 		x.end(errAltered)
 	case stateLost(stream, info):
 		x.end(errStateLost)

@@ -160,8 +160,12 @@ func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logge
 		why = "somebody changed the durable consumer's filter, and it has passed over messages"
 	}
 	if why != "" {
-		log.Warn(why+": setting it back to where the database stands", "durable", s.config.Durable, "sequence", taken.BrokerPosition)
-		if err := s.rewind(ctx, in, bound, taken, taken.BrokerPosition); err != nil {
+		position := taken.BrokerPosition
+		if bound.refiltered && seen { // under our filter; the row's may be of another one
+			position = min(position, int64(d.ackFloor)+1)
+		}
+		log.Warn(why+": setting it back to where the database stands", "durable", s.config.Durable, "sequence", position)
+		if err := s.rewind(ctx, in, bound, taken, position); err != nil {
 			return fmt.Errorf("set the durable consumer back: %w", err)
 		}
 		return errRewound

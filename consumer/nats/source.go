@@ -51,7 +51,7 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 	if err != nil {
 		return err
 	}
-	d := &durable{config: s.config, js: js, log: log, ackPendingFloor: ackPendingFloor(in), settling: s.settling}
+	d := &durable{config: s.config, js: js, log: log, ackPendingFloor: ackPendingFloor(in), settling: s.settling, filter: filter{subjects: s.config.Subjects}}
 
 	var tries retries
 	for ctx.Err() == nil {

@@ -1,0 +1,124 @@
+package nats
+
+import (
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// What a durable's filter leaves out is passed over for good. So while a configuration
+// with other subjects is rolled out, the workers with the old one must not put their
+// filter back: the durable keeps, beside its filter, a number that rises with each
+// configuration. A process that has just started brings its own, and from then on
+// follows whoever has started later.
+
+const (
+	// filterKey is where in the durable's metadata the filter stands that dedupd has
+	// given it: a filter that is another one was changed by somebody else.
+	filterKey = "dedupd-subjects"
+	// filterSetKey is where its number stands.
+	filterSetKey = "dedupd-subjects-set"
+)
+
+// filter is what a durable is to deliver.
+type filter struct {
+	subjects []string
+	// set is its number; 0: this process has not given it to the durable yet.
+	set int64
+}
+
+// follow takes the filter of a worker that has started later.
+func (f *filter) follow(c *jetstream.ConsumerConfig, log *slog.Logger) {
+	given, ok := c.Metadata[filterKey]
+	set := filterSet(c)
+	if !ok || f.set == 0 || set <= f.set {
+		return
+	}
+	if given != filterText(f.subjects) {
+		log.Warn("a worker that was started later has other subjects: reading by those, as a durable has one filter only. If that one has the older configuration, restart it, or this one, with the newer",
+			"durable", c.Durable, "subjects", given, "were", filterText(f.subjects))
+		f.subjects = subjectsIn(given)
+	}
+	f.set = set
+}
+
+// displaced tells that the durable has another filter than the one that this process has
+// given it, of a worker that has not started later. It has passed over messages.
+// The other one is to follow now: two that started at the same moment may have the same
+// number.
+func (f *filter) displaced(c *jetstream.ConsumerConfig) bool {
+	_, ok := c.Metadata[filterKey]
+	yes := f.set > 0 && ok && !sameSubjects(c, f.subjects)
+	if yes {
+		f.set++
+	}
+	return yes
+}
+
+// other tells that a durable's filter is another one, or of another configuration.
+func (f *filter) other(c *jetstream.ConsumerConfig) bool {
+	return filterSet(c) != f.set || !sameSubjects(c, f.subjects)
+}
+
+// take numbers the filter before a durable is given it that has another one, or the same.
+// The time has it rise also where a durable is made anew, and keeps no number.
+func (f *filter) take(was *jetstream.ConsumerConfig) {
+	set := filterSet(was)
+	if set > 0 && sameSubjects(was, f.subjects) {
+		f.set = set
+		return
+	}
+	f.set = max(f.set, set+1, time.Now().Unix())
+}
+
+// mark puts the filter into the metadata that a durable is to have.
+func (f *filter) mark(metadata map[string]string) {
+	if f.set == 0 {
+		f.set = time.Now().Unix()
+	}
+	metadata[filterKey], metadata[filterSetKey] = filterText(f.subjects), strconv.FormatInt(f.set, 10)
+}
+
+// filterSet is the number of a durable's filter; 0: it keeps none.
+func filterSet(c *jetstream.ConsumerConfig) int64 {
+	n, _ := strconv.ParseInt(c.Metadata[filterSetKey], 10, 64)
+	return n
+}
+
+const allSubjects = ">"
+
+func filterText(subjects []string) string {
+	if len(subjects) == 0 {
+		return allSubjects
+	}
+	return strings.Join(slices.Sorted(slices.Values(subjects)), " ")
+}
+
+// subjectsIn are those of filterText.
+func subjectsIn(text string) []string {
+	if text == allSubjects {
+		return nil
+	}
+	return strings.Fields(text)
+}
+
+func subjectsOf(c *jetstream.ConsumerConfig) []string {
+	if c.FilterSubject != "" {
+		return append(slices.Clone(c.FilterSubjects), c.FilterSubject)
+	}
+	return c.FilterSubjects
+}
+
+func sameSubjects(c *jetstream.ConsumerConfig, want []string) bool {
+	return filterText(subjectsOf(c)) == filterText(want)
+}
+
+// refiltered tells that a durable's filter isn't the one that dedupd has given it.
+func refiltered(c *jetstream.ConsumerConfig) bool {
+	given, ok := c.Metadata[filterKey]
+	return ok && given != filterText(subjectsOf(c))
+}
