@@ -366,6 +366,24 @@ func wantHold(t *testing.T, err error, texts ...string) {
 	}
 }
 
+// A message of which the source could not read all goes to no sink, with or without an id.
+func TestADamagedMessageIsDead(t *testing.T) {
+	bothWays(t, func(t *testing.T, f *fixture) {
+		l := f.take("kafka", "orders/0")
+		b := l.batch("a", "b", "", "c")
+		b.Messages[1].Damaged, b.Messages[2].Damaged = "its headers are gone", "its headers are gone"
+		f.handle(b)
+		f.wantLanded("a", "c")
+		f.wantBooks(l, "2/0/0/0/0/2@4")
+		f.wantDead("poison@1", "no_id@2")
+		for _, d := range f.letters() {
+			if !strings.HasSuffix(d.Reason, "its headers are gone") {
+				t.Errorf("the dead letter of %d says %q", d.Position, d.Reason)
+			}
+		}
+	})
+}
+
 func TestMissingIDs(t *testing.T) {
 	t.Parallel()
 	t.Run("dead_letter", func(t *testing.T) {

@@ -148,6 +148,13 @@ func (p *Processor) identify(it *item, b *message.Batch, m *message.Message) err
 			it.reject = &rejection{class: class, reason: err.Error()}
 		}
 	}
+	if m.Damaged != "" {
+		if it.reject == nil {
+			it.reject = &rejection{class: classPoison, reason: m.Damaged}
+		} else {
+			it.reject.reason += "; " + m.Damaged
+		}
+	}
 	if !p.Fingerprint.none() {
 		it.fingerprint = p.Fingerprint.of(m)
 	}

@@ -57,6 +57,9 @@ type Message struct {
 	// Time is the broker's timestamp of the message.
 	Time     time.Time
 	Position Position
+	// Damaged tells what of the message could not be read, such as its headers; empty:
+	// nothing. A damaged message becomes a dead letter, and no sink sees it.
+	Damaged string
 	// Deliveries is how often the broker has delivered it, this time included; 0
 	// where the broker doesn't tell.
 	Deliveries int

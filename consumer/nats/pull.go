@@ -109,6 +109,13 @@ func ended(status, description string) (done bool, err error) {
 	return true, fmt.Errorf("the server answers %s %s", status, description)
 }
 
+// lostHeaders tells that a message has a block of headers that the library could not
+// parse, such as one with a line that has no colon. The server checks none of it, and
+// the library hands the message on without any header. What it counts is the whole.
+func lostHeaders(msg *natsgo.Msg) bool {
+	return msg.Header == nil && msg.Size() > len(msg.Subject)+len(msg.Reply)+len(msg.Data)
+}
+
 // metadata is what the subject of a message's acknowledgement tells of it.
 func metadata(msg *natsgo.Msg) (*jetstream.MsgMetadata, error) {
 	m, err := msg.Metadata()

@@ -1,13 +1,19 @@
 package nats_test
 
 import (
+	"bufio"
+	"fmt"
+	"net"
 	"strings"
 	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
 
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer/consumertest"
+	"github.com/dedupd/dedupd/message"
 )
 
 // A producer may set any header. None makes the server's word of a message, which would
@@ -50,5 +56,63 @@ func TestHeadersOfTheServer(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// publishRaw publishes a message with a block of headers that no library would send.
+func publishRaw(t *testing.T, s *server.Server, subject, headers, value string) {
+	t.Helper()
+	conn, err := net.Dial("tcp", s.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := fmt.Fprintf(conn, "CONNECT {\"verbose\":false,\"headers\":true}\r\nHPUB %s %d %d\r\n%s%s\r\nPING\r\n",
+		subject, len(headers), len(headers)+len(value), headers, value); err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(conn); lines.Scan(); {
+		if strings.HasPrefix(lines.Text(), "-ERR") {
+			t.Fatal(lines.Text())
+		}
+		if strings.HasPrefix(lines.Text(), "PONG") {
+			return
+		}
+	}
+	t.Fatal("the server closed the connection")
+}
+
+// A message whose headers can't be parsed comes without any, and says so.
+func TestHeadersThatDoNotParse(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	for _, headers := range []string{
+		"NATS/1.0\r\nmessage-id: a\r\nno colon\r\n\r\n",
+		"NATS/1.0\r\nmessage-id: a\r\n", // it doesn't end
+		"HTTP/1.1\r\nmessage-id: a\r\n\r\n",
+		"NATS/1.0\r\n\r\n", // this one is right: there are none
+		"NATS/1.0\r\nmessage-id: a\r\n\r\n",
+	} {
+		publishRaw(t, s, "orders.1", headers, fmt.Sprint("value ", len(headers)))
+	}
+	msg := natsgo.NewMsg("orders.1")
+	msg.Data = []byte("plain")
+	publishMsg(t, js, msg)
+	published(t, js)
+	store := consumertest.NewStore()
+	store.ID = func(m *message.Message) string { return fmt.Sprint(m.Position.Offset) }
+	start(t, newSource(t, s), store)
+	wait(t, store, 6)
+	damaged := map[int64]bool{1: true, 2: true, 3: true}
+	for _, e := range store.Effects() {
+		m := e.Message
+		if (m.Damaged != "") != damaged[m.Position.Offset] {
+			t.Errorf("message %d, with %d headers, says %q", m.Position.Offset, len(m.Headers), m.Damaged)
+		}
+		if m.Damaged != "" && !strings.Contains(m.Damaged, fmt.Sprintf("nats stream get ORDERS %d", m.Position.Offset)) {
+			t.Errorf("message %d doesn't tell where it is: %s", m.Position.Offset, m.Damaged)
+		}
 	}
 }

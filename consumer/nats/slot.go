@@ -1,6 +1,7 @@
 package nats
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -74,6 +75,9 @@ func (x *session) message(d delivery) message.Message {
 		Time:       d.meta.Timestamp,
 		Position:   message.Position{Lane: x.source.lane(), Offset: int64(d.meta.Sequence.Stream)},
 		Deliveries: int(d.meta.NumDelivered),
+	}
+	if lostHeaders(d.msg) {
+		m.Damaged = fmt.Sprintf("its headers can't be parsed and are missing here; \"nats stream get %s %d\" shows the message", d.meta.Stream, m.Position.Offset)
 	}
 	if m.Value == nil {
 		m.Value = []byte{}
