@@ -38,12 +38,16 @@ type worker struct {
 var databaseURL = regexp.MustCompile(`(?m)(database:(?:\n +| \{)url: )"(postgres://[^"]+)"( *$|})`)
 
 // configFile writes a configuration and returns its file. With
-// DEDUPD_TEST_PGBOUNCER the way to the database leads through one.
+// DEDUPD_TEST_PGBOUNCER the way to the database leads through one, unless its
+// certificates are what is tried.
 func configFile(t *testing.T, text string) string {
 	t.Helper()
 	if os.Getenv(bouncerEnv) != "" {
 		text = databaseURL.ReplaceAllStringFunc(text, func(line string) string {
 			m := databaseURL.FindStringSubmatch(line)
+			if strings.Contains(m[2], "sslrootcert=") {
+				return line // what is tried there is the way to the server itself
+			}
 			separator := "\n  "
 			if m[3] == "}" {
 				separator = ", "

@@ -55,6 +55,21 @@ type cut struct {
 	position int64
 }
 
+// followCuts puts each cut off until its lane was taken back to it: a batch that was
+// read before the log lost its end may land after that.
+func (h *history) followCuts() {
+	followed := make(map[*cut]bool)
+	for i := range h.moves {
+		m := &h.moves[i]
+		cuts := h.lanes[m.lane].cuts
+		for j := range cuts {
+			if c := &cuts[j]; !followed[c] && m.at.After(c.at) && m.to < m.from && m.to <= c.position {
+				c.at, followed[c] = m.at, true
+			}
+		}
+	}
+}
+
 // lost tells whether what stood at a position then is gone.
 func (l *lane) lost(position int64, then time.Time) bool {
 	for _, c := range l.cuts {

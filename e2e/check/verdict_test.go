@@ -344,6 +344,10 @@ func TestVerdict(t *testing.T) {
 		{name: "another value", do: func(h *history) { h.effectOf("g").sum++ }, want: "I3"},
 		{name: "another value, in a queue", do: func(h *history) { h.effectOf("i").sum++ }, want: "I3"},
 		{name: "good, a log that was cut and grew again", do: func(h *history) { regrow(h, 9) }},
+		{name: "good, what was in hand when the log was cut lands after that", do: func(h *history) {
+			regrow(h, 9)
+			h.lanes[first].cuts[0].at = began
+		}},
 		{name: "a log that grew again, cut behind what has landed", do: func(h *history) { regrow(h, 10) }, want: "I3"},
 		{name: "no value, and none carried", do: func(h *history) {
 			h.effectOf("g").sum = 0

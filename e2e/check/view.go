@@ -68,6 +68,7 @@ func newView(h *history, t terms) *view {
 		history: h, terms: t, chains: make([]chain, len(h.lanes)), landings: make(map[transaction]int, len(h.moves)),
 		first: make(map[key]outcome, len(h.effects)+len(h.letters)), claimed: make(map[key]int, len(h.claims)), buried: map[place]bool{},
 	}
+	h.followCuts()
 	for i := range h.effects {
 		x.end(h.effects[i].key, outcome(i))
 	}
