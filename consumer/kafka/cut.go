@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	kafkago "github.com/segmentio/kafka-go"
+
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -81,6 +83,17 @@ func (l *lane) cutAt(taken *message.Taken, end int64) (int64, error) {
 	if taken.Cut >= 0 {
 		at = min(at, taken.Cut)
 	}
+	if known && at < taken.Reached && taken.Reached <= end && taken.Cut < 0 {
+		empty, err := l.isEmpty(at, taken.Reached)
+		if err != nil {
+			return -1, err
+		}
+		if empty {
+			// Whoever is asked for what follows must not be told of these epochs.
+			taken.LeaderEpochs = message.EpochsBelow(taken.LeaderEpochs, at)
+			return -1, nil
+		}
+	}
 	switch {
 	case at < taken.Reached:
 		return at, nil
@@ -116,6 +129,30 @@ func (l *lane) common(taken *message.Taken) (at int64, known bool, err error) {
 	}
 	// What stands before the oldest of them isn't known: the cut may be further down.
 	return at, false, nil
+}
+
+// isEmpty tells that the leader's log has nothing between two positions: then nothing
+// stands there that wasn't read, whatever its epochs tell. Compaction may remove all
+// that the leader of an epoch wrote, and a replica that is copied afterwards doesn't know
+// that epoch.
+func (l *lane) isEmpty(from, to int64) (bool, error) {
+	got, _, err := l.cluster.fetch(l.soft, &wanted{topic: l.topic, partition: l.partition, position: from, epoch: -1, maxBytes: 1}, nil)
+	if errors.Is(err, kafkago.OffsetOutOfRange) {
+		return false, nil // retention has removed what would tell
+	}
+	if err != nil {
+		return false, err
+	}
+	batches, err := cutBatches(got.records)
+	if err != nil {
+		return false, nil //nolint:nilerr // whoever reads it tells of that
+	}
+	for _, b := range batches {
+		if b.last >= from {
+			return b.base >= to, nil
+		}
+	}
+	return len(got.records) == 0 && l.cluster.readable(got) >= to, nil
 }
 
 // appendEpochs adds the epochs of what was read next. The result has nothing in

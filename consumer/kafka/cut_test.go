@@ -165,7 +165,11 @@ func TestWhereALogWasCut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := laneAt(t, func(epoch int32) (int32, int64) { return endOf(c.log, c.end, epoch) })
+			stands := max(c.want, 0) // what comes after the cut
+			if c.err != nil {
+				stands = 9
+			}
+			l := laneAt(t, func(epoch int32) (int32, int64) { return endOf(c.log, c.end, epoch) }, at(stands, stands).bytes()...)
 			taken := message.Taken{Next: c.at, Reached: c.at, LeaderEpochs: c.read, Cut: -1}
 			if c.before > 0 {
 				taken.Cut = c.before
@@ -191,9 +195,46 @@ func TestWhereALogWasCut(t *testing.T) {
 	}
 }
 
+// Compaction has removed all of the last epoch, and the leader doesn't know it. What
+// stands there now tells whether something else was written.
+func TestACompactedEpochIsNoCut(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		stands []byte // from position 8 on
+		before int64  // where it was found cut before
+		want   int64
+	}{
+		"nothing stands there":              {at(14, 14, 15).bytes(), -1, -1},
+		"nothing stands there or behind":    {nil, -1, -1},
+		"nothing up to a later position":    {at(17, 18).bytes(), -1, -1},
+		"something stands at the cut":       {at(8, 8, 9).bytes(), -1, 8},
+		"something stands behind the cut":   {at(11, 12).bytes(), -1, 8},
+		"a batch stands across":             {at(12, 15).bytes(), -1, 8},
+		"what comes before is no proof":     {append(at(6, 6, 7).bytes(), at(9, 9).bytes()...), -1, 8},
+		"it comes with what stands before":  {append(at(6, 6, 7).bytes(), at(14, 14).bytes()...), -1, -1},
+		"a person was told of it before":    {at(14, 14, 15).bytes(), 8, 8},
+		"a part of a batch tells nothing":   {at(14, 14, 15).bytes()[:70], -1, 8},
+		"what stands there can't be parsed": {make([]byte, 100), -1, 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			log := epochs(3, 0, 6, 14)
+			l := laneAt(t, func(epoch int32) (int32, int64) { return endOf(log, 20, epoch) }, c.stands...)
+			taken := message.Taken{Next: 14, Reached: 14, LeaderEpochs: epochs(3, 0, 5, 8), Cut: c.before}
+			got, err := l.cutAt(&taken, 20)
+			if err != nil || got != c.want {
+				t.Fatalf("cut at %d, %v, want %d", got, err, c.want)
+			}
+			if left := len(taken.LeaderEpochs); c.want < 0 && left != 1 || c.want >= 0 && left != 2 {
+				t.Errorf("the lane goes on with the epochs %v", taken.LeaderEpochs)
+			}
+		})
+	}
+}
+
 // laneAt is a lane of a broker that answers like this when it is asked for the end of
-// an epoch.
-func laneAt(t *testing.T, end func(epoch int32) (int32, int64)) *lane {
+// an epoch, and has these records.
+func laneAt(t *testing.T, end func(epoch int32) (int32, int64), records ...byte) *lane {
 	t.Helper()
 	fake := fakeCluster(t, kfake.SeedTopics(1, "orders"))
 	fake.ControlKey(int16(kmsg.OffsetForLeaderEpoch), func(req kmsg.Request) (kmsg.Response, error, bool) {
@@ -203,6 +244,14 @@ func laneAt(t *testing.T, end func(epoch int32) (int32, int64)) *lane {
 		p.LeaderEpoch, p.EndOffset = end(asked.LeaderEpoch)
 		res := req.ResponseKind().(*kmsg.OffsetForLeaderEpochResponse)
 		res.Topics = []kmsg.OffsetForLeaderEpochResponseTopic{{Topic: "orders", Partitions: []kmsg.OffsetForLeaderEpochResponseTopicPartition{p}}}
+		return res, nil, true
+	})
+	fake.ControlKey(int16(kmsg.Fetch), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		fake.KeepControl()
+		p := kmsg.NewFetchResponseTopicPartition()
+		p.HighWatermark, p.LastStableOffset, p.RecordBatches = 20, 20, records
+		res := req.ResponseKind().(*kmsg.FetchResponse)
+		res.Topics = []kmsg.FetchResponseTopic{{Topic: "orders", Partitions: []kmsg.FetchResponseTopicPartition{p}}}
 		return res, nil, true
 	})
 	c := &Config{Name: "main", Brokers: fake.ListenAddrs(), Topics: []string{"orders"}, Group: "g"}

@@ -99,7 +99,7 @@ func (l *lane) take() (stand, error) {
 	s := stand{Taken: taken, skipTo: -1, topicID: ids.raw(l.topic)}
 	first, end, err := l.cluster.span(l.soft, l.topic, l.partition)
 	if err == nil {
-		err = l.checkCut(&taken, end)
+		err = l.checkCut(&s.Taken, end)
 	}
 	switch {
 	case err != nil:
