@@ -134,6 +134,8 @@ type BrokerLane struct {
 	First, End int64
 	// Committed is the broker's copy of the lane's position; -1: none.
 	Committed int64
+	// Origin is what the broker keeps beside that, as message.Take has it.
+	Origin string
 	// Whole tells that all positions below First that weren't read are lost messages: of
 	// a queue, that its consumer takes the whole stream, which doesn't discard what is
 	// acknowledged.

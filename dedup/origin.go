@@ -41,6 +41,13 @@ func parseOrigin(text string) (o origin, ok bool) {
 	return o, ok && json.Unmarshal([]byte(text), &o) == nil
 }
 
+// OriginScope is the scope whose worker wrote what a broker keeps of a lane; empty: no
+// worker did.
+func OriginScope(text string) string {
+	o, _ := parseOrigin(text)
+	return o.Scope
+}
+
 // originOf is what the broker keeps of a lane of ours.
 func (s *Store) originOf(lane message.Lane, text string) (o origin, ok bool) {
 	o, ok = parseOrigin(text)

@@ -71,6 +71,19 @@ func TestDoctor(t *testing.T) {
 		}
 	}
 
+	// Another scope that would read by the same group and the same durable.
+	other := configFile(t, fmt.Sprintf("scope: %s-2\nsources:\n  - kafka: {brokers: [%q], topics: [%s], group: %s}\n  - nats: {servers: [%q], stream: DOCTOR, durable: %s}\ndatabase:\n  url: %q\n%s",
+		scope, tp.broker.Addr(), tp.name, scope, st.url, scope, db.url, ordersSink))
+	first := config
+	config = other
+	all = examine(3)
+	finds(all, "warning", "source", "kafka: scope "+scope+" wrote the group's offset of "+tp.lane(0), "a group of its own")
+	finds(all, "error", "source", "nats: scope "+scope+" reads the same durable", "a durable of its own")
+	if n := len(slices.DeleteFunc(all, func(f finding) bool { return !strings.Contains(f.Text, "scope "+scope+" ") })); n != 2 {
+		t.Errorf("%d findings about the other scope, want one for each source", n)
+	}
+	config = first
+
 	// A stream that has discarded what was not read.
 	s, err := st.js.Stream(t.Context(), "DOCTOR")
 	if err != nil {

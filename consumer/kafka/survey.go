@@ -37,7 +37,7 @@ func (s *Source) Survey(ctx context.Context) (consumer.Survey, error) {
 			if l.First, l.End, err = cluster.span(ctx, topic, partition); err == nil {
 				var c committed
 				c, err = cluster.committed(ctx, topic, partition)
-				l.Committed = c.offset
+				l.Committed, l.Origin = c.offset, c.origin
 			}
 			if err != nil {
 				// What keeps one partition from being read keeps the topic's others, too.

@@ -27,7 +27,7 @@ func (s *Source) Survey(ctx context.Context) (survey consumer.Survey, err error)
 		case err != nil:
 			return fmt.Errorf("durable %s: %w", s.config.Durable, err)
 		default:
-			l.Committed = int64(found.CachedInfo().AckFloor.Stream) + 1
+			l.Committed, l.Origin = int64(found.CachedInfo().AckFloor.Stream)+1, originOf(found.CachedInfo())
 			l.Whole = !survey.Consumed && takesAll(&info.Config, &found.CachedInfo().Config)
 		}
 		survey.Lanes = []consumer.BrokerLane{l}

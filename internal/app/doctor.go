@@ -276,6 +276,7 @@ func (d *doctor) source(ctx context.Context, source consumer.Source, lanes []ded
 		d.warn("source", "a stream with limits retention, or Postgres with a synchronous standby; or dedupd run --accept-loss-on-failover",
 			"%s: the stream deletes what is acknowledged, so that what a failover of the database loses can't be read again; dedupd run refuses that unless it is told to accept it", source.Name())
 	}
+	d.shared(source.Name(), survey)
 	if !known {
 		return err == nil
 	}
@@ -289,6 +290,31 @@ func (d *doctor) source(ctx context.Context, source consumer.Source, lanes []ded
 		d.ok("lane", "%s: the database's positions are where the broker has messages", source.Name())
 	}
 	return err == nil
+}
+
+// shared tells of another scope that reads by the same group, or the same durable.
+func (d *doctor) shared(source string, survey consumer.Survey) {
+	for i := range d.cfg.Sources {
+		s := &d.cfg.Sources[i]
+		if s.Name != source {
+			continue
+		}
+		told := make(map[string]bool)
+		for _, l := range survey.Lanes {
+			scope := dedup.OriginScope(l.Origin)
+			if scope == "" || scope == d.cfg.Scope || told[scope] {
+				continue
+			}
+			told[scope] = true
+			if s.NATS != nil {
+				d.fail("source", "have this one read a durable of its own; or delete the durable, if that scope is to read it no more",
+					"%s: scope %s reads the same durable, so that each of the two would get a part of the messages only", source, scope)
+				continue
+			}
+			d.warn("source", "give each scope a group of its own; none, if that scope is to read it no more",
+				"%s: scope %s wrote the group's offset of %s: while both are in the group, each gets a part of the messages only, and begins where the other stands", source, scope, l.Name)
+		}
+	}
 }
 
 func lanesText(lanes []consumer.BrokerLane) string {
