@@ -118,8 +118,10 @@ type Loop struct {
 	// long they are kept at most for lanes that don't move.
 	Window, MaxHold time.Duration
 	// ClockSlack is how far the database's clock may be ahead of this process' own for
-	// claims to expire: one that has jumped ahead would have all of them expire. Zero:
-	// however far, as for whoever has looked at the clocks and makes a pass by hand.
+	// claims to expire: one that has jumped ahead would have all of them expire. And how
+	// far the two may differ for a generation to be sealed without delay, for its claims
+	// are kept by the time at which it is. Zero: however far, as for whoever has looked at
+	// the clocks and makes a pass by hand.
 	ClockSlack time.Duration
 	// A generation is sealed when it is as old as Generation, or holds MaxClaims.
 	Generation time.Duration
@@ -136,6 +138,7 @@ type Loop struct {
 	stream, still          time.Time
 	toldBehind, toldStands time.Time
 	toldAhead              time.Time // that nothing expires by the database's clock
+	apartSince             time.Time // that a generation isn't sealed by it; zero: it is
 	// undropped is the last generation whose table could not be dropped.
 	undropped int
 }
@@ -320,7 +323,11 @@ func (p *pass) rotate(ctx context.Context, s *Status, force bool) (led bool, err
 	}
 	g := open[0]
 	due := s.Now.Sub(g.OpenedAt) >= p.Generation || g.Claims >= p.MaxClaims
+	held := p.apart(s, due)
 	if g.Claims == 0 || !due && !force {
+		return true, nil
+	}
+	if held && !force && g.Claims < 2*p.MaxClaims {
 		return true, nil
 	}
 	rotated, led, took, err := p.Store.Rotate(ctx, g.Number)
@@ -365,6 +372,28 @@ func (l *Loop) ahead(s *Status) bool {
 			"ahead", by.Round(time.Second), "database", s.Now, "window", l.Window)
 	}
 	return true
+}
+
+// apart tells, and logs, that a generation that is due isn't to be sealed yet, since the
+// database's clock and ours differ too much. By a clock that is behind it would be sealed
+// at a time before its last claims were made, and they would expire too early by as much;
+// by one that is ahead, somebody would have to set it right later. Ours may be the wrong
+// one: so it holds up a rotation for no longer than a generation is open anyway.
+func (l *Loop) apart(s *Status, due bool) bool {
+	by := time.Until(s.Now)
+	if l.ClockSlack == 0 || by.Abs() <= l.ClockSlack {
+		l.apartSince = time.Time{}
+		return false
+	}
+	switch {
+	case !due && l.apartSince.IsZero():
+		return false
+	case l.apartSince.IsZero():
+		l.apartSince = time.Now()
+		l.Logger.Warn("the database's clock and this process' differ: a generation that is due is not sealed by it, until they agree, or for as long as a generation stays open. Set the clock that is wrong, or have it sealed all the same with `dedupd retention run`",
+			"ahead", by.Round(time.Second), "database", s.Now, "at_most", l.Generation)
+	}
+	return time.Since(l.apartSince) < l.Generation
 }
 
 // aheadEvery is how often that is repeated.

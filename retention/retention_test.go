@@ -272,6 +272,68 @@ func TestAClockThatJumpsAheadExpiresNothing(t *testing.T) {
 	})
 }
 
+// TestAWrongClockSealsNothing has the database's clock go wrong while a generation is due.
+func TestAWrongClockSealsNothing(t *testing.T) {
+	for name, by := range map[string]time.Duration{"ahead": 6 * time.Minute, "behind": -6 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig()
+				r.ClockSlack = 5 * time.Minute
+				r.store.claim(r.MaxClaims) // it is due by their number
+				sealed := func() bool { return r.pass(t).Sealed != 0 }
+				r.store.ahead = by
+				for range 3 {
+					if sealed() {
+						t.Fatal("a generation was sealed by a wrong clock")
+					}
+				}
+				if n := strings.Count(r.log.String(), "differ"); n != 1 {
+					t.Errorf("told %d times, want once:\n%s", n, r.log)
+				}
+				byHand := *r.Loop
+				byHand.ClockSlack = 0
+				if report, err := byHand.Pass(t.Context(), false); err != nil || report.Sealed == 0 {
+					t.Errorf("a pass by hand: %+v, %v", report, err)
+				}
+
+				// The clock is set right.
+				r.store.claim(r.MaxClaims)
+				if sealed() {
+					t.Fatal("a generation was sealed by a wrong clock")
+				}
+				r.store.ahead = 0
+				if !sealed() {
+					t.Error("clocks agree again, and a generation that is due isn't sealed")
+				}
+
+				// It is this process' clock that is wrong, and stays so.
+				r.store.ahead = by
+				r.store.claim(r.MaxClaims)
+				if sealed() {
+					t.Error("time that has passed before counts")
+				}
+				time.Sleep(r.Generation)
+				if !sealed() {
+					t.Error("a generation is held up for longer than one is open")
+				}
+
+				// There are too many claims to wait.
+				r.store.ahead = 0
+				r.pass(t)
+				r.store.ahead = by
+				r.store.claim(2*r.MaxClaims - 1)
+				if sealed() {
+					t.Error("a generation was sealed by a wrong clock")
+				}
+				r.store.claim(1)
+				if !sealed() {
+					t.Error("the open generation grows without an end")
+				}
+			})
+		})
+	}
+}
+
 func (r *rig) pass(t *testing.T) retention.Report {
 	t.Helper()
 	report, err := r.Pass(t.Context(), false)
