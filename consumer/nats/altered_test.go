@@ -2,6 +2,7 @@ package nats_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -87,6 +88,52 @@ func TestTheFilterIsChangedByHand(t *testing.T) {
 				t.Errorf("%+v", c)
 			}
 		})
+	}
+}
+
+// A limit of deliveries has the server pass over what it has delivered so often. What it
+// has passed over is read once the limit is off again.
+func TestALimitOfDeliveriesIsSetByHand(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	js := connect(t, s)
+	stream := createStream(t, js, jetstream.StreamConfig{})
+	store := consumertest.NewStore()
+	r := start(t, newSource(t, s), store)
+	publish(t, js, 0, 14)
+	wait(t, store, 14)
+	allAcknowledged(t, js, 14) // and the durable isn't written any more
+	r.stop()
+	alter(t, js, stream, func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 1 })
+	publish(t, js, 14, 10)
+	c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{10, 0} { // it looks at what is to come again when somebody asks for it
+		batch, err := c.Fetch(10, jetstream.FetchMaxWait(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		came := 0
+		for msg := range batch.Messages() {
+			came++
+			if err := msg.Nak(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if came != want {
+			t.Fatalf("%d messages came, want %d", came, want)
+		}
+	}
+	publish(t, js, 24, 60)
+	r = start(t, newSource(t, s), store)
+	wait(t, store, 84)
+	if !r.log.has("limit of deliveries") {
+		t.Error("nothing was logged")
+	}
+	if c := durable(t, js).Config; c.MaxDeliver != -1 {
+		t.Errorf("%+v", c)
 	}
 }
 

@@ -51,9 +51,9 @@ type binding struct {
 	stream      jetstream.Stream
 	// consumed tells that the stream deletes what is acknowledged.
 	consumed bool
-	// refiltered tells that somebody has changed the consumer's filter. It has to begin
-	// again where the database stands, for what the filter leaves out is passed over.
-	refiltered bool
+	// skips is what somebody has changed of the consumer so that it passes messages over.
+	// It has to begin again where the database stands. Empty: nothing.
+	skips string
 	// read is how long it was read.
 	read    time.Duration
 	settled settled
@@ -106,7 +106,12 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 	case err == nil:
 		c := &found.CachedInfo().Config
 		d.filter.follow(c, d.log)
-		if b.refiltered = !b.consumed && (refiltered(c) || d.filter.displaced(c)); !b.refiltered {
+		switch {
+		case !b.consumed && (refiltered(c) || d.filter.displaced(c)):
+			b.skips = "filter"
+		case !b.consumed && limited(c):
+			b.skips = "limit of deliveries"
+		default:
 			found, err = d.amend(ctx, stream, found)
 		}
 	}
@@ -345,6 +350,14 @@ func same(a, b jetstream.ConsumerConfig) bool {
 		a.InactiveThreshold == b.InactiveThreshold && a.AckWait == b.AckWait && a.MaxAckPending == b.MaxAckPending &&
 		a.FilterSubject == b.FilterSubject && slices.Equal(a.FilterSubjects, b.FilterSubjects) &&
 		a.Metadata[filterKey] == b.Metadata[filterKey] && a.Metadata[filterSetKey] == b.Metadata[filterSetKey]
+}
+
+// limited tells that somebody has given a durable of dedupd's a limit of deliveries: the
+// server passes over what it has delivered so often, such as to a worker that was just
+// giving it back.
+func limited(c *jetstream.ConsumerConfig) bool {
+	_, ours := c.Metadata[filterKey]
+	return ours && c.MaxDeliver > 0
 }
 
 // altered tells that somebody has changed what a durable delivers, or for how long it

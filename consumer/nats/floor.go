@@ -117,7 +117,7 @@ func (x *session) keepsFloor(info *jetstream.ConsumerInfo) {
 // sure is the position below which the durable has had all acknowledged, as it keeps
 // itself; 0: it isn't known.
 func (b *binding) sure() int64 {
-	if kept := floorOf(b.info).Floor; kept > 0 && !b.refiltered {
+	if kept := floorOf(b.info).Floor; kept > 0 && b.skips == "" {
 		return int64(kept) + 1
 	}
 	return 0

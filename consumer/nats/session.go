@@ -146,7 +146,7 @@ func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logge
 			return fmt.Errorf("create the durable consumer again: %w", err)
 		}
 		return errRewound
-	case stateLost(stream, bound.info) && !bound.refiltered:
+	case stateLost(stream, bound.info) && bound.skips == "":
 		return s.goForward(ctx, in, log, bound, taken)
 	}
 	why := ""
@@ -156,12 +156,12 @@ func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logge
 		return err
 	case misplaced:
 		why = "somebody made the durable consumer anew, and it would skip messages"
-	case bound.refiltered:
-		why = "somebody changed the durable consumer's filter, and it has passed over messages"
+	case bound.skips != "":
+		why = "somebody changed the durable consumer's " + bound.skips + ", and it has passed over messages"
 	}
 	if why != "" {
 		position := taken.BrokerPosition
-		if bound.refiltered && seen { // under our filter; the row's may be of another one
+		if bound.skips != "" && seen { // under our filter; the row's may be of another one
 			position = min(position, int64(d.ackFloor)+1)
 		}
 		log.Warn(why+": setting it back to where the database stands", "durable", s.config.Durable, "sequence", position)
