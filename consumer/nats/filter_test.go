@@ -3,6 +3,7 @@ package nats_test
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -44,8 +45,8 @@ func TestAnOldWorkerLeavesTheNewFilter(t *testing.T) {
 	young.ready()
 	eventually(t, "the old worker to follow", func() bool { return old.log.has("a worker that was started later has other subjects") })
 	young.stop()
-	change(t, js, func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 5 })
-	eventually(t, "the old worker to bind again", func() bool { return durable(t, js).Config.MaxDeliver == -1 })
+	change(t, js, func(c *jetstream.ConsumerConfig) { c.AckWait = 5 * time.Second })
+	eventually(t, "the old worker to bind again", func() bool { return durable(t, js).Config.AckWait == 10*time.Second })
 	filterIs(t, js, "orders.1", "orders.2")
 	publish(t, js, 0, 70)
 	wait(t, store, 20)
