@@ -125,6 +125,8 @@ type Survey struct {
 	// Consumed tells that the broker deletes what is acknowledged, and can't
 	// deliver it again.
 	Consumed bool
+	// Paused says who has to have the broker deliver again; nil: it delivers.
+	Paused error
 }
 
 // BrokerLane is a lane as its broker knows it.

@@ -1,6 +1,7 @@
 package nats_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -88,6 +89,41 @@ func TestTheFilterIsChangedByHand(t *testing.T) {
 				t.Errorf("%+v", c)
 			}
 		})
+	}
+}
+
+// A durable that somebody pauses looks like one that has nothing to deliver: the source
+// isn't ready, the log and doctor tell why, and it goes on by itself.
+func TestDurableIsPaused(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	js := connect(t, s)
+	stream := createStream(t, js, jetstream.StreamConfig{})
+	store := consumertest.NewStore()
+	source := newSource(t, s)
+	r := start(t, source, store)
+	publish(t, js, 0, 10)
+	wait(t, store, 10)
+	allAcknowledged(t, js, 10) // and the durable isn't written any more
+	if _, err := stream.PauseConsumer(t.Context(), "dedupd", time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, js, 10, 10)
+	eventually(t, "unreadiness", func() bool { return r.Ready() != nil })
+	if err := r.Ready(); !strings.Contains(err.Error(), "nats consumer resume ORDERS dedupd") || !r.log.has("somebody has paused durable dedupd until") {
+		t.Errorf("it says %v", err)
+	}
+	survey, err := source.Survey(t.Context())
+	if err != nil || survey.Paused == nil {
+		t.Errorf("the survey says %v, %v", survey.Paused, err)
+	}
+	if _, err := stream.ResumeConsumer(t.Context(), "dedupd"); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, store, 20)
+	eventually(t, "readiness", func() bool { return r.Ready() == nil })
+	if survey, err := source.Survey(t.Context()); err != nil || survey.Paused != nil {
+		t.Errorf("the survey says %v, %v", survey.Paused, err)
 	}
 }
 

@@ -71,6 +71,7 @@ func (x *session) inspect() {
 		x.end(errStateLost)
 	default:
 		x.learnLimits(&info.Config)
+		x.learnPause(info)
 		x.lookForGaps(ctx, stream, info)
 		x.bound.durable.seen(info.AckFloor.Stream)
 		x.measure(info, before)

@@ -138,7 +138,45 @@ func (x *session) tellReady() {
 		x.in.NotReady(err)
 		return
 	}
+	if err := x.paused.Load(); err != nil && x.conn.IsConnected() {
+		x.in.NotReady(err)
+		return
+	}
 	x.in.Ready(x.conn.IsConnected())
+}
+
+// learnPause takes from the durable's state whether somebody has paused it. The server
+// answers pulls of a paused one as if there were nothing to read.
+func (x *session) learnPause(info *jetstream.ConsumerInfo) {
+	now := pauseOf(info)
+	switch was := x.paused.Swap(now); {
+	case was == nil && now != nil:
+		x.log.Warn("nothing is read", "error", now)
+	case was != nil && now == nil:
+		x.log.Info("the durable is no longer paused", "durable", x.source.config.Durable)
+	}
+}
+
+// pauseOf is nil for a durable that delivers.
+func pauseOf(info *jetstream.ConsumerInfo) *pausedError {
+	if !info.Paused {
+		return nil
+	}
+	p := &pausedError{stream: info.Stream, durable: info.Name}
+	if info.Config.PauseUntil != nil {
+		p.until = *info.Config.PauseUntil
+	}
+	return p
+}
+
+// pausedError says that somebody has paused the durable.
+type pausedError struct {
+	stream, durable string
+	until           time.Time
+}
+
+func (e *pausedError) Error() string {
+	return fmt.Sprintf("somebody has paused durable %s until %s: \"nats consumer resume %s %[1]s\" has it deliver again", e.durable, e.until.Format(time.RFC3339), e.stream)
 }
 
 // refusedError says that the server has been refusing all pulls.

@@ -46,6 +46,7 @@ type session struct {
 	limits   atomic.Pointer[limits]
 	refusals refusals
 	trouble  atomic.Pointer[refusedError] // nil: pulls are answered
+	paused   atomic.Pointer[pausedError]  // nil: the durable delivers
 
 	waiting atomic.Int64 // messages in arrived, or on the way to a slot
 	stands  atomic.Pointer[standing]

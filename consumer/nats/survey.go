@@ -28,6 +28,9 @@ func (s *Source) Survey(ctx context.Context) (survey consumer.Survey, err error)
 			return fmt.Errorf("durable %s: %w", s.config.Durable, err)
 		default:
 			l.Committed, l.Origin = int64(found.CachedInfo().AckFloor.Stream)+1, originOf(found.CachedInfo())
+			if p := pauseOf(found.CachedInfo()); p != nil {
+				survey.Paused = p
+			}
 			l.Whole = !survey.Consumed && takesAll(&info.Config, &found.CachedInfo().Config)
 		}
 		survey.Lanes = []consumer.BrokerLane{l}

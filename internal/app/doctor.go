@@ -272,6 +272,9 @@ func (d *doctor) source(ctx context.Context, source consumer.Source, lanes []ded
 	} else {
 		d.ok("source", "%s: %s", source.Name(), lanesText(survey.Lanes))
 	}
+	if survey.Paused != nil {
+		d.warn("source", "resume it, or wait", "%s: nothing is read: %v", source.Name(), survey.Paused)
+	}
 	if survey.Consumed && d.mayLose {
 		d.warn("source", "a stream with limits retention, or Postgres with a synchronous standby; or dedupd run --accept-loss-on-failover",
 			"%s: the stream deletes what is acknowledged, so that what a failover of the database loses can't be read again; dedupd run refuses that unless it is told to accept it", source.Name())
