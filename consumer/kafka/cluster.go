@@ -64,7 +64,7 @@ func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluste
 			MetadataTopics: c.Topics,
 		},
 		conns:  conns,
-		addr:   kafkago.TCP(c.Brokers...),
+		addr:   bootstrap{c.Brokers},
 		group:  c.Group,
 		topics: c.Topics,
 	}

@@ -25,12 +25,15 @@ type connections struct {
 	tls         *tls.Config // nil: not encrypted
 	authorities func() (*x509.CertPool, error)
 
-	mu   sync.Mutex
-	open map[ends]*connection
+	brokers []string // as configured
+
+	mu     sync.Mutex
+	open   map[ends]*connection
+	learnt []string // the brokers of the last layout
 }
 
 func newConnections(config *Config) *connections {
-	c := &connections{tls: config.TLS, authorities: config.Authorities, open: make(map[ends]*connection)}
+	c := &connections{brokers: config.Brokers, tls: config.TLS, authorities: config.Authorities, open: make(map[ends]*connection)}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
 }
@@ -38,6 +41,9 @@ func newConnections(config *Config) *connections {
 // dial connects, unless cut was called. It encrypts by itself: the library would keep
 // to the authorities that it was given at first.
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if network == bootstrapNetwork {
+		return c.dialAny(ctx)
+	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()

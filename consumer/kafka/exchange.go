@@ -68,6 +68,7 @@ func (e *exchange) ApiKey() protocol.ApiKey { return e.key } //nolint:staticchec
 
 // Broker is who is asked.
 func (e *exchange) Broker(cluster protocol.Cluster) (protocol.Broker, error) {
+	e.conns.learn(cluster)
 	return e.broker(cluster)
 }
 

@@ -1,0 +1,68 @@
+package kafka
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/segmentio/kafka-go/protocol"
+)
+
+// bootstrap is where kafka-go asks for the layout of the cluster. It would ask the
+// configured brokers only, and give up all others when none of these is there: so we
+// dial whichever broker is known.
+type bootstrap struct{ brokers []string }
+
+// bootstrapNetwork tells dial that any broker will do.
+const bootstrapNetwork = "any broker"
+
+// Network and String make it an address of kafka-go's.
+func (bootstrap) Network() string  { return bootstrapNetwork }
+func (b bootstrap) String() string { return b.brokers[0] }
+
+// learn remembers the brokers of the last layout.
+func (c *connections) learn(layout protocol.Cluster) {
+	addresses := make([]string, 0, len(layout.Brokers))
+	for _, b := range layout.Brokers {
+		addresses = append(addresses, net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port))))
+	}
+	if len(addresses) == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.learnt = addresses
+}
+
+// dialAny connects to a configured broker, or to one of the last layout. One that
+// doesn't answer leaves time for the others.
+func (c *connections) dialAny(ctx context.Context) (net.Conn, error) {
+	c.mu.Lock()
+	learnt := slices.Clone(c.learnt)
+	c.mu.Unlock()
+	learnt = slices.DeleteFunc(learnt, func(a string) bool { return slices.Contains(c.brokers, a) })
+	var problem error
+	for _, some := range [][]string{slices.Clone(c.brokers), learnt} {
+		rand.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
+		for _, address := range some {
+			before := problem
+			one, cancel := context.WithTimeout(ctx, max(dialTimeout/time.Duration(len(c.brokers)+len(learnt)), time.Second))
+			conn, err := c.dial(one, "tcp", address)
+			cancel()
+			if err == nil {
+				return conn, nil
+			}
+			if problem = err; before != nil {
+				problem = fmt.Errorf("%w; %w", before, err)
+			}
+			if ctx.Err() != nil {
+				return nil, problem
+			}
+		}
+	}
+	return nil, problem
+}

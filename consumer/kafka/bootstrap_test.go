@@ -1,0 +1,68 @@
+package kafka
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+)
+
+// The broker that is configured goes, and the others are still found.
+func TestBrokersThatAreLearnt(t *testing.T) {
+	t.Parallel()
+	fake := fakeCluster(t, kfake.NumBrokers(3), kfake.SeedTopics(1, "orders"))
+	if err := fake.MoveTopicPartition("orders", 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	c := &Config{Name: "main", Brokers: fake.ListenAddrs()[:1], Topics: []string{"orders"}, Group: "g"}
+	c.setDefaults()
+	conns := newConnections(c)
+	t.Cleanup(conns.cut)
+	cluster := newCluster(c, nil, conns)
+	t.Cleanup(cluster.close)
+	read := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		if _, err := cluster.look(ctx); err != nil {
+			return err
+		}
+		_, _, err := cluster.fetch(ctx, &wanted{topic: "orders", epoch: -1, maxBytes: 1}, nil)
+		return err
+	}
+	if err := read(); err != nil {
+		t.Fatal(err)
+	}
+	if err := fake.RemoveNode(0); err != nil {
+		t.Fatal(err)
+	}
+	conns.mu.Lock()
+	for _, open := range conns.open {
+		if open.address == c.Brokers[0] {
+			_ = open.raw.Close()
+		}
+	}
+	conns.mu.Unlock()
+	// Until then kafka-go takes the layout that it had for the last one.
+	deadline := time.Now().Add(time.Minute)
+	for since := time.Now(); time.Since(since) < 2*cluster.transport.MetadataTTL; time.Sleep(50 * time.Millisecond) {
+		if err := read(); err != nil {
+			since = time.Now()
+			if since.After(deadline) {
+				t.Fatalf("without the broker that is configured: %v", err)
+			}
+		}
+	}
+}
+
+// Where no broker answers, the error names each.
+func TestNoBrokerAnswers(t *testing.T) {
+	t.Parallel()
+	conns := newConnections(&Config{Brokers: []string{"127.0.0.1:1", "127.0.0.1:2"}})
+	t.Cleanup(conns.cut)
+	_, err := conns.dial(t.Context(), bootstrapNetwork, "")
+	if err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") || !strings.Contains(err.Error(), "127.0.0.1:2") {
+		t.Errorf("got %v, which doesn't name both", err)
+	}
+}
