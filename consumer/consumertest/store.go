@@ -212,6 +212,7 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 		r := s.rows[c.Lane]
 		if r == nil {
 			s.untaken(c.Lane, "is told to be caught up")
+			gone = append(gone, c.Lane)
 			continue
 		}
 		switch {

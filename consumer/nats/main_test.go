@@ -140,7 +140,7 @@ func start(t *testing.T, source consumer.Source, store *consumertest.Store, chan
 	w := &consumer.Worker{
 		Handler: store, Lanes: store, Sources: []consumer.Source{source},
 		Writers: 3, MaxMessages: 4000, MaxBytes: 8 << 20, Budget: budget, Drain: 5 * time.Second,
-		Logger: slog.New(slog.NewTextHandler(log, nil)), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
+		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
 	}
 	for _, f := range change {
 		f(w)
@@ -163,7 +163,12 @@ func start(t *testing.T, source consumer.Source, store *consumertest.Store, chan
 			t.Errorf("the budget holds %d bytes", n)
 		}
 	})
-	t.Cleanup(r.stop)
+	t.Cleanup(func() {
+		r.stop()
+		if t.Failed() {
+			t.Log("log:\n" + log.String())
+		}
+	})
 	return r
 }
 
@@ -213,6 +218,12 @@ func (l *logged) Write(p []byte) (int, error) {
 		_, _ = os.Stderr.Write(p)
 	}
 	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 func (l *logged) has(s string) bool {
