@@ -141,6 +141,13 @@ var stateReactions = map[string]reaction{
 	"XX000": internal, // of PostGIS for bad geometry; of the server when a table is dropped while it is planned
 }
 
+// isPooled tells that the server doesn't know the connection's prepared statements, or
+// knows those of another one.
+func isPooled(err error) bool {
+	code := sqlstate(err)
+	return code == "26000" || code == "42P05"
+}
+
 // isLostConnection tells apart what pgx reports as plain errors when a
 // connection ends in mid-sentence.
 func isLostConnection(err error) bool {

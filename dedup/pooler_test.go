@@ -1,12 +1,14 @@
 package dedup_test
 
 import (
+	"errors"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dedupd/dedupd/dedup"
@@ -20,6 +22,22 @@ func delivered(b message.Batch, times int) message.Batch {
 		b.Messages[i].Deliveries = times
 	}
 	return b
+}
+
+// Whoever puts such a pooler between and doesn't say so is told what is missing.
+func TestAPoolerThatNobodyHasToldOf(t *testing.T) {
+	t.Parallel()
+	for _, code := range []string{"26000", "42P05"} {
+		f := newFixture(t)
+		f.sink.fail = func(*message.Message) error {
+			return &pgconn.PgError{Severity: "ERROR", Code: code, Message: "prepared statement \"dedupd_begin\""}
+		}
+		err := f.Handle(t.Context(), []message.Batch{f.take("kafka", "orders/0").batch("a")})
+		wantHold(t, err, code, "database.pooler: pgbouncer_transaction")
+		if hold := (*message.HoldError)(nil); errors.As(err, &hold) && !strings.Contains(hold.Summary, "database.pooler") {
+			t.Errorf("/readyz would say %q", hold.Summary)
+		}
+	}
 }
 
 // TestBehindATransactionPooler lives a scope's whole life where each transaction

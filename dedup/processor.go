@@ -254,7 +254,18 @@ func (p *Processor) held(err error) error {
 	if errors.As(err, &sink) {
 		p.sinkStale.Store(true)
 	}
-	return &message.HoldError{Err: err}
+	return holdFor(err)
+}
+
+// holdFor holds a lane for an error, and says what to do where the error's own words
+// don't: that a prepared statement isn't there, or is there already, means that the
+// next transaction was on another connection of the server.
+func holdFor(err error) *message.HoldError {
+	if !isPooled(err) {
+		return &message.HoldError{Err: err}
+	}
+	const cure = "a pooler gives each transaction another connection: set database.pooler: pgbouncer_transaction"
+	return &message.HoldError{Err: fmt.Errorf("%w (%s)", err, cure), Summary: cure}
 }
 
 // holdUnlessPassing makes an error of dedupd's own look-ups one that the worker
@@ -263,7 +274,7 @@ func holdUnlessPassing(err error) error {
 	if react(err) == retry {
 		return err
 	}
-	return &message.HoldError{Err: err}
+	return holdFor(err)
 }
 
 func pause(ctx context.Context, d time.Duration) bool {
