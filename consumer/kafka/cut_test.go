@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	broker "github.com/dedupd/dedupd/e2e/kafka"
@@ -285,5 +288,94 @@ func TestEpochsThatAreRemembered(t *testing.T) {
 	}
 	if len(all) != keepEpochs || all[keepEpochs-1] != (message.LeaderEpoch{Epoch: 3*keepEpochs - 1, From: 10 * (3*keepEpochs - 1)}) {
 		t.Errorf("%d are remembered: %v", len(all), all)
+	}
+}
+
+// A replica that is copied after compaction has removed all of an epoch doesn't know it.
+// As the leader it has what a lane has read of that epoch no more, and nothing else there.
+func TestALaneBehindACompactedEpoch(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("runs a Kafka broker")
+	}
+	b := broker.Own(t)
+	r := newRig(t, b, 1, map[string]string{
+		"cleanup.policy": "compact", "segment.ms": "200", "segment.bytes": "1048576", "delete.retention.ms": "0",
+		"min.cleanable.dirty.ratio": "0.001", "min.compaction.lag.ms": "0", "max.compaction.lag.ms": "200",
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute) // the broker is started four times
+	t.Cleanup(cancel)
+	r.ctx = ctx
+	r.store.ID = func(m *message.Message) string { return fmt.Sprint(m.Position.Offset) }
+	// Without a producer's id: the broker would keep the last batch of each, empty.
+	write := func(keys ...string) {
+		c := r.client(kgo.DisableIdempotentWrite())
+		defer c.Close()
+		for _, k := range keys {
+			r.check(c.ProduceSync(r.ctx, &kgo.Record{Key: []byte(k), Value: []byte("value")}).FirstErr())
+		}
+	}
+	restart := func(before func()) {
+		r.check(b.Stop())
+		before()
+		r.check(b.Restart())
+	}
+	write(numbered("first ", 0, 10)...)
+	restart(func() {})
+	write(numbered("again ", 0, 5)...)
+	w := r.start(nil)
+	r.untilNext(0, 15)
+	w.stop()
+	row, _ := r.store.Row(r.lane(0))
+	if len(row.LeaderEpochs) != 2 || row.LeaderEpochs[1].From != 10 {
+		t.Fatalf("the lane was read under the epochs %v", row.LeaderEpochs)
+	}
+	restart(func() {})
+	write(numbered("again ", 0, 5)...)
+	n := int64(20)
+	r.until("the epoch is compacted away", func() bool {
+		write("tick") // a new segment lets the old one be cleaned
+		n++
+		c := r.client(kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{r.topic: {0: kgo.NewOffset().At(10)}}))
+		defer c.Close()
+		records := c.PollFetches(r.ctx).Records()
+		time.Sleep(300 * time.Millisecond) // longer than segment.ms
+		return len(records) > 0 && records[0].Offset >= 15
+	})
+	restart(func() {
+		copied := filepath.Join(t.TempDir(), "log")
+		r.check(b.SaveLog(r.topic, 0, copied))
+		forgetEpoch(t, filepath.Join(copied, "leader-epoch-checkpoint"), row.LeaderEpochs[1].Epoch)
+		r.check(b.CutLog(r.topic, 0, copied))
+	})
+	w = r.start(nil)
+	r.until("the lane goes on, or is held", func() bool { return r.next(0) == n || r.log.count("was cut") > 0 })
+	if r.log.count("was cut") > 0 {
+		t.Fatalf("a log that has lost nothing was taken for cut:\n%s", r.log)
+	}
+	w.untilReady()
+	// The lane goes on, and the leader isn't told of what it doesn't know.
+	write("behind")
+	r.untilNext(0, n+1)
+	if n := r.log.count("isn't the one that was read"); n != 0 {
+		t.Errorf("the leader was told of an epoch that it doesn't know:\n%s", r.log)
+	}
+}
+
+// forgetEpoch takes a leader epoch out of what a broker keeps of a log.
+func forgetEpoch(t *testing.T, path string, epoch int32) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n") // a version, how many there are, and these
+	left := slices.DeleteFunc(slices.Clone(lines[2:]), func(l string) bool { return strings.HasPrefix(l, fmt.Sprint(epoch, " ")) })
+	if len(left) != len(lines)-3 {
+		t.Fatalf("no epoch %d among %q", epoch, lines)
+	}
+	text = []byte(strings.Join(slices.Concat(lines[:1], []string{fmt.Sprint(len(left))}, left), "\n") + "\n")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
