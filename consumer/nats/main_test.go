@@ -140,7 +140,7 @@ func start(t *testing.T, source consumer.Source, store *consumertest.Store, chan
 	w := &consumer.Worker{
 		Handler: store, Lanes: store, Sources: []consumer.Source{source},
 		Writers: 3, MaxMessages: 4000, MaxBytes: 8 << 20, Budget: budget, Drain: 5 * time.Second,
-		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
+		Logger: slog.New(slog.NewTextHandler(log, nil)), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
 	}
 	for _, f := range change {
 		f(w)
