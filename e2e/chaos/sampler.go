@@ -24,7 +24,8 @@ type sampler struct {
 
 // sample is one line of its file.
 type sample struct {
-	At     time.Time `json:"at"`
+	At     time.Time `json:"at"`     // the broker was asked
+	RowAt  time.Time `json:"row_at"` // the lane's row was read
 	Lane   string    `json:"lane"`
 	Broker int64     `json:"broker"`
 	Next   int64     `json:"next"`
@@ -79,8 +80,9 @@ func (s *sampler) look(lines *json.Encoder) {
 	if err != nil {
 		return
 	}
+	read := time.Now()
 	for _, w := range s.waiting {
-		w.Next = next[w.Lane]
+		w.RowAt, w.Next = read, next[w.Lane]
 		if err := lines.Encode(w); err != nil {
 			s.failed = err
 		}

@@ -273,7 +273,8 @@ const (
 // sample is where broker and lane stood at one moment. The broker was asked
 // first: between the two the lane may only have gone on.
 type sample struct {
-	at     time.Time
+	at     time.Time // when the broker was asked
+	rowAt  time.Time // when the lane's row was read; never earlier
 	lane   laneID
 	broker int64 // -1: the broker has no position
 	next   int64

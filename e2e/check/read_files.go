@@ -47,6 +47,7 @@ func (h *history) readSamples(file string) error {
 	err := eachLine(file, func(line []byte) error {
 		s := struct {
 			At     time.Time `json:"at"`
+			RowAt  time.Time `json:"row_at"`
 			Lane   string    `json:"lane"`
 			Broker *int64    `json:"broker"` // null: it has none
 			Next   int64     `json:"next"`
@@ -58,7 +59,10 @@ func (h *history) readSamples(file string) error {
 		if err != nil {
 			return err
 		}
-		n := sample{at: s.At, lane: id, broker: -1, next: s.Next}
+		n := sample{at: s.At, rowAt: s.RowAt, lane: id, broker: -1, next: s.Next}
+		if n.rowAt.IsZero() {
+			n.rowAt = n.at
+		}
 		if s.Broker != nil {
 			n.broker = *s.Broker
 		}

@@ -424,7 +424,9 @@ func neverAhead(x *view, f *finding) {
 		isAhead, excused := s.broker > next, false
 		for ei := range x.events {
 			e := &x.events[ei]
-			if s.at.Before(e.at) || !e.until.IsZero() && s.at.After(e.until) {
+			// A row that is read after a failover lacks what the broker, asked
+			// before it, rightly knew.
+			if s.rowAt.Before(e.at) || !e.until.IsZero() && s.at.After(e.until) {
 				continue
 			}
 			if !e.failover {

@@ -68,8 +68,8 @@ func good() *history {
 	for i := range int64(5) {
 		at := began.Add(time.Duration(10+i) * time.Second)
 		h.samples = append(h.samples,
-			sample{at: at, lane: first, broker: 2*i - 1, next: 2*i + 1},
-			sample{at: at, lane: queue, broker: i, next: i + 1})
+			sample{at: at, rowAt: at, lane: first, broker: 2*i - 1, next: 2*i + 1},
+			sample{at: at, rowAt: at, lane: queue, broker: i, next: i + 1})
 	}
 	return h
 }
@@ -222,8 +222,12 @@ func hands(h *history) {
 // broken history is flagged, and by those invariants only that it breaks.
 func TestVerdict(t *testing.T) {
 	at := func(seconds int) time.Time { return began.Add(time.Duration(seconds) * time.Second) }
-	level := func(h *history, seconds int) { h.samples = append(h.samples, sample{at(seconds), first, 10, 10}) }
-	ahead := func(h *history, seconds int) { h.samples = append(h.samples, sample{at(seconds), first, 11, 10}) }
+	level := func(h *history, seconds int) {
+		h.samples = append(h.samples, sample{at(seconds), at(seconds), first, 10, 10})
+	}
+	ahead := func(h *history, seconds int) {
+		h.samples = append(h.samples, sample{at(seconds), at(seconds), first, 11, 10})
+	}
 	failover := func(h *history, seconds int) {
 		h.events = append(h.events, event{at: at(seconds), what: "failover", failover: true})
 	}
@@ -559,15 +563,15 @@ func TestVerdict(t *testing.T) {
 		{name: "ahead, in a queue", do: func(h *history) { h.samples[1].broker = 9 }, want: "I7"},
 		// j, at 3, lands ten seconds after the beginning.
 		{name: "ahead of a queue's transaction", do: func(h *history) {
-			h.samples = append([]sample{{at(9), queue, 4, 5}}, h.samples...)
+			h.samples = append([]sample{{at(9), at(9), queue, 4, 5}}, h.samples...)
 		}, want: "I7"},
 		{name: "good, a queue's transaction before a failover", do: func(h *history) {
-			h.samples = append([]sample{{at(9), queue, 4, 5}}, h.samples...)
+			h.samples = append([]sample{{at(9), at(9), queue, 4, 5}}, h.samples...)
 			failover(h, 20)
 			level(h, 21)
 		}},
 		{name: "good, up to a queue's transaction", do: func(h *history) {
-			h.samples = append([]sample{{at(9), queue, 3, 5}}, h.samples...)
+			h.samples = append([]sample{{at(9), at(9), queue, 3, 5}}, h.samples...)
 		}},
 		{name: "good, ahead after a failover", do: func(h *history) {
 			failover(h, 20)
@@ -581,6 +585,12 @@ func TestVerdict(t *testing.T) {
 			failover(h, 20)
 			level(h, 21)
 		}, want: "I7"},
+		{name: "good, the failover came between the broker's answer and the row's", do: func(h *history) {
+			ahead(h, 19)
+			h.samples[len(h.samples)-1].rowAt = at(21)
+			failover(h, 20)
+			level(h, 22)
+		}},
 		{name: "ahead again after the failover", do: func(h *history) {
 			failover(h, 20)
 			ahead(h, 21)
