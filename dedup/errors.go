@@ -141,11 +141,18 @@ var stateReactions = map[string]reaction{
 	"XX000": internal, // of PostGIS for bad geometry; of the server when a table is dropped while it is planned
 }
 
-// isPooled tells that the server doesn't know the connection's prepared statements, or
-// knows those of another one.
-func isPooled(err error) bool {
-	code := sqlstate(err)
-	return code == "26000" || code == "42P05"
+// PoolerCure says what to do where an error shows a pooler that isn't set up as it
+// must be, or of which nobody has told; else it is empty. That a prepared statement
+// isn't there, or is there already, means that the next transaction was on another
+// connection of the server.
+func PoolerCure(err error) string {
+	switch sqlstate(err) {
+	case "26000", "42P05": // invalid_sql_statement_name, duplicate_prepared_statement
+		return "a pooler gives each transaction another connection: set database.pooler: pgbouncer_transaction"
+	case "08P01": // PgBouncer's code for all that it refuses
+		return "see what the pooler's log says; its pool_mode must be session, or transaction with database.pooler: pgbouncer_transaction"
+	}
+	return ""
 }
 
 // isLostConnection tells apart what pgx reports as plain errors when a

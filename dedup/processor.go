@@ -258,13 +258,12 @@ func (p *Processor) held(err error) error {
 }
 
 // holdFor holds a lane for an error, and says what to do where the error's own words
-// don't: that a prepared statement isn't there, or is there already, means that the
-// next transaction was on another connection of the server.
+// don't.
 func holdFor(err error) *message.HoldError {
-	if !isPooled(err) {
+	cure := PoolerCure(err)
+	if cure == "" {
 		return &message.HoldError{Err: err}
 	}
-	const cure = "a pooler gives each transaction another connection: set database.pooler: pgbouncer_transaction"
 	return &message.HoldError{Err: fmt.Errorf("%w (%s)", err, cure), Summary: cure}
 }
 

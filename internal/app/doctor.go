@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -401,11 +402,7 @@ func (d *doctor) window(ctx context.Context, sources []consumer.Source) {
 
 // sinkCure is what may be done about a sink that can't be prepared.
 func sinkCure(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && (pg.Code == "26000" || pg.Code == "42P05" || pg.Code == "08P01") {
-		return connectCure(err)
-	}
-	return "create or grant what it names"
+	return cmp.Or(dedup.PoolerCure(err), "create or grant what it names")
 }
 
 // connectCure is what may be done about a database that can't be reached.
@@ -413,6 +410,9 @@ func connectCure(err error) string {
 	var pg *pgconn.PgError
 	var dns *net.DNSError
 	var network *net.OpError
+	if cure := dedup.PoolerCure(err); cure != "" {
+		return cure
+	}
 	switch {
 	case errors.As(err, &pg) && strings.HasPrefix(pg.Code, "28"):
 		return "check the role, its password, the client's certificate if one is asked for (sslcert, sslkey), and pg_hba.conf"
@@ -422,10 +422,6 @@ func connectCure(err error) string {
 		return "dedupd migrate up --grants ROLE -c FILE, as the schema's owner, gives the rights that are needed"
 	case errors.As(err, &pg) && strings.HasPrefix(pg.Code, "53"):
 		return "raise max_connections of the server, or put a PgBouncer between"
-	case errors.As(err, &pg) && (pg.Code == "26000" || pg.Code == "42P05"): // prepared statements of other connections
-		return "a pooler gives each transaction another connection: set database.pooler: pgbouncer_transaction"
-	case errors.As(err, &pg) && pg.Code == "08P01": // PgBouncer's word for all that it refuses
-		return "see what the pooler's log says; its pool_mode must be session, or transaction with database.pooler: pgbouncer_transaction"
 	case errors.As(err, &dns):
 		return "correct the host in database.url, or see why its name isn't known here"
 	case errors.As(err, &network):
