@@ -107,8 +107,11 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		c := &found.CachedInfo().Config
 		d.filter.follow(c, d.log)
 		switch {
-		case !b.consumed && (refiltered(c) || d.filter.displaced(c)):
+		case !b.consumed && refiltered(c):
 			b.skips = "filter"
+		case !b.consumed && d.filter.displaced(c):
+			b.skips = "filter"
+			d.filter.set++ // the other is to follow: it may have started when we did, with our number
 		case !b.consumed && limited(c):
 			b.skips = "limit of deliveries"
 		default:

@@ -48,15 +48,9 @@ func (f *filter) follow(c *jetstream.ConsumerConfig, log *slog.Logger) {
 
 // displaced tells that the durable has another filter than the one that this process has
 // given it, of a worker that has not started later. It has passed over messages.
-// The other one is to follow now: two that started at the same moment may have the same
-// number.
 func (f *filter) displaced(c *jetstream.ConsumerConfig) bool {
 	_, ok := c.Metadata[filterKey]
-	yes := f.set > 0 && ok && !sameSubjects(c, f.subjects)
-	if yes {
-		f.set++
-	}
-	return yes
+	return f.set > 0 && ok && !sameSubjects(c, f.subjects)
 }
 
 // other tells that a durable's filter is another one, or of another configuration.
