@@ -130,18 +130,7 @@ func (x *session) whole(msg *natsgo.Msg) error {
 	if len(msg.Data) > 0 || msg.Header.Get(natsgo.MsgSize) == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(x.closing, requestTimeout)
-	defer cancel()
-	info, err := x.bound.current(ctx)
-	if err == nil && !altered(&info.Config) {
-		return nil
-	}
-	if err == nil {
-		x.end(errAltered)
-		err = errAltered
-	}
-	x.acks.add([]string{msg.Reply}, true)
-	return err
+	return x.unless(msg, errAltered, func(info *jetstream.ConsumerInfo) bool { return altered(&info.Config) })
 }
 
 // unacknowledged refuses a message below the floor that the durable keeps, if the
@@ -151,15 +140,21 @@ func (x *session) unacknowledged(msg *natsgo.Msg, meta *jetstream.MsgMetadata) e
 	if meta.Sequence.Stream > x.kept.Load() {
 		return nil
 	}
+	return x.unless(msg, errStateLost, func(info *jetstream.ConsumerInfo) bool { return info.AckFloor.Stream < floorOf(info).Floor })
+}
+
+// unless asks the durable whether it is broken. If it is, the session ends with cause.
+// Then, or if the durable doesn't answer, the message goes back to the server.
+func (x *session) unless(msg *natsgo.Msg, cause error, broken func(*jetstream.ConsumerInfo) bool) error {
 	ctx, cancel := context.WithTimeout(x.closing, requestTimeout)
 	defer cancel()
 	info, err := x.bound.current(ctx)
-	if err == nil && info.AckFloor.Stream >= floorOf(info).Floor {
+	if err == nil && !broken(info) {
 		return nil
 	}
 	if err == nil {
-		x.end(errStateLost)
-		err = errStateLost
+		x.end(cause)
+		err = cause
 	}
 	x.acks.add([]string{msg.Reply}, true)
 	return err
