@@ -173,6 +173,65 @@ func TestALimitOfDeliveriesIsSetByHand(t *testing.T) {
 	}
 }
 
+// A stream with WorkQueue retention keeps what a durable has passed over, and has no
+// position to set it back to: the durable is made anew, and delivers what is left.
+func TestADurableOfAWorkQueuePassesOver(t *testing.T) {
+	t.Parallel()
+	for name, by := range map[string]struct {
+		change func(*jetstream.ConsumerConfig)
+		said   string
+	}{
+		"by a limit of deliveries": {func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 1 }, "limit of deliveries"},
+		"by a filter":              {func(c *jetstream.ConsumerConfig) { c.FilterSubject = "orders.1" }, "filter"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t)
+			js := connect(t, s)
+			stream := createStream(t, js, jetstream.StreamConfig{Retention: jetstream.WorkQueuePolicy})
+			store := consumertest.NewStore()
+			r := start(t, newSource(t, s), store)
+			publish(t, js, 0, 14)
+			wait(t, store, 14)
+			allAcknowledged(t, js, 14) // and the durable isn't written any more
+			r.stop()
+			alter(t, js, stream, by.change)
+			publish(t, js, 14, 14)
+			passOver(t, js)
+			r = start(t, newSource(t, s), store)
+			publish(t, js, 28, 14)
+			read(t, js, store, 42)
+			if !r.log.has("changed the durable consumer's " + by.said) {
+				t.Error("nothing was logged")
+			}
+			if c := durable(t, js).Config; c.MaxDeliver != -1 || c.FilterSubject != "" || len(c.FilterSubjects) > 0 {
+				t.Errorf("%+v", c)
+			}
+		})
+	}
+}
+
+// passOver fetches what the durable delivers, gives it back, and asks until the server
+// has looked at all that is to come again.
+func passOver(t *testing.T, js jetstream.JetStream) {
+	t.Helper()
+	c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		batch, err := c.Fetch(14, jetstream.FetchMaxWait(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for msg := range batch.Messages() {
+			if err := msg.Nak(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // A durable that somebody makes anew at the stream's end is set back also when one of
 // its messages was delivered before anybody looked: a pull that was meant for the
 // durable before goes to it.

@@ -52,7 +52,8 @@ type binding struct {
 	// consumed tells that the stream deletes what is acknowledged.
 	consumed bool
 	// skips is what somebody has changed of the consumer so that it passes messages over.
-	// It has to begin again where the database stands. Empty: nothing.
+	// It has to begin again where the database stands, or with all that a WorkQueue has
+	// left. Empty: nothing.
 	skips string
 	// read is how long it was read.
 	read    time.Duration
@@ -106,13 +107,15 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 	case err == nil:
 		c := &found.CachedInfo().Config
 		d.filter.follow(c, d.log)
+		// With Interest retention the messages would be deleted with the durable.
+		remade := info.Config.Retention != jetstream.InterestPolicy
 		switch {
-		case !b.consumed && refiltered(c):
+		case remade && refiltered(c):
 			b.skips = "filter"
-		case !b.consumed && d.filter.displaced(c):
+		case remade && d.filter.displaced(c):
 			b.skips = "filter"
 			d.filter.set++ // the other is to follow: it may have started when we did, with our number
-		case !b.consumed && limited(c):
+		case remade && limited(c):
 			b.skips = "limit of deliveries"
 		default:
 			found, err = d.amend(ctx, stream, found)
@@ -141,6 +144,12 @@ func (b *binding) rewind(ctx context.Context, position int64, origin string) err
 		d.log.Warn("the stream has deleted what was acknowledged: what the database has lost of it can't be read again, as --accept-loss-on-failover accepts", "stream", d.config.Stream)
 		return b.keep(ctx, origin)
 	}
+	return b.remake(ctx, position, origin)
+}
+
+// remake deletes the consumer and makes it anew, from a position on; -1: where start says.
+func (b *binding) remake(ctx context.Context, position int64, origin string) error {
+	d := b.durable
 	ctx, cancel := context.WithTimeout(ctx, 4*requestTimeout)
 	defer cancel()
 	for {

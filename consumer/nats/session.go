@@ -149,6 +149,8 @@ func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logge
 		return errRewound
 	case stateLost(stream, bound.info) && bound.skips == "":
 		return s.goForward(ctx, in, log, bound, taken)
+	case bound.consumed && bound.skips != "":
+		return s.deliverRest(ctx, log, bound, taken)
 	}
 	why := ""
 	misplaced, err := bound.misplaced(ctx, taken.BrokerPosition)
@@ -177,6 +179,16 @@ func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logge
 		bound.settled.look(bound.info, time.Now())
 	}
 	return bound.keep(ctx, taken.Origin)
+}
+
+// deliverRest makes the durable of a WorkQueue anew. The stream has deleted what was
+// acknowledged, so what it still has is what wasn't.
+func (s *Source) deliverRest(ctx context.Context, log *slog.Logger, bound *binding, taken message.Taken) error {
+	log.Warn("somebody changed the durable consumer's "+bound.skips+", and it has passed over messages: making it anew, to deliver all that the stream still has", "durable", s.config.Durable)
+	if err := bound.remake(ctx, -1, taken.Origin); err != nil {
+		return fmt.Errorf("make the durable consumer anew: %w", err)
+	}
+	return errRewound
 }
 
 // rewind has the server deliver again from a position on, until the database
