@@ -24,27 +24,37 @@ const bootstrapNetwork = "any broker"
 func (bootstrap) Network() string  { return bootstrapNetwork }
 func (b bootstrap) String() string { return b.brokers[0] }
 
-// learn remembers the brokers of the last layout.
+// learn remembers the brokers of the last layout. It is called for every request:
+// addresses are made of them where somebody dials. kafka-go makes a new map of them for
+// each layout, and never changes it.
 func (c *connections) learn(layout protocol.Cluster) {
-	addresses := make([]string, 0, len(layout.Brokers))
-	for _, b := range layout.Brokers {
-		addresses = append(addresses, net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port))))
-	}
-	if len(addresses) == 0 {
+	if len(layout.Brokers) == 0 {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.learnt = addresses
+	c.learnt = layout.Brokers
+}
+
+// others are the addresses of the last layout that aren't configured.
+func (c *connections) others() []string {
+	c.mu.Lock()
+	learnt := c.learnt
+	c.mu.Unlock()
+	var all []string
+	for _, b := range learnt {
+		address := net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port)))
+		if !slices.Contains(c.brokers, address) {
+			all = append(all, address)
+		}
+	}
+	return all
 }
 
 // dialAny connects to a configured broker, or to one of the last layout. One that
 // doesn't answer leaves time for the others.
 func (c *connections) dialAny(ctx context.Context) (net.Conn, error) {
-	c.mu.Lock()
-	learnt := slices.Clone(c.learnt)
-	c.mu.Unlock()
-	learnt = slices.DeleteFunc(learnt, func(a string) bool { return slices.Contains(c.brokers, a) })
+	learnt := c.others()
 	var problem error
 	for _, some := range [][]string{slices.Clone(c.brokers), learnt} {
 		rand.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })

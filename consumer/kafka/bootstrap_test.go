@@ -2,10 +2,13 @@ package kafka
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/segmentio/kafka-go/protocol"
 	"github.com/twmb/franz-go/pkg/kfake"
 )
 
@@ -53,6 +56,23 @@ func TestBrokersThatAreLearnt(t *testing.T) {
 				t.Fatalf("without the broker that is configured: %v", err)
 			}
 		}
+	}
+}
+
+// Each request tells of the layout that it is sent by: that must cost nothing. Not
+// parallel, for allocations are the process's.
+func TestLearningTakesNoMemory(t *testing.T) {
+	conns := newConnections(&Config{Brokers: []string{"a:9092"}})
+	defer conns.cut()
+	layout := protocol.Cluster{Brokers: map[int32]protocol.Broker{1: {Host: "a", Port: 9092}, 2: {Host: "b", Port: 9093}, 3: {Host: "::1", Port: 9094}}}
+	if n := testing.AllocsPerRun(100, func() { conns.learn(layout) }); n != 0 {
+		t.Errorf("%v allocations for each request", n)
+	}
+	conns.learn(protocol.Cluster{}) // tells of nobody
+	got := conns.others()
+	slices.Sort(got)
+	if diff := cmp.Diff([]string{"[::1]:9094", "b:9093"}, got); diff != "" {
+		t.Error(diff)
 	}
 }
 

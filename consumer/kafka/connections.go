@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/segmentio/kafka-go/protocol"
 )
 
 // dialTimeout bounds one attempt to connect, with TLS and login.
@@ -29,7 +31,7 @@ type connections struct {
 
 	mu     sync.Mutex
 	open   map[ends]*connection
-	learnt []string // the brokers of the last layout
+	learnt map[int32]protocol.Broker // those of the last layout; never written to
 }
 
 func newConnections(config *Config) *connections {
