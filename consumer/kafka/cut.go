@@ -136,7 +136,9 @@ func (l *lane) common(taken *message.Taken) (at int64, known bool, err error) {
 // that the leader of an epoch wrote, and a replica that is copied afterwards doesn't know
 // that epoch.
 func (l *lane) isEmpty(from, to int64) (bool, error) {
-	got, _, err := l.cluster.fetch(l.soft, &wanted{topic: l.topic, partition: l.partition, position: from, epoch: -1, maxBytes: 1}, nil)
+	memory := &grant{budget: l.in.Budget()}
+	defer memory.settle(0)
+	got, err := l.glance(from, memory)
 	if errors.Is(err, kafkago.OffsetOutOfRange) {
 		return false, nil // retention has removed what would tell
 	}
@@ -153,6 +155,29 @@ func (l *lane) isEmpty(from, to int64) (bool, error) {
 		}
 	}
 	return len(got.records) == 0 && l.cluster.readable(got) >= to, nil
+}
+
+// glance fetches one record batch, which may be of any size: after an election many
+// lanes do that at once. What is held of the byte budget has to be settled, also with
+// an error.
+func (l *lane) glance(from int64, memory *grant) (*fetched, error) {
+	want := wanted{topic: l.topic, partition: l.partition, position: from, epoch: -1, maxBytes: 1}
+	for needs := int64(idleFetchBytes); ; needs = memory.wanted {
+		if err := memory.budget.Acquire(l.soft, needs); err != nil {
+			return nil, err
+		}
+		memory.held = needs
+		got, _, err := l.cluster.fetch(l.soft, &want, memory.room)
+		switch {
+		case errors.Is(err, errNoRoom): // the next one waits for as much, and holds nothing meanwhile
+			memory.settle(0)
+		case err != nil:
+			return nil, err
+		default:
+			memory.answer(int64(len(got.records)))
+			return got, nil
+		}
+	}
 }
 
 // appendEpochs adds the epochs of what was read next. The result has nothing in

@@ -12,10 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/consumer/consumertest"
 	broker "github.com/dedupd/dedupd/e2e/kafka"
 	"github.com/dedupd/dedupd/message"
 )
@@ -239,7 +242,7 @@ func TestACompactedEpochIsNoCut(t *testing.T) {
 // an epoch, and has these records.
 func laneAt(t *testing.T, end func(epoch int32) (int32, int64), records ...byte) *lane {
 	t.Helper()
-	fake := fakeCluster(t, kfake.SeedTopics(1, "orders"))
+	l, fake := fakeLane(t)
 	fake.ControlKey(int16(kmsg.OffsetForLeaderEpoch), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		fake.KeepControl()
 		asked := req.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0]
@@ -251,20 +254,140 @@ func laneAt(t *testing.T, end func(epoch int32) (int32, int64), records ...byte)
 	})
 	fake.ControlKey(int16(kmsg.Fetch), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		fake.KeepControl()
-		p := kmsg.NewFetchResponseTopicPartition()
-		p.HighWatermark, p.LastStableOffset, p.RecordBatches = 20, 20, records
-		res := req.ResponseKind().(*kmsg.FetchResponse)
-		res.Topics = []kmsg.FetchResponseTopic{{Topic: "orders", Partitions: []kmsg.FetchResponseTopicPartition{p}}}
-		return res, nil, true
+		return fetchedFrom(req, records), nil, true
 	})
+	return l
+}
+
+// fetchedFrom is an answer to a fetch of the partition, which ends at 20.
+func fetchedFrom(req kmsg.Request, records []byte) kmsg.Response {
+	p := kmsg.NewFetchResponseTopicPartition()
+	p.HighWatermark, p.LastStableOffset, p.RecordBatches = 20, 20, records
+	res := req.ResponseKind().(*kmsg.FetchResponse)
+	res.Topics = []kmsg.FetchResponseTopic{{Topic: "orders", Partitions: []kmsg.FetchResponseTopicPartition{p}}}
+	return res
+}
+
+// fakeLane is a lane of a fake broker, with a byte budget of 4 MiB.
+func fakeLane(t *testing.T) (*lane, *kfake.Cluster) {
+	t.Helper()
+	fake := fakeCluster(t, kfake.SeedTopics(1, "orders"))
 	c := &Config{Name: "main", Brokers: fake.ListenAddrs(), Topics: []string{"orders"}, Group: "g"}
 	c.setDefaults()
 	conns := newConnections(c)
 	t.Cleanup(conns.cut)
 	cluster := newCluster(c, nil, conns)
 	t.Cleanup(cluster.close)
-	r := &run{config: c, log: slog.New(slog.DiscardHandler), cluster: cluster}
-	return &lane{generation: &generation{group: &group{run: r}, soft: t.Context()}, topic: "orders"}
+	r := &run{config: c, in: intake(t, consumer.NewBudget(4<<20)), log: slog.New(slog.DiscardHandler), cluster: cluster}
+	return &lane{generation: &generation{group: &group{run: r}, soft: t.Context()}, topic: "orders"}, fake
+}
+
+// taker is a source that does nothing but to hand out what it is given.
+type taker chan *consumer.Intake
+
+func (taker) Name() string { return "main" }
+
+func (c taker) Run(ctx context.Context, in *consumer.Intake) error {
+	c <- in
+	<-ctx.Done()
+	return nil
+}
+
+// intake is one of a worker that has nothing else to do.
+func intake(t *testing.T, budget *consumer.Budget) *consumer.Intake {
+	t.Helper()
+	store, taken := consumertest.NewStore(), make(taker, 1)
+	w := &consumer.Worker{
+		Handler: store, Lanes: store, Sources: []consumer.Source{taken},
+		Writers: 1, MaxMessages: 1, MaxBytes: 1, Budget: budget, Drain: time.Second,
+		Logger: slog.New(slog.DiscardHandler), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return <-taken
+}
+
+// Whatever is asked for, a record batch comes whole: there is room for it before it is
+// read.
+func TestALookAtACutKeepsToTheBudget(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	large := at(14, 14)
+	large.records[0].Value = make([]byte, 3*mib)
+	answer := large.bytes()
+	l, fake := fakeLane(t)
+	budget := l.in.Budget() // of 4 MiB
+	asked := make(chan int64, 9)
+	fake.ControlKey(int16(kmsg.Fetch), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		fake.KeepControl()
+		asked <- budget.Used()
+		return fetchedFrom(req, answer), nil, true
+	})
+	const others = 3 * mib
+	if !budget.TryAcquire(others) {
+		t.Fatal("the budget is used")
+	}
+	type result struct {
+		empty bool
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		empty, err := l.isEmpty(8, 14)
+		done <- result{empty, err}
+	}()
+	if held := <-asked - others; held < 0 || held > idleFetchBytes {
+		t.Errorf("%d bytes are held for a first look", held)
+	}
+	for end := time.Now().Add(30 * time.Second); budget.Used() != others; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d bytes are held where there is no room", budget.Used()-others)
+		}
+	}
+	select {
+	case got := <-done:
+		t.Errorf("got %+v without room for it", got)
+		done <- got
+	default:
+	}
+	budget.Release(others)
+	if got := <-done; !got.empty || got.err != nil {
+		t.Errorf("got %+v", got)
+	}
+	if len(asked) != 1 {
+		t.Fatalf("asked %d times more, want once: with room", len(asked))
+	}
+	if held := <-asked; held < 3*mib {
+		t.Errorf("%d bytes are held for 3 MiB", held)
+	}
+	if n := budget.Used(); n != 0 {
+		t.Errorf("%d bytes are still held", n)
+	}
+	// Who waits for room ends with the lane.
+	if !budget.TryAcquire(4 * mib) {
+		t.Fatal("the budget is used")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	l.soft = ctx
+	go func() {
+		empty, err := l.isEmpty(8, 14)
+		done <- result{empty, err}
+	}()
+	cancel()
+	if got := <-done; got.empty || !errors.Is(got.err, context.Canceled) {
+		t.Errorf("got %+v", got)
+	}
+	if n := budget.Used(); n != 4*mib {
+		t.Errorf("%d bytes are held besides", n-4*mib)
+	}
+	budget.Release(4 * mib)
 }
 
 func TestEpochsThatAreRemembered(t *testing.T) {
