@@ -326,7 +326,7 @@ func (p *Processor) settle(ctx context.Context, conn *pgx.Conn, g *group, rows m
 		default:
 			if it.original = rows[root.key]; it.original == nil {
 				// The claim was there a moment ago: it has been forgotten since.
-				return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40001", Message: "a claim vanished while it was looked at"}
+				return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "40001", Message: "a claim vanished while it was looked at"}
 			}
 		}
 		if it.outcome == pending {

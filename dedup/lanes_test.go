@@ -167,6 +167,54 @@ func TestCopied(t *testing.T) {
 	}
 }
 
+// A batch that was read before the broker confirmed more takes nothing of that back;
+// but a queue follows its durable, which may have been made anew to read again.
+func TestABatchThatKnowsLessOfTheBroker(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l, queue := f.take("kafka", "orders/0"), f.takeQueue("nats")
+	move := func(l *lane, position int64, id string, want string) {
+		t.Helper()
+		b := l.batch(id)
+		b.BrokerPosition = position
+		f.handle(b)
+		for _, s := range f.laneStates() {
+			if got := -1; s.Source == l.Lane.Source {
+				if s.BrokerPosition != nil {
+					got = int(*s.BrokerPosition)
+				}
+				if fmt.Sprint(got) != want {
+					t.Errorf("%s: a batch that knows of %d makes it %d, want %s", s.Source, position, got, want)
+				}
+			}
+		}
+	}
+	move(l, -1, "a", "-1")
+	if err := f.Store.Copied(t.Context(), []message.Copied{{Lane: l.Lane, Epoch: l.Epoch, Position: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	move(l, 0, "b", "1")
+	move(l, -1, "c", "1")
+	move(l, 2, "d", "2")
+	move(queue, 2, "e", "2")
+	move(queue, -1, "f", "2")
+	move(queue, 1, "g", "1")
+	// Set back by hand it knows nothing, and an old batch doesn't change that.
+	old := l.batch("h")
+	if _, err := f.Store.SetPosition(t.Context(), "test", l.Lane.Source, l.Lane.Name, 0); err != nil {
+		t.Fatal(err)
+	}
+	old.BrokerPosition = 3
+	if err := f.Handle(t.Context(), []message.Batch{old}); !errors.As(err, new(*message.FencedError)) {
+		t.Errorf("a batch of before: %v", err)
+	}
+	for _, s := range f.laneStates() {
+		if s.Source == l.Lane.Source && s.BrokerPosition != nil {
+			t.Errorf("set back by hand, it is at %d", *s.BrokerPosition)
+		}
+	}
+}
+
 // laneNumbers is how many numbers of lanes were drawn so far.
 func (f *fixture) laneNumbers() (n int64) {
 	f.t.Helper()

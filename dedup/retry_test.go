@@ -1,11 +1,15 @@
 package dedup_test
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/message"
 )
 
 // A group that is tried again after the answer to COMMIT was lost must find out
@@ -98,4 +102,26 @@ func count(t *testing.T, reg *prometheus.Registry, name string) (n int) {
 		t.Fatalf("there is no metric %s", name)
 	}
 	return n
+}
+
+// A claim that is forgotten between being met and being looked up has its words told
+// as any error of the server's. Here a trigger keeps the claim from being made at all.
+func TestAClaimThatVanishes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.take("kafka", "orders/0")
+	f.handle(l.batch("a"))
+	if _, err := f.pool.Exec(t.Context(), `
+		CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+		DO $$ BEGIN EXECUTE (SELECT format('CREATE TRIGGER lose BEFORE INSERT ON dedupd.%I FOR EACH ROW EXECUTE FUNCTION lose()', table_name)
+			FROM dedupd.generations WHERE state = 'open'); END $$`); err != nil {
+		t.Fatal(err)
+	}
+	err := f.Handle(t.Context(), []message.Batch{l.batch("b")})
+	if pg := (*pgconn.PgError)(nil); !errors.As(err, &pg) || pg.Code != "40001" {
+		t.Fatalf("Handle: %v", err)
+	}
+	if !strings.Contains(err.Error(), "claim: ERROR: a claim vanished") {
+		t.Errorf("the error reads %q", err)
+	}
 }

@@ -345,7 +345,12 @@ BEGIN
     PERFORM {{schema}}.leave();
     UPDATE {{schema}}.lanes SET
         next_position   = CASE WHEN p_from IS NULL THEN greatest(next_position, p_next) ELSE p_next END,
-        broker_position = coalesce(p_broker_position, broker_position),
+        -- What a batch knows of the broker's copy may be older than what the row has been
+        -- told since (Copied). Whoever lowers an ordered lane's raises its epoch, or moves
+        -- it, so that such a batch is fenced. A queue's keeps its epoch when its durable
+        -- or its stream is made anew, and follows the durable down: too low has messages
+        -- delivered again, and too high would have a durable begin above what wasn't read.
+        broker_position = CASE WHEN p_from IS NULL THEN coalesce(p_broker_position, broker_position) ELSE greatest(broker_position, p_broker_position) END,
         -- Producers may set timestamps; the database's clock bounds them. A batch
         -- without any, such as one over a hole in the log, tells nothing of the time
         -- (and least() of NULL and the clock is the clock). Where a lane's clock is

@@ -26,11 +26,11 @@ func summary(err error) string {
 	}
 	var held *consumer.HeldError
 	if errors.As(err, &held) {
-		return fmt.Sprintf("lane %s is held: %s", held.Lane, reason(held.Err))
+		return fmt.Sprintf("lane %s is held: %s%s", held.Lane, reason(held.Err), consumer.MoreLanes(held.More, "held"))
 	}
 	var failing *consumer.FailingError
 	if errors.As(err, &failing) {
-		return fmt.Sprintf("lane %s: its transactions have failed for %s: %s", failing.Lane, failing.For.Round(time.Second), reason(failing.Err))
+		return fmt.Sprintf("lane %s: its transactions have failed for %s: %s%s", failing.Lane, failing.For.Round(time.Second), reason(failing.Err), consumer.MoreLanes(failing.More, "failing"))
 	}
 	return err.Error()
 }

@@ -41,6 +41,8 @@ func TestReadinessQuotesNoMessage(t *testing.T) {
 		"not a hold at all":          {held(errors.New(secret)), []string{"lane shop:orders/3"}},
 		"several at once":            {errors.Join(held(&message.HoldError{Err: pg}), errors.New("the database does not answer")), []string{"lane shop:orders/3", "22P02", "the database does not answer"}},
 		"joined and wrapped":         {fmt.Errorf("ready: %w", errors.Join(held(pg))), []string{"lane shop:orders/3", "22P02"}},
+		"more lanes are held":        {&consumer.HeldError{Lane: lane, Err: &message.HoldError{Err: pg}, More: 2}, []string{"lane shop:orders/3", "22P02", "; 2 more lanes are held"}},
+		"more lanes fail":            {&consumer.FailingError{Lane: lane, For: 20 * time.Second, Err: pg, More: 1}, []string{"lane shop:orders/3", "22P02", "; 1 more lane is failing"}},
 		"one that fails all along":   {&consumer.FailingError{Lane: lane, For: 20 * time.Second, Err: fmt.Errorf("write: %w", pg)}, []string{"lane shop:orders/3", "have failed for 20s", "22P02", "log"}},
 		"a source's":                 {errors.New("source shop is not connected"), []string{"source shop is not connected"}},
 	} {
