@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -297,6 +299,111 @@ func TestWhatIsWrongWithOneQuietLane(t *testing.T) {
 			r.untilNext(sick, 2)
 			w.untilReady()
 		})
+	}
+}
+
+// An error of the request as a whole is every lane's affair: each asks for itself, which
+// tells what is wrong.
+func TestAnErrorOfASharedFetch(t *testing.T) {
+	t.Parallel()
+	const lanes = 4
+	cluster := fakeCluster(t)
+	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), lanes, nil)
+	f := watch(cluster)
+	w := r.start(nil)
+	w.untilReady()
+	r.until("each fetch is for all", func() bool { return f.together(lanes) })
+	before := len(f.since(0))
+	done := f.once(lanes, func(req *kmsg.FetchRequest) *kmsg.FetchResponse {
+		res := req.ResponseKind().(*kmsg.FetchResponse)
+		res.ErrorCode = kerr.UnknownServerError.Code
+		return res
+	})
+	r.until("one is refused", done.Load)
+	r.until("each lane asks for itself", func() bool {
+		alone := make(map[int32]bool)
+		for _, a := range f.since(before) {
+			for partition := range a.positions {
+				alone[partition] = alone[partition] || len(a.positions) == 1
+			}
+		}
+		return !slices.Contains(slices.Collect(maps.Values(alone)), false)
+	})
+	r.until("all are together again", func() bool { return f.together(lanes) })
+	w.untilReady()
+}
+
+// lines is told of each line of a log.
+type lines func(string)
+
+func (l lines) Write(line []byte) (int, error) { l(string(line)); return len(line), nil }
+
+// A generation has ended when its shared fetches have: nothing of them is held then.
+func TestAGenerationWaitsForItsSharedFetches(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	fake := fakeCluster(t, kfake.SeedTopics(1, "orders"))
+	f := watch(fake)
+	c := &Config{Name: "main", Brokers: fake.ListenAddrs(), Topics: []string{"orders"}, Group: "g"}
+	c.setDefaults()
+	conns := newConnections(c)
+	t.Cleanup(conns.cut)
+	cluster := newCluster(c, nil, conns)
+	t.Cleanup(cluster.close)
+	budget := consumer.NewBudget(1 << 20)
+	begun, ended := make(chan struct{}), make(chan int64, 1)
+	log := lines(func(line string) {
+		switch {
+		case strings.Contains(line, "lanes assigned"):
+			close(begun)
+		case strings.Contains(line, "lanes let go"):
+			ended <- budget.Used()
+		}
+	})
+	g := &group{run: &run{
+		config: c, in: intake(t, budget), cluster: cluster,
+		log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}}
+	var err error
+	if g.seen, err = cluster.look(ctx); err != nil {
+		t.Fatal(err)
+	}
+	mine, err := g.join(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine.partitions = nil // the lane is this test's
+	gen := newGeneration(g, mine)
+	serving, end := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); gen.serve(serving) }()
+	defer func() { end(); <-done }()
+	<-begun
+	want := wanted{topic: "orders", epoch: -1, maxBytes: 1000}
+	_, leader, err := cluster.fetch(ctx, &want, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := len(f.since(0))
+	gen.polls.join(want, leader)
+	for len(f.since(before)) == 0 {
+		if !sleep(ctx, time.Millisecond) {
+			t.Fatal("nobody asks for the lane")
+		}
+	}
+	gen.polls.mu.Lock() // what the request ends with can't be told
+	end()
+	select {
+	case held := <-ended:
+		t.Errorf("the generation has ended, and %d bytes are held", held)
+		gen.polls.mu.Unlock()
+		return
+	case <-time.After(300 * time.Millisecond): // if it doesn't wait, it ends at once
+	}
+	gen.polls.mu.Unlock()
+	if held := <-ended; held != 0 {
+		t.Errorf("%d bytes are held", held)
 	}
 }
 
