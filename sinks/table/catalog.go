@@ -108,13 +108,18 @@ SELECT (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnam
 
 // shapeSQL gives a text that changes when one of the columns gets another type, or
 // another collation or modifier that a plan has taken over (columns.CastName).
-const shapeSQL = `
-SELECT coalesce(pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attname, a.atttypid, a.attcollation,
+var shapeSQL = shapeFrom(1)
+
+// shapeFrom is shapeSQL with its three parameters, which are the schema, the table and
+// the columns, numbered from param.
+func shapeFrom(param int) string {
+	return fmt.Sprintf(`SELECT coalesce(pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attname, a.atttypid, a.attcollation,
                   CASE WHEN a.atttypid IN (1083, 1114, 1184, 1186, 1266, 1700) THEN a.atttypmod END), ',' ORDER BY a.attnum), '')
   FROM pg_catalog.pg_namespace n
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
- WHERE n.nspname = $1 AND c.relname = $2 AND a.attname = ANY ($3::pg_catalog.text[])`
+ WHERE n.nspname = $%d AND c.relname = $%d AND a.attname = ANY ($%d::pg_catalog.text[])`, param, param+1, param+2)
+}
 
 // namesSQL lists the tables that a wrong name may have meant.
 const namesSQL = `

@@ -26,6 +26,8 @@ func TestInsertFollowsAChangedColumn(t *testing.T) {
 		"what is no document":  {"jsonb", "text", `"plain"`, "plain"},
 		"what is no UUID":      {"uuid", "text", `"6BA7B810-9DAD-11D1-80B4-00C04FD430C8"`, "6BA7B810-9DAD-11D1-80B4-00C04FD430C8"},
 		"another name of true": {"bool", "text", `"yes"`, "yes"},
+		"what has no cast":     {"text", "jsonb", `{"a":1}`, `{"a": 1}`},
+		"the length of a list": {"int", "int[]", `[1,2]`, "{1,2}"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -110,4 +112,48 @@ func TestInsertMindsNoOtherColumn(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantRows(t, pool, `SELECT v || more FROM t ORDER BY v`, "a1", "b1")
+}
+
+// Not every insert tells by its count of rows that it was for the columns as they are.
+func TestInsertFollowsAChangedColumnWithoutACount(t *testing.T) {
+	t.Parallel()
+	before := func(body string) string {
+		return `CREATE TABLE t (id text PRIMARY KEY, v numeric(10,0)); CREATE TABLE elsewhere (id text, v numeric);
+			CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ` + body + ` END $$;
+			CREATE TRIGGER f BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()`
+	}
+	for name, c := range map[string]struct {
+		create, table string
+		key           []string
+	}{
+		"a trigger":                   {before(`RETURN NEW;`), "t", nil},
+		"a trigger that puts it away": {before(`INSERT INTO elsewhere VALUES (NEW.id, NEW.v); RETURN NULL;`), "elsewhere", nil},
+		"nothing new":                 {`CREATE TABLE t (id text PRIMARY KEY, v numeric(10,0))`, "t", []string{"id"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t).Pool(t)
+			exec(t, pool, c.create)
+			s := build(t, Config{Name: "public.t", Key: c.key, Columns: map[string]string{"id": "id", "v": "json:v"}})
+			if err := prepare(t, pool, s); err != nil {
+				t.Fatal(err)
+			}
+			if err := write(t, pool, s, msg("a", `{"v":7}`)); err != nil {
+				t.Fatal(err)
+			}
+			if c.key != nil { // no row is written, and that is fine
+				if err := write(t, pool, s, msg("a", `{"v":7}`)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			exec(t, pool, `ALTER TABLE t ALTER v TYPE numeric(10,2)`)
+			if err := write(t, pool, s, msg("b", `{"v":1.25}`)); !errors.Is(err, errChanged) {
+				t.Fatalf("the error is %v", err)
+			}
+			if err := write(t, pool, s, msg("b", `{"v":1.25}`)); err != nil {
+				t.Fatal(err)
+			}
+			wantRows(t, pool, `SELECT id || trim_scale(v) FROM `+c.table+` ORDER BY id`, "a7", "b1.25")
+		})
+	}
 }

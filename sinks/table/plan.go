@@ -17,12 +17,16 @@ type plan struct {
 	names  []string
 	copies bool
 	shape  string
+	// counts tells that sql gives the number of rows that were written. Where it gives
+	// none, none may have been written since the columns have changed.
+	counts bool
 	// targets are the tables that sql writes to: the one behind a view.
 	targets tables
 }
 
 // plan makes the statement. All of it is one INSERT ... SELECT over arrays, so
-// the number of messages doesn't change its text.
+// the number of messages doesn't change its text. It writes nothing if the columns
+// have changed: see insert.
 func (s *Sink) plan(t *target) (*plan, error) {
 	cols := slices.Clone(s.cols)
 	p := &plan{names: make([]string, len(cols)), shape: t.shape}
@@ -34,6 +38,13 @@ func (s *Sink) plan(t *target) (*plan, error) {
 	if p.set, err = columns.NewSet(cols); err != nil {
 		return nil, err
 	}
+
+	values, err := p.set.Encode(nil)
+	if err != nil {
+		return nil, err
+	}
+	unchanged := len(values.Args()) + 1
+	p.counts = t.plain && !t.fills && (t.kind == "r" || t.kind == "p")
 
 	// COPY knows no conflicts, no rules and no row security.
 	p.copies = len(s.key) == 0 && t.plain && (t.kind == "r" || t.kind == "p") && p.set.CanCopy()
@@ -47,9 +58,14 @@ func (s *Sink) plan(t *target) (*plan, error) {
 		}
 	}
 	distinct, order, conflict := s.keyed(t, p.set)
-	p.sql = fmt.Sprintf("INSERT INTO %s (%s) SELECT %s%s FROM %s%s%s", s.sql(),
-		strings.Join(names, ", "), distinct, strings.Join(exprs, ", "), p.set.From(), order, conflict)
+	p.sql = fmt.Sprintf("INSERT INTO %s (%s) SELECT %s%s FROM %s WHERE (%s) = $%d%s%s", s.sql(),
+		strings.Join(names, ", "), distinct, strings.Join(exprs, ", "), p.set.From(), shapeFrom(unchanged), unchanged+3, order, conflict)
 	return p, nil
+}
+
+// args are what sql wants for these values.
+func (s *Sink) args(p *plan, values *columns.Values) []any {
+	return append(values.Args(), s.schema, s.table, p.names, p.shape)
 }
 
 // keyed gives the parts of the statement that a key adds.

@@ -45,7 +45,7 @@ func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
 	values, err := p.set.Encode(nil)
 	var explained []byte
 	if err == nil {
-		err = tx.QueryRow(ctx, "EXPLAIN (VERBOSE, COSTS OFF, FORMAT JSON) "+p.sql, values.Args()...).Scan(&explained)
+		err = tx.QueryRow(ctx, "EXPLAIN (VERBOSE, COSTS OFF, FORMAT JSON) "+p.sql, s.args(p, values)...).Scan(&explained)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("table %s: the server refuses the statement of this sink: %w", s, err)

@@ -3,6 +3,7 @@ package table
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,30 +55,51 @@ func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Me
 // insert writes by the plan's statement, and makes sure that it was made for the
 // columns as they are. The statement casts each value to its column's type, so one
 // that was made before the type was changed would round, cut or refuse what the
-// column takes now. Only the look after the rows is sure, for their lock keeps the
-// columns as they are; but there is none where the statement fails, so there is one
-// before it, too.
+// column takes now. So it looks itself, before it casts anything: it has the table's
+// lock by then, which keeps the columns as they are, and a snapshot taken after that,
+// for it runs under READ COMMITTED. If they have changed, it writes no row. So where
+// it wrote none, or can't tell, the columns are looked at once more: a keyed insert of
+// nothing new doesn't write any either.
 func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Message) error {
 	values, err := p.set.Encode(msgs)
 	if err != nil {
 		return s.blame(ctx, tx, p, err)
 	}
-	before, after := p.shape, p.shape
+	written, shape := int64(0), p.shape
 	var b pgx.Batch
-	s.queueShape(&b, p, &before)
-	b.Queue(p.sql, values.Args()...)
+	b.Queue(p.sql, s.args(p, values)...).Exec(func(tag pgconn.CommandTag) error {
+		written = tag.RowsAffected()
+		return nil
+	})
 	p.targets.queue(&b)
-	s.queueShape(&b, p, &after)
+	if !p.counts {
+		s.queueShape(&b, p, &shape)
+	}
 	err = tx.SendBatch(ctx, &b).Close()
-	if before != p.shape && before != "" || after != p.shape { // empty: the table is gone, which err says
+	switch {
+	case err != nil:
+		if isOutdated(err) {
+			s.current.CompareAndSwap(p, nil)
+		}
+		return err
+	case !p.counts && shape != p.shape:
 		s.distrust(p)
 		return errChanged
+	case p.counts && written == 0:
+		return s.blame(ctx, tx, p, nil)
 	}
-	return err
+	return nil
 }
 
-// blame gives what is wrong with messages that can't be put into the columns' types,
-// unless the columns have got other types since the plan was made.
+// isOutdated tells that the server can't make sense of a statement that it once
+// understood: a type is gone, or the column's has no cast from what it was.
+func isOutdated(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && slices.Contains([]string{"42704", "42804", "42883"}, pg.Code)
+}
+
+// blame gives what is wrong with messages that can't be put into the columns' types, or
+// nil if they were not to be written, unless the columns have got other types since the plan was made.
 func (s *Sink) blame(ctx context.Context, tx sinks.Tx, p *plan, bad error) error {
 	shape := p.shape
 	var b pgx.Batch
