@@ -1,6 +1,7 @@
 package kafka
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -11,6 +12,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	// A test mostly waits for its broker, so more of them than there are cores run at
+	// a time. The command line still has the last word.
+	_ = flag.Set("test.parallel", "8")
 	code := m.Run()
 	broker.Stop()
 	if err := goleak.Find(); err != nil && code == 0 {
