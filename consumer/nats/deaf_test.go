@@ -8,6 +8,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -25,9 +26,32 @@ type deaf struct {
 	address string
 	subject string
 	kept    atomic.Int64
+	hears   atomic.Bool // again
+	down    atomic.Bool // takes no connections
+
+	mu      sync.Mutex
+	clients []net.Conn
 }
 
-func newDeaf(t *testing.T, server, subject string) *deaf {
+// cut ends all connections.
+func (d *deaf) cut() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range d.clients {
+		_ = c.Close()
+	}
+	d.clients = nil
+}
+
+// take notes a connection, unless it is down.
+func (d *deaf) take(client net.Conn) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.clients = append(d.clients, client)
+	return !d.down.Load()
+}
+
+func newDeaf(t *testing.T, upstreamAddress, subject string) *deaf {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -41,9 +65,13 @@ func newDeaf(t *testing.T, server, subject string) *deaf {
 			if err != nil {
 				return
 			}
-			upstream, err := net.Dial("tcp", server)
+			upstream, err := net.Dial("tcp", upstreamAddress)
 			if err != nil {
 				_ = client.Close()
+				continue
+			}
+			if !d.take(client) {
+				_, _ = client.Close(), upstream.Close()
 				continue
 			}
 			go func() {
@@ -78,7 +106,7 @@ func (d *deaf) pass(from *bufio.Reader, to io.Writer) error {
 			if _, err := io.ReadFull(from, rest); err != nil {
 				return err
 			}
-			if strings.HasPrefix(words[1], d.subject) {
+			if strings.HasPrefix(words[1], d.subject) && !d.hears.Load() {
 				d.kept.Add(1)
 				continue
 			}
@@ -87,6 +115,33 @@ func (d *deaf) pass(from *bufio.Reader, to io.Writer) error {
 		if _, err := io.WriteString(to, line+payload); err != nil {
 			return err
 		}
+	}
+}
+
+// A line that carries nothing from us to the server ends as a lost connection. Once there
+// is another one, the source is ready.
+func TestPullsAreAnsweredOnTheNextConnection(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	js := connect(t, s)
+	createStream(t, js, jetstream.StreamConfig{})
+	d := newDeaf(t, s.Addr().String(), "$JS.API.CONSUMER.MSG.NEXT.")
+	store := consumertest.NewStore()
+	r := start(t, newSource(t, s, func(c *nats.Config) { c.Servers = []string{d.address} }), store)
+	eventually(t, "the reason", func() bool {
+		err := r.Ready()
+		return err != nil && strings.Contains(err.Error(), "refuses every pull")
+	})
+	d.down.Store(true)
+	d.cut()
+	time.Sleep(4 * time.Second) // so that the pull under way has come to its end, and none follows
+	d.hears.Store(true)
+	d.down.Store(false)
+	publish(t, js, 0, 10)
+	wait(t, store, 10)
+	r.ready()
+	if !r.log.has("answers pulls again") {
+		t.Error("the end of it wasn't logged")
 	}
 }
 

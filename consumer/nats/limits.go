@@ -120,13 +120,9 @@ func (x *session) refused(err error) time.Duration {
 
 // granted notes a pull that the server has answered.
 func (x *session) granted() {
-	r := &x.refusals
-	if r.n == 0 {
-		return
-	}
-	r.n = 0
-	if x.trouble.Swap(nil) != nil {
-		r.forget()
+	x.refusals.n = 0
+	if x.trouble.Swap(nil) != nil { // also where the connection was lost meanwhile
+		x.refusals.forget()
 		x.log.Info("the server answers pulls again")
 		x.tellReady()
 	}
