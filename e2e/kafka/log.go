@@ -1,10 +1,14 @@
 package kafka
 
 import (
+	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -16,6 +20,36 @@ func (b *Broker) SaveLog(topic string, partition int32, to string) error {
 		return err
 	}
 	return os.CopyFS(to, os.DirFS(log))
+}
+
+// SavedEnd is the position behind the last record of a log that SaveLog has copied. By the
+// time that a broker which has started again can be asked for it, producers have gone on.
+func SavedEnd(folder string) (int64, error) {
+	segments, err := filepath.Glob(filepath.Join(folder, "*.log"))
+	if err != nil || len(segments) == 0 {
+		return 0, fmt.Errorf("no segment in %s: %w", folder, cmp.Or(err, os.ErrNotExist))
+	}
+	last := slices.Max(segments) // a segment is named by its first position, with leading zeros
+	end, err := strconv.ParseInt(strings.TrimSuffix(filepath.Base(last), ".log"), 10, 64)
+	if err != nil {
+		return 0, err
+	}
+	data, err := os.ReadFile(last)
+	if err != nil {
+		return 0, err
+	}
+	// A batch begins with its base offset and the length of what follows; the delta of its
+	// last offset is at 23 (Kafka's record batch, magic 2).
+	const head, delta = 12, 23
+	for len(data) >= delta+4 {
+		size := head + int(binary.BigEndian.Uint32(data[8:]))
+		if size <= head || size > len(data) {
+			break
+		}
+		end = int64(binary.BigEndian.Uint64(data)) + int64(binary.BigEndian.Uint32(data[delta:])) + 1
+		data = data[size:]
+	}
+	return end, nil
 }
 
 // CutLog puts an older copy of a partition's log back, which SaveLog has made: what
