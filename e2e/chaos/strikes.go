@@ -246,8 +246,16 @@ func (r *run) killAmidFailures(int) error {
 }
 
 // refuseOne has the sink's table refuse all rows of one lane for a while: a constraint
-// is at fault, and not the messages.
+// is at fault, and not the messages. Postgres is slow until the lane is held, so that
+// groups of many lanes gather, and fail as a whole.
 func (r *run) refuseOne(number int) error {
+	slow := func(d time.Duration) {
+		for _, w := range r.workers {
+			w.tap.Delay(d)
+		}
+	}
+	slow(40 * time.Millisecond)
+	defer slow(0)
 	ctx, cancel := context.WithTimeout(r.ctx, requestTimeout)
 	defer cancel()
 	all, err := r.positions(ctx)
@@ -270,6 +278,7 @@ func (r *run) refuseOne(number int) error {
 	}); err != nil {
 		return err
 	}
+	slow(0)
 	r.sleep(2*time.Second, 4*time.Second)
 	r.note("the sink takes %s again", lane)
 	return r.exec(`ALTER TABLE public.effects DROP CONSTRAINT refused`)
