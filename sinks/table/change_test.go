@@ -157,3 +157,27 @@ func TestInsertFollowsAChangedColumnWithoutACount(t *testing.T) {
 		})
 	}
 }
+
+// The server may cast a constant while it plans the statement, before the statement looks
+// at the columns: an error of that says nothing of the message.
+func TestInsertFollowsAChangedColumnOfAConstant(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE t (id text, v int)`)
+	s := build(t, Config{Name: "public.t", Columns: map[string]string{"id": "id", "v": "const:100000"}})
+	if err := prepare(t, pool, s); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(t, pool, s, msg("a", `{}`)); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, pool, `ALTER TABLE t ALTER v TYPE smallint USING 1`)
+	if err := write(t, pool, s, msg("b", `{}`)); !errors.Is(err, errChanged) {
+		t.Fatalf("the error is %v", err)
+	}
+	exec(t, pool, `ALTER TABLE t ALTER v TYPE bigint`)
+	if err := write(t, pool, s, msg("b", `{}`)); err != nil {
+		t.Fatal(err)
+	}
+	wantRows(t, pool, `SELECT id || v FROM t ORDER BY id`, "a1", "b100000")
+}

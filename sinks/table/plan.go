@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
 
@@ -20,6 +21,9 @@ type plan struct {
 	// counts tells that sql gives the number of rows that were written. Where it gives
 	// none, none may have been written since the columns have changed.
 	counts bool
+	// constant tells that a column has the same text for all rows. The server may cast
+	// that when it plans sql, before sql looks at the columns.
+	constant bool
 	// targets are the tables that sql writes to: the one behind a view.
 	targets tables
 }
@@ -33,6 +37,7 @@ func (s *Sink) plan(t *target) (*plan, error) {
 	for i := range cols {
 		cols[i].Type = t.attribute(cols[i].Name).typ
 		p.names[i] = cols[i].Name
+		p.constant = p.constant || cols[i].Field.Kind == message.FieldConst
 	}
 	var err error
 	if p.set, err = columns.NewSet(cols); err != nil {

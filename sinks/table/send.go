@@ -57,7 +57,8 @@ func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Me
 // that was made before the type was changed would round, cut or refuse what the
 // column takes now. So it looks itself, before it casts anything: it has the table's
 // lock by then, which keeps the columns as they are, and a snapshot taken after that,
-// for it runs under READ COMMITTED. If they have changed, it writes no row. So where
+// for it runs under READ COMMITTED. (A constant's cast may be tried when it is planned, so
+// there the columns are looked at before.) If they have changed, it writes no row. So where
 // it wrote none, or can't tell, the columns are looked at once more: a keyed insert of
 // nothing new doesn't write any either.
 func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Message) error {
@@ -65,8 +66,11 @@ func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.
 	if err != nil {
 		return s.blame(ctx, tx, p, err)
 	}
-	written, shape := int64(0), p.shape
+	written, before, shape := int64(0), p.shape, p.shape
 	var b pgx.Batch
+	if p.constant {
+		s.queueShape(&b, p, &before)
+	}
 	b.Queue(p.sql, s.args(p, values)...).Exec(func(tag pgconn.CommandTag) error {
 		written = tag.RowsAffected()
 		return nil
@@ -77,6 +81,9 @@ func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.
 	}
 	err = tx.SendBatch(ctx, &b).Close()
 	switch {
+	case before != p.shape && before != "": // empty: the table is gone, which err says
+		s.distrust(p)
+		return errChanged
 	case err != nil:
 		if isOutdated(err) {
 			s.current.CompareAndSwap(p, nil)
