@@ -13,6 +13,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -50,7 +51,7 @@ func TestChaos(t *testing.T) {
 		budget, registry := consumer.NewBudget(1<<20), prometheus.NewRegistry()
 		w := &consumer.Worker{
 			Handler: handled[i], Lanes: ends, Sources: []consumer.Source{broker.Intercepted("chaos", beyond)},
-			Writers: 3, MaxMessages: 50, MaxBytes: 1 << 18, Budget: budget, Drain: time.Second, Pulse: time.Millisecond,
+			Writers: 3, MaxMessages: 50, MaxBytes: 1 << 18, Budget: budget, Drain: time.Second, HeartbeatInterval: time.Millisecond,
 			Logger: quiet(), Metrics: consumer.NewMetrics(registry, budget),
 		}
 		ctx, cancel := context.WithCancel(context.Background())
@@ -82,7 +83,7 @@ func TestChaos(t *testing.T) {
 				store.Steal(lanes[rand.N(len(lanes))])
 			}
 		case 4:
-			store.FailBefore(1, &message.HoldError{Err: errTransient})
+			store.FailBefore(1, &lane.HoldError{Err: errTransient})
 		case 5:
 			store.Delay(rand.N(3 * time.Millisecond))
 		}
@@ -117,14 +118,14 @@ type knownEnds struct {
 	told atomic.Int64
 }
 
-func (k *knownEnds) CaughtUp(ctx context.Context, lanes []message.CaughtUp) ([]message.Lane, error) {
+func (k *knownEnds) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) ([]message.Lane, error) {
 	for _, c := range lanes {
 		if c.Next != k.end[c.Lane] {
 			k.t.Errorf("lane %s is told to be caught up at %d of %d", c.Lane, c.Next, k.end[c.Lane])
 		}
 		k.told.Add(1)
 	}
-	return k.Lanes.CaughtUp(ctx, lanes)
+	return k.Lanes.Heartbeat(ctx, lanes)
 }
 
 // counting counts the messages of the hand-overs that were answered by nil.
@@ -133,7 +134,7 @@ type counting struct {
 	told  atomic.Int64
 }
 
-func (c *counting) Handle(ctx context.Context, group []message.Batch) error {
+func (c *counting) Handle(ctx context.Context, group []lane.Batch) error {
 	err := c.store.Handle(ctx, group)
 	if err == nil {
 		for _, b := range group {

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -32,16 +33,16 @@ func TestAFailedGroupTellsNoLaneOfACommit(t *testing.T) {
 		{"transient", errTransient, nil},
 		{"transient, wrapped", fmt.Errorf("write: %w", errTransient), nil},
 		{"the deadline", context.DeadlineExceeded, nil},
-		{"a hold of all", &message.HoldError{Err: errTransient}, nil},
-		{"a hold of the first", &message.HoldError{Lane: laneNamed(0), Err: errTransient}, nil},
-		{"a hold of one between", &message.HoldError{Lane: laneNamed(2), Err: errTransient}, nil},
-		{"a hold of the last", &message.HoldError{Lane: laneNamed(4), Err: errTransient}, nil},
-		{"a hold of a lane that isn't in the group", &message.HoldError{Lane: stranger, Err: errTransient}, nil},
-		{"the first is fenced", &message.FencedError{Lanes: named(0)}, []int{0}},
-		{"one between is fenced", &message.FencedError{Lanes: named(3)}, []int{3}},
-		{"several are fenced", &message.FencedError{Lanes: named(1, 4)}, []int{1, 4}},
-		{"all are fenced", &message.FencedError{Lanes: named(0, 1, 2, 3, 4)}, []int{0, 1, 2, 3, 4}},
-		{"a lane is fenced that isn't in the group", &message.FencedError{Lanes: []message.Lane{stranger}}, nil},
+		{"a hold of all", &lane.HoldError{Err: errTransient}, nil},
+		{"a hold of the first", &lane.HoldError{Lane: laneNamed(0), Err: errTransient}, nil},
+		{"a hold of one between", &lane.HoldError{Lane: laneNamed(2), Err: errTransient}, nil},
+		{"a hold of the last", &lane.HoldError{Lane: laneNamed(4), Err: errTransient}, nil},
+		{"a hold of a lane that isn't in the group", &lane.HoldError{Lane: stranger, Err: errTransient}, nil},
+		{"the first is fenced", &lane.FencedError{Lanes: named(0)}, []int{0}},
+		{"one between is fenced", &lane.FencedError{Lanes: named(3)}, []int{3}},
+		{"several are fenced", &lane.FencedError{Lanes: named(1, 4)}, []int{1, 4}},
+		{"all are fenced", &lane.FencedError{Lanes: named(0, 1, 2, 3, 4)}, []int{0, 1, 2, 3, 4}},
+		{"a lane is fenced that isn't in the group", &lane.FencedError{Lanes: []message.Lane{stranger}}, nil},
 	} {
 		bubble(t, test.name, func(t *testing.T) {
 			r := newRig(t, lanes+1, writers(1)) // the last lane keeps the writer busy
@@ -80,7 +81,7 @@ func (r *rig) failTogether(lanes int, err error) (goOn func()) {
 	r.t.Helper()
 	gathered, further := make(chan struct{}), make(chan struct{})
 	calls, together := 0, 0 // one writer makes one call at a time
-	r.setHandle(func(ctx context.Context, group []message.Batch) error {
+	r.setHandle(func(ctx context.Context, group []lane.Batch) error {
 		switch calls++; calls {
 		case 1:
 			<-gathered

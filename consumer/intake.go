@@ -5,11 +5,12 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
 // Intake is what the worker is for one source.
-type Intake struct {
+type Session struct {
 	w      *Worker
 	source string
 	// Guarded by w.mu.
@@ -25,8 +26,8 @@ type heldLane struct {
 }
 
 // Take takes a lane of this source and tells of a rewind or a reset.
-func (in *Intake) Take(ctx context.Context, t message.Take) (message.Taken, error) {
-	taken, err := in.w.Lanes.Take(ctx, t)
+func (in *Session) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, error) {
+	taken, err := in.w.Lanes.Acquire(ctx, t)
 	if err != nil {
 		return taken, err
 	}
@@ -54,29 +55,29 @@ func (in *Intake) Take(ctx context.Context, t message.Take) (message.Taken, erro
 
 // Confirm asks the authority whether what a queue committed may be acknowledged: see
 // Lanes.
-func (in *Intake) Confirm(ctx context.Context, c message.Confirm) (message.Confirmed, error) {
+func (in *Session) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation, error) {
 	return in.w.Lanes.Confirm(ctx, c)
 }
 
 // Resumed tells the authority that a queue which was taken with Rewound may move:
 // see Lanes.
-func (in *Intake) Resumed(ctx context.Context, lane message.Lane, taken message.Taken, from int64) (sure int64, err error) {
-	return in.w.Lanes.Resumed(ctx, lane, taken, from)
+func (in *Session) ConfirmRewind(ctx context.Context, lane message.Lane, taken lane.Assignment, from int64) (sure int64, err error) {
+	return in.w.Lanes.ConfirmRewind(ctx, lane, taken, from)
 }
 
 // Gap notes what the broker of a queue has discarded unread: see Lanes.
-func (in *Intake) Gap(ctx context.Context, lane message.Lane, found message.Gap) (noted message.Gap, err error) {
+func (in *Session) Gap(ctx context.Context, lane message.Lane, found lane.Gap) (noted lane.Gap, err error) {
 	return in.w.Lanes.Gap(ctx, lane, found)
 }
 
 // AcceptGap goes on behind what was noted: see Lanes.
-func (in *Intake) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
+func (in *Session) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
 	return in.w.Lanes.AcceptGap(ctx, lane, next)
 }
 
 // LogCut tells the authority that a lane's log was cut below its position, see
 // Lanes, and counts a rewind where the lane follows.
-func (in *Intake) LogCut(ctx context.Context, cut message.LogCut) error {
+func (in *Session) LogCut(ctx context.Context, cut lane.LogCut) error {
 	err := in.w.Lanes.LogCut(ctx, cut)
 	if err == nil && cut.Follow {
 		in.w.Metrics.rewinds.Inc()
@@ -85,12 +86,12 @@ func (in *Intake) LogCut(ctx context.Context, cut message.LogCut) error {
 }
 
 // Copied tells the authority what the broker has confirmed: see Lanes.
-func (in *Intake) Copied(ctx context.Context, all []message.Copied) error {
-	return in.w.Lanes.Copied(ctx, all)
+func (in *Session) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) error {
+	return in.w.Lanes.BrokerConfirmed(ctx, all)
 }
 
 // Open opens a lane that was taken.
-func (in *Intake) Open(o LaneOptions) *Lane {
+func (in *Session) Open(o LaneOptions) *Lane {
 	l := &Lane{
 		w: in.w, options: o, lag: -1, position: o.Next, fresh: true,
 		lost:  make(chan struct{}),
@@ -110,7 +111,7 @@ func (in *Intake) Open(o LaneOptions) *Lane {
 // after a loss of data at the broker: it counts among the held lanes, and makes
 // the process not ready. A nil error takes that back. The error is shown to whoever
 // asks for readiness: it must quote no message.
-func (in *Intake) Hold(lane message.Lane, err error) {
+func (in *Session) Hold(lane message.Lane, err error) {
 	in.w.mu.Lock()
 	defer in.w.mu.Unlock()
 	old, was := in.held[lane]
@@ -131,12 +132,12 @@ func (in *Intake) Hold(lane message.Lane, err error) {
 
 // Ready tells whether the source has reached its broker and opened whatever
 // lanes it has been given.
-func (in *Intake) Ready(ok bool) { in.setReady(ok, nil) }
+func (in *Session) Ready(ok bool) { in.setReady(ok, nil) }
 
 // NotReady tells that the source can't read what it is to read, and why.
-func (in *Intake) NotReady(why error) { in.setReady(false, why) }
+func (in *Session) NotReady(why error) { in.setReady(false, why) }
 
-func (in *Intake) setReady(ok bool, why error) {
+func (in *Session) setReady(ok bool, why error) {
 	in.w.mu.Lock()
 	defer in.w.mu.Unlock()
 	in.ready, in.why = ok, why
@@ -149,35 +150,35 @@ func (in *Intake) setReady(ok bool, why error) {
 }
 
 // Budget is the byte budget that all sources share.
-func (in *Intake) Budget() *Budget { return in.w.Budget }
+func (in *Session) Budget() *Budget { return in.w.Budget }
 
 // MaxMessages is the most messages a batch should have.
-func (in *Intake) MaxMessages() int { return in.w.MaxMessages }
+func (in *Session) MaxMessages() int { return in.w.MaxMessages }
 
 // MaxBytes is the most bytes a batch should have.
-func (in *Intake) MaxBytes() int64 { return in.w.MaxBytes }
+func (in *Session) MaxBytes() int64 { return in.w.MaxBytes }
 
 // Share is how much of a lane's messages is worth holding ahead of the writers,
 // in number and in bytes: what a source should ask for at a time. It falls with
 // the number of lanes that have something to read, so that many of them hold no
 // more than a few. It is at most MaxMessages and MaxBytes.
-func (in *Intake) Share() (messages int, bytes int64) {
+func (in *Session) Share() (messages int, bytes int64) {
 	in.w.mu.Lock()
 	defer in.w.mu.Unlock()
 	return in.w.share()
 }
 
 // Writers is how many transactions may run at a time.
-func (in *Intake) Writers() int { return in.w.Writers }
+func (in *Session) Writers() int { return in.w.Writers }
 
 // Drain is how long transactions in hand may take when the process ends.
-func (in *Intake) Drain() time.Duration { return in.w.Drain }
+func (in *Session) Drain() time.Duration { return in.w.Drain }
 
 // Logger is the worker's logger.
-func (in *Intake) Logger() *slog.Logger { return in.w.Logger }
+func (in *Session) Logger() *slog.Logger { return in.w.Logger }
 
 // Rebalanced counts a new assignment of lanes.
-func (in *Intake) Rebalanced() {
+func (in *Session) Rebalanced() {
 	in.w.Metrics.rebalances.Inc()
 	in.w.mu.Lock()
 	defer in.w.mu.Unlock()
@@ -190,10 +191,10 @@ func (in *Intake) Rebalanced() {
 
 // CommitFailed counts a commit or an acknowledgement that the broker didn't
 // take. That is never a reason to stop: the database is the authority.
-func (in *Intake) CommitFailed() { in.w.Metrics.commitErrors.Inc() }
+func (in *Session) CommitFailed() { in.w.Metrics.commitErrors.Inc() }
 
 // Skipped counts positions that the broker no longer had and that the source was
 // told to skip. Unlike the holes that a log may have, they were lost messages.
-func (in *Intake) Skipped(n int64) {
+func (in *Session) Skipped(n int64) {
 	in.w.Metrics.skipped.WithLabelValues(in.source).Add(float64(n))
 }

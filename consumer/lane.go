@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -19,10 +20,10 @@ type Lane struct {
 	space   chan struct{} // signalled when an Offer may fit
 	ended   chan struct{} // closed when the lane is closed and nothing is in hand
 
-	pending *parcel // gathers; not yet taken by a writer
-	flight  *parcel // in a transaction, or waiting to be tried again
-	running bool    // flight is in a transaction now
-	queued  bool    // stands in the worker's ready list
+	pending *queuedBatch // gathers; not yet taken by a writer
+	flight  *queuedBatch // in a transaction, or waiting to be tried again
+	running bool         // flight is in a transaction now
+	queued  bool         // stands in the worker's ready list
 	closed  bool
 	lag     int64
 	// undecided is how many messages stand behind an open transaction at the broker.
@@ -45,15 +46,15 @@ type Lane struct {
 	timer     *time.Timer
 }
 
-type parcel struct {
-	batch   message.Batch
+type queuedBatch struct {
+	batch   lane.Batch
 	tokens  []any
 	offered time.Time
 }
 
 // add appends what was offered next. Nobody else has the messages' memory behind the
 // parcel's own.
-func (p *parcel) add(more *message.Batch, tokens ...any) {
+func (p *queuedBatch) add(more *lane.Batch, tokens ...any) {
 	b := &p.batch
 	b.Messages = append(b.Messages, more.Messages...)
 	// What a queue delivers again stands below what came before it.
@@ -71,13 +72,13 @@ func (p *parcel) add(more *message.Batch, tokens ...any) {
 //
 // One goroutine at a time may offer to a lane. The error is ErrClosed or the
 // context's.
-func (l *Lane) Offer(ctx context.Context, b message.Batch, token any) error {
+func (l *Lane) Offer(ctx context.Context, b lane.Batch, token any) error {
 	w := l.w
 	w.Metrics.fetched.WithLabelValues(b.Lane.Source).Add(float64(len(b.Messages)))
 	for {
 		w.mu.Lock()
 		if l.closed {
-			l.abandonLocked(&parcel{batch: b, tokens: []any{token}})
+			l.abandonLocked(&queuedBatch{batch: b, tokens: []any{token}})
 			w.mu.Unlock()
 			return ErrClosed
 		}
@@ -91,20 +92,20 @@ func (l *Lane) Offer(ctx context.Context, b message.Batch, token any) error {
 		case <-l.space:
 		case <-ctx.Done():
 			w.mu.Lock()
-			l.abandonLocked(&parcel{batch: b, tokens: []any{token}})
+			l.abandonLocked(&queuedBatch{batch: b, tokens: []any{token}})
 			w.mu.Unlock()
 			return ctx.Err()
 		}
 	}
 }
 
-func (l *Lane) fits(b *message.Batch) bool {
+func (l *Lane) fits(b *lane.Batch) bool {
 	p := &l.pending.batch
 	messages, bytes := l.w.share()
 	return len(p.Messages)+len(b.Messages) <= messages && p.Bytes+b.Bytes <= bytes
 }
 
-func (l *Lane) gather(b message.Batch, token any) {
+func (l *Lane) gather(b lane.Batch, token any) {
 	l.w.activity = time.Now()
 	if l.w.began.IsZero() {
 		l.w.began = l.w.activity
@@ -114,7 +115,7 @@ func (l *Lane) gather(b message.Batch, token any) {
 		// What is offered next is appended, which must not write into memory
 		// behind the source's slice.
 		b.Messages = slices.Clip(b.Messages)
-		l.pending = &parcel{batch: b, tokens: []any{token}, offered: l.w.activity}
+		l.pending = &queuedBatch{batch: b, tokens: []any{token}, offered: l.w.activity}
 		l.enqueue()
 		return
 	}
@@ -152,7 +153,7 @@ func (l *Lane) SetUndecided(n int64) {
 //
 // A lag of 0 says less. It may be old when it is told, for an Offer may have
 // waited in between; and it leaves out what will come with an old timestamp.
-func (l *Lane) CaughtUp(asked time.Time) {
+func (l *Lane) Heartbeat(asked time.Time) {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
 	if !asked.After(l.gaveUp) {
@@ -219,7 +220,7 @@ func (l *Lane) letGo() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), letGoTimeout)
 	defer cancel()
-	if err := w.Lanes.LetGo(ctx, l.options.Lane, l.options.Epoch); err != nil {
+	if err := w.Lanes.Release(ctx, l.options.Lane, l.options.Epoch); err != nil {
 		w.Logger.Debug("tell that a lane was let go", "source", l.options.Lane.Source, "lane", l.options.Lane.Name, "error", err)
 	}
 }
@@ -234,7 +235,7 @@ func (l *Lane) begin(cancel context.CancelFunc) {
 	l.running, l.cancel = true, cancel
 }
 
-func (l *Lane) next() *parcel {
+func (l *Lane) next() *queuedBatch {
 	if l.flight != nil {
 		return l.flight
 	}
@@ -395,7 +396,7 @@ func (l *Lane) shutLocked() {
 	}
 }
 
-func (l *Lane) abandonLocked(p *parcel) {
+func (l *Lane) abandonLocked(p *queuedBatch) {
 	l.w.Budget.Release(p.batch.Bytes)
 	l.w.Metrics.abandoned.WithLabelValues(p.batch.Lane.Source).Add(float64(len(p.batch.Messages)))
 	if l.options.Abandoned != nil {

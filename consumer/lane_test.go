@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -139,7 +140,7 @@ func TestClose(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_ = r.Budget.Acquire(ctx, 5)
-		b := message.Batch{Lane: r.lanes[0].name, Messages: make([]message.Message, 2), Bytes: 5}
+		b := lane.Batch{Lane: r.lanes[0].name, Messages: make([]message.Message, 2), Bytes: 5}
 		if err := r.lanes[0].Offer(ctx, b, 4); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Offer: %v", err)
 		}

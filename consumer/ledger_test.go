@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -26,7 +27,7 @@ type ledger struct {
 // it.
 type offer struct {
 	token int
-	batch message.Batch
+	batch lane.Batch
 	told  string // empty: not yet
 }
 
@@ -34,7 +35,7 @@ func newLedger(t *testing.T) *ledger {
 	return &ledger{t: t, durable: make(map[message.Position]bool), ends: make(map[message.Lane]int64)}
 }
 
-func (g *ledger) offered(b message.Batch, token int) *offer {
+func (g *ledger) offered(b lane.Batch, token int) *offer {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	b.Messages = slices.Clone(b.Messages) // only the positions: the worker may still change the rest
@@ -44,7 +45,7 @@ func (g *ledger) offered(b message.Batch, token int) *offer {
 }
 
 // handled notes what became durable.
-func (g *ledger) handled(group []message.Batch) {
+func (g *ledger) handled(group []lane.Batch) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for i := range group {
@@ -105,12 +106,12 @@ func (g *ledger) check() {
 }
 
 // Offer hands a batch over with a token that the ledger keeps book of.
-func (l *lane) Offer(ctx context.Context, b message.Batch, token int) error {
+func (l *openLane) Offer(ctx context.Context, b lane.Batch, token int) error {
 	return l.Lane.Offer(ctx, b, l.rig.ledger.offered(b, token))
 }
 
 // track makes a lane's callbacks go through the ledger.
-func (l *lane) track(o *consumer.LaneOptions) {
+func (l *openLane) track(o *consumer.LaneOptions) {
 	o.Committed = func(next int64, tokens []any) {
 		l.note(&l.committed, l.rig.ledger.committed(next, tokens))
 		l.position = next

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -26,10 +27,10 @@ type tellings struct {
 
 type telling struct {
 	at    time.Time
-	lanes []message.CaughtUp
+	lanes []lane.Heartbeat
 }
 
-func (t *tellings) CaughtUp(ctx context.Context, lanes []message.CaughtUp) ([]message.Lane, error) {
+func (t *tellings) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) ([]message.Lane, error) {
 	t.mu.Lock()
 	t.all = append(t.all, telling{time.Now(), lanes})
 	tell, then := t.tell, t.then
@@ -37,7 +38,7 @@ func (t *tellings) CaughtUp(ctx context.Context, lanes []message.CaughtUp) ([]me
 	if tell != nil {
 		return nil, tell(ctx)
 	}
-	gone, err := t.Lanes.CaughtUp(ctx, lanes)
+	gone, err := t.Lanes.Heartbeat(ctx, lanes)
 	if then != nil {
 		then()
 	}
@@ -51,7 +52,7 @@ func (t *tellings) list() []telling {
 }
 
 // of are those that tell of one lane.
-func (t *tellings) of(lane message.Lane) (all []message.CaughtUp) {
+func (t *tellings) of(lane message.Lane) (all []lane.Heartbeat) {
 	for _, told := range t.list() {
 		for _, c := range told.lanes {
 			if c.Lane == lane {
@@ -68,7 +69,7 @@ func newPulseRig(t *testing.T, lanes int, changes ...any) (*rig, *tellings) {
 	takeBefore := func(w *consumer.Worker) {
 		for i := range lanes {
 			for range i {
-				take(t, w.Lanes, message.Take{Lane: laneNamed(i), Ordered: true, Committed: -1, Start: 10})
+				take(t, w.Lanes, lane.Acquire{Lane: laneNamed(i), Ordered: true, Committed: -1, Start: 10})
 			}
 		}
 		told.Lanes, w.Lanes = w.Lanes, told
@@ -78,22 +79,22 @@ func newPulseRig(t *testing.T, lanes int, changes ...any) (*rig, *tellings) {
 
 func laneNamed(i int) message.Lane { return message.Lane{Source: "test", Name: string(rune('0' + i))} }
 
-func take(t *testing.T, lanes consumer.Lanes, how message.Take) {
+func take(t *testing.T, lanes consumer.Lanes, how lane.Acquire) {
 	t.Helper()
-	if _, err := lanes.Take(t.Context(), how); err != nil {
+	if _, err := lanes.Acquire(t.Context(), how); err != nil {
 		t.Error(err)
 	}
 }
 
 // caughtUp lets a lane be caught up as of now.
-func (l *lane) caughtUp() {
+func (l *openLane) caughtUp() {
 	l.SetLag(0)
-	l.CaughtUp(time.Now())
+	l.Heartbeat(time.Now())
 }
 
 func (r *rig) caughtUpAt(lane message.Lane) time.Time {
 	row, _ := r.store.Row(lane)
-	return row.CaughtUp
+	return row.Heartbeat
 }
 
 func TestCaughtUp(t *testing.T) {
@@ -102,7 +103,7 @@ func TestCaughtUp(t *testing.T) {
 		begun := time.Now()
 		r.lanes[0].mustOffer(3)
 		time.Sleep(time.Second)
-		r.lanes[0].CaughtUp(begun)
+		r.lanes[0].Heartbeat(begun)
 		r.lanes[1].caughtUp()
 		time.Sleep(16 * time.Second)
 		first := told.list()
@@ -110,7 +111,7 @@ func TestCaughtUp(t *testing.T) {
 			t.Fatalf("told %v, want to be told once after about 15 s", first)
 		}
 		age := first[0].at.Sub(begun)
-		want := []message.CaughtUp{
+		want := []lane.Heartbeat{
 			{Lane: laneNamed(0), Epoch: 1, Next: 3, Age: age},
 			{Lane: laneNamed(1), Epoch: 2, Next: 10, Age: age - time.Second},
 		}
@@ -141,48 +142,48 @@ func TestCaughtUp(t *testing.T) {
 
 	const keep = 30 * time.Second
 	keepFor := func(o *consumer.LaneOptions) { o.KeepFor = keep }
-	hold := &message.HoldError{Lane: laneNamed(0), Err: errors.New("no such table")}
+	hold := &lane.HoldError{Lane: laneNamed(0), Err: errors.New("no such table")}
 	// What lane 0 does that it mustn't be told of, while lane 1 is. Lane 2 is for
 	// the case to use.
-	for name, behind := range map[string]func(r *rig, l *lane){
-		"of which the broker said nothing": func(_ *rig, l *lane) { l.mustOffer(1); l.SetLag(0) },
-		"whose lag is not known":           func(_ *rig, l *lane) { l.CaughtUp(time.Now()); l.SetLag(-1) },
-		"that is behind":                   func(_ *rig, l *lane) { l.CaughtUp(time.Now()); l.SetLag(5) },
-		"that is behind its last batch": func(_ *rig, l *lane) {
+	for name, behind := range map[string]func(r *rig, l *openLane){
+		"of which the broker said nothing": func(_ *rig, l *openLane) { l.mustOffer(1); l.SetLag(0) },
+		"whose lag is not known":           func(_ *rig, l *openLane) { l.Heartbeat(time.Now()); l.SetLag(-1) },
+		"that is behind":                   func(_ *rig, l *openLane) { l.Heartbeat(time.Now()); l.SetLag(5) },
+		"that is behind its last batch": func(_ *rig, l *openLane) {
 			l.caughtUp()
 			l.next++
-			_ = l.Offer(context.Background(), message.Batch{Lane: l.name, Ordered: true, Incarnation: "incarnation-1", Epoch: l.epoch, Next: 1, Lag: 5}, 0)
+			_ = l.Offer(context.Background(), lane.Batch{Lane: l.name, Ordered: true, StreamID: "incarnation-1", Epoch: l.epoch, Next: 1, Lag: 5}, 0)
 		},
-		"in its transaction": func(r *rig, l *lane) {
+		"in its transaction": func(r *rig, l *openLane) {
 			r.store.Hold()
 			l.mustOffer(1)
 			l.caughtUp()
 		},
-		"that no writer has taken": func(r *rig, l *lane) {
+		"that no writer has taken": func(r *rig, l *openLane) {
 			r.store.Hold()
 			r.lanes[2].mustOffer(1)
 			synctest.Wait()
 			l.mustOffer(1)
 			l.caughtUp()
 		},
-		"that is held": func(r *rig, l *lane) {
+		"that is held": func(r *rig, l *openLane) {
 			r.store.FailBefore(1_000_000, hold)
 			l.mustOffer(1)
 			l.caughtUp()
 			asked := time.Now()
 			time.Sleep(2 * keep)
 			l.SetLag(0)
-			l.CaughtUp(asked) // before what it was held for was given up
+			l.Heartbeat(asked) // before what it was held for was given up
 		},
-		"that gave its batch up": func(r *rig, l *lane) {
+		"that gave its batch up": func(r *rig, l *openLane) {
 			r.store.FailBefore(1_000_000, errTransient)
 			l.mustOffer(1)
 			l.caughtUp()
 			time.Sleep(2 * keep)
 			l.SetLag(0)
 		},
-		"that was closed": func(_ *rig, l *lane) { l.caughtUp(); l.Close(context.Background()) },
-		"that was lost": func(r *rig, l *lane) {
+		"that was closed": func(_ *rig, l *openLane) { l.caughtUp(); l.Close(context.Background()) },
+		"that was lost": func(r *rig, l *openLane) {
 			r.store.Steal(l.name)
 			l.mustOffer(1)
 			l.caughtUp()
@@ -205,7 +206,7 @@ func TestCaughtUp(t *testing.T) {
 		})
 	}
 
-	isLost := func(l *lane) bool {
+	isLost := func(l *openLane) bool {
 		select {
 		case <-l.Lost():
 			return true
@@ -280,7 +281,7 @@ func TestCaughtUp(t *testing.T) {
 		r.stop()
 	})
 	bubble(t, "has a run until idle read again what the database lost", func(t *testing.T) {
-		r, _ := newPulseRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.Pulse = 2*time.Second, time.Hour })
+		r, _ := newPulseRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.HeartbeatInterval = 2*time.Second, time.Hour })
 		r.lanes[0].mustOffer(3)
 		r.lanes[0].caughtUp()
 		synctest.Wait()
@@ -300,7 +301,7 @@ func TestCaughtUp(t *testing.T) {
 		}
 	})
 	bubble(t, "is told until it is heard, by a run until idle", func(t *testing.T) {
-		r, told := newPulseRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.Pulse = 2*time.Second, time.Hour })
+		r, told := newPulseRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.HeartbeatInterval = 2*time.Second, time.Hour })
 		told.mu.Lock()
 		told.tell = func(context.Context) error { return errTransient }
 		told.mu.Unlock()
@@ -321,7 +322,7 @@ func TestCaughtUp(t *testing.T) {
 	})
 	bubble(t, "is told of a queue when all slots are, once", func(t *testing.T) {
 		queue := message.Lane{Source: "test", Name: "queue"}
-		r, told := newPulseRig(t, 3, func(w *consumer.Worker) { take(t, w.Lanes, message.Take{Lane: queue, Committed: -1}) },
+		r, told := newPulseRig(t, 3, func(w *consumer.Worker) { take(t, w.Lanes, lane.Acquire{Lane: queue, Committed: -1}) },
 			func(o *consumer.LaneOptions) { o.Lane, o.Epoch, o.Next = queue, 0, 0 })
 		begun := time.Now()
 		r.lanes[0].caughtUp()
@@ -337,7 +338,7 @@ func TestCaughtUp(t *testing.T) {
 			t.Error("told nothing")
 		}
 		for _, each := range told.list() {
-			if want := (message.CaughtUp{Lane: queue, Age: each.at.Sub(begun)}); len(each.lanes) != 1 || each.lanes[0] != want {
+			if want := (lane.Heartbeat{Lane: queue, Age: each.at.Sub(begun)}); len(each.lanes) != 1 || each.lanes[0] != want {
 				t.Errorf("told %v, want the queue once, as old as the slot that was told first: %v", each.lanes, want)
 			}
 		}
@@ -345,7 +346,7 @@ func TestCaughtUp(t *testing.T) {
 	})
 	bubble(t, "loses all slots of a queue that went back", func(t *testing.T) {
 		queue := message.Lane{Source: "test", Name: "queue"}
-		r, told := newPulseRig(t, 2, func(w *consumer.Worker) { take(t, w.Lanes, message.Take{Lane: queue, Committed: -1, Start: 5}) },
+		r, told := newPulseRig(t, 2, func(w *consumer.Worker) { take(t, w.Lanes, lane.Acquire{Lane: queue, Committed: -1, Start: 5}) },
 			func(o *consumer.LaneOptions) { o.Lane, o.Epoch, o.Next = queue, 0, 5 })
 		for _, l := range r.lanes {
 			l.caughtUp()

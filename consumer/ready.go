@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -112,7 +113,7 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string {
-	if hold := (*message.HoldError)(nil); errors.As(e.Err, &hold) && hold.Lane == e.Lane {
+	if hold := (*lane.HoldError)(nil); errors.As(e.Err, &hold) && hold.Lane == e.Lane {
 		return e.Err.Error() + MoreLanes(e.More, "held") // it names the lane itself
 	}
 	return fmt.Sprintf("lane %s: %v%s", e.Lane, e.Err, MoreLanes(e.More, "held"))

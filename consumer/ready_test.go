@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // Of several lanes in the same state readiness names the first, however often it is
@@ -26,8 +26,8 @@ func TestReadinessNamesTheFirstLane(t *testing.T) {
 	}
 	bubble(t, "held", func(t *testing.T) {
 		r := newRig(t, 5)
-		r.setHandle(func(context.Context, []message.Batch) error {
-			return &message.HoldError{Err: errors.New("no such table")}
+		r.setHandle(func(context.Context, []lane.Batch) error {
+			return &lane.HoldError{Err: errors.New("no such table")}
 		})
 		for _, l := range r.lanes {
 			l.mustOffer(1)
@@ -40,7 +40,7 @@ func TestReadinessNamesTheFirstLane(t *testing.T) {
 	})
 	bubble(t, "failing", func(t *testing.T) {
 		r := newRig(t, 5)
-		r.setHandle(func(context.Context, []message.Batch) error { return errTransient })
+		r.setHandle(func(context.Context, []lane.Batch) error { return errTransient })
 		for _, l := range r.lanes {
 			l.mustOffer(1)
 		}

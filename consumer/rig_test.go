@@ -15,6 +15,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -28,18 +29,18 @@ type rig struct {
 	store    *consumertest.Store
 	ledger   *ledger
 	registry *prometheus.Registry
-	intake   *consumer.Intake
-	lanes    []*lane
+	intake   *consumer.Session
+	lanes    []*openLane
 	end      context.CancelFunc
 	done     chan error
 	patient  bool // the source gives its lanes all the time they want
 
 	mu     sync.Mutex
-	groups [][]message.Batch
-	handle func(ctx context.Context, group []message.Batch) error // nil: the store
+	groups [][]lane.Batch
+	handle func(ctx context.Context, group []lane.Batch) error // nil: the store
 }
 
-type lane struct {
+type openLane struct {
 	*consumer.Lane
 	rig   *rig
 	name  message.Lane
@@ -54,12 +55,12 @@ type lane struct {
 
 type script struct {
 	name string
-	run  func(context.Context, *consumer.Intake) error
+	run  func(context.Context, *consumer.Session) error
 }
 
 func (s *script) Name() string { return s.name }
 
-func (s *script) Run(ctx context.Context, in *consumer.Intake) error { return s.run(ctx, in) }
+func (s *script) Run(ctx context.Context, in *consumer.Session) error { return s.run(ctx, in) }
 
 // newRig starts a worker with that many lanes, "0", "1", …, changed by
 // func(*consumer.Worker) and func(*consumer.LaneOptions).
@@ -69,7 +70,7 @@ func newRig(t *testing.T, lanes int, changes ...any) *rig {
 	r := &rig{t: t, store: consumertest.NewStore(), ledger: newLedger(t), registry: prometheus.NewRegistry(), done: make(chan error, 1)}
 	opened := make(chan struct{})
 	r.Worker = &consumer.Worker{
-		Handler: r, Lanes: r.store, Sources: []consumer.Source{&script{"test", func(ctx context.Context, in *consumer.Intake) error {
+		Handler: r, Lanes: r.store, Sources: []consumer.Source{&script{"test", func(ctx context.Context, in *consumer.Session) error {
 			r.intake = in
 			for i := range lanes {
 				r.open(ctx, in, i, changes)
@@ -96,9 +97,9 @@ func newRig(t *testing.T, lanes int, changes ...any) *rig {
 	return r
 }
 
-func (r *rig) open(ctx context.Context, in *consumer.Intake, i int, changes []any) {
-	l := &lane{rig: r, name: message.Lane{Source: "test", Name: strconv.Itoa(i)}}
-	taken, err := in.Take(ctx, message.Take{Lane: l.name, Ordered: true, Committed: -1})
+func (r *rig) open(ctx context.Context, in *consumer.Session, i int, changes []any) {
+	l := &openLane{rig: r, name: message.Lane{Source: "test", Name: strconv.Itoa(i)}}
+	taken, err := in.Acquire(ctx, lane.Acquire{Lane: l.name, Ordered: true, Committed: -1})
 	if err != nil {
 		r.t.Error(err)
 	}
@@ -114,7 +115,7 @@ func (r *rig) open(ctx context.Context, in *consumer.Intake, i int, changes []an
 	r.lanes = append(r.lanes, l)
 }
 
-func (r *rig) closeAll(in *consumer.Intake) {
+func (r *rig) closeAll(in *consumer.Session) {
 	ctx, cancel := context.WithTimeout(context.Background(), in.Drain())
 	defer cancel()
 	if r.patient {
@@ -127,13 +128,13 @@ func (r *rig) closeAll(in *consumer.Intake) {
 	all.Wait()
 }
 
-func (l *lane) note(list *[]int, tokens []int) {
+func (l *openLane) note(list *[]int, tokens []int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	*list = append(*list, tokens...)
 }
 
-func (l *lane) outcome() (committed, abandoned []int) {
+func (l *openLane) outcome() (committed, abandoned []int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return append([]int(nil), l.committed...), append([]int(nil), l.abandoned...)
@@ -141,13 +142,13 @@ func (l *lane) outcome() (committed, abandoned []int) {
 
 // offer offers n messages of 10 bytes of the budget each; the token is the first
 // position.
-func (l *lane) offer(n int) error {
-	b := message.Batch{
-		Lane: l.name, Ordered: true, Incarnation: "incarnation-" + strconv.Itoa(1), Epoch: l.epoch,
+func (l *openLane) offer(n int) error {
+	b := lane.Batch{
+		Lane: l.name, Ordered: true, StreamID: "incarnation-" + strconv.Itoa(1), Epoch: l.epoch,
 		From: l.next, Next: l.next + int64(n), BrokerPosition: -1, Bytes: int64(10 * n),
 	}
 	if row, ok := l.rig.store.Row(l.name); ok {
-		b.Incarnation = row.Incarnation
+		b.StreamID = row.Incarnation
 	}
 	for i := range n {
 		p := message.Position{Lane: l.name, Offset: l.next + int64(i)}
@@ -160,7 +161,7 @@ func (l *lane) offer(n int) error {
 	return l.Offer(context.Background(), b, token)
 }
 
-func (l *lane) mustOffer(n int) {
+func (l *openLane) mustOffer(n int) {
 	l.rig.t.Helper()
 	if err := l.offer(n); err != nil {
 		l.rig.t.Fatal(err)
@@ -168,7 +169,7 @@ func (l *lane) mustOffer(n int) {
 }
 
 // Handle notes the group and passes it on.
-func (r *rig) Handle(ctx context.Context, group []message.Batch) error {
+func (r *rig) Handle(ctx context.Context, group []lane.Batch) error {
 	r.mu.Lock()
 	r.groups = append(r.groups, group)
 	handle := r.handle
@@ -183,7 +184,7 @@ func (r *rig) Handle(ctx context.Context, group []message.Batch) error {
 	return err
 }
 
-func (r *rig) setHandle(f func(context.Context, []message.Batch) error) {
+func (r *rig) setHandle(f func(context.Context, []lane.Batch) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.handle = f

@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -26,11 +27,11 @@ func TestShareAmongWriters(t *testing.T) {
 		{"a lane that failed ends the group", 3, 10, 1, 2, 2, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := &Worker{MaxMessages: 4000, MaxBytes: 1 << 20, hard: context.Background(), idle: test.idle, lanes: map[*Lane]struct{}{}, turns: map[int]*turn{}}
+			w := &Worker{MaxMessages: 4000, MaxBytes: 1 << 20, hard: context.Background(), idle: test.idle, lanes: map[*Lane]struct{}{}, transactions: map[int]*transaction{}}
 			w.work.L = &w.mu
 			for i := range test.lanes {
 				l := &Lane{w: w, queued: true, alone: i == test.alone, space: make(chan struct{}, 1)}
-				l.pending = &parcel{batch: message.Batch{Messages: make([]message.Message, test.each)}}
+				l.pending = &queuedBatch{batch: lane.Batch{Messages: make([]message.Message, test.each)}}
 				w.ready = append(w.ready, l)
 			}
 			taken, _, cancel := w.takeTurn(0)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -32,10 +33,10 @@ func TestHeldLanesDontStarveTheOthers(t *testing.T) {
 		var mended atomic.Bool
 		budget, registry := consumer.NewBudget(8<<10), prometheus.NewRegistry()
 		w := &consumer.Worker{
-			Handler: handlerFunc(func(ctx context.Context, group []message.Batch) error {
+			Handler: handlerFunc(func(ctx context.Context, group []lane.Batch) error {
 				for _, b := range group {
 					if b.Lane.Name != "0" && !mended.Load() {
-						return &message.HoldError{Lane: b.Lane, Err: errors.New("no such table")}
+						return &lane.HoldError{Lane: b.Lane, Err: errors.New("no such table")}
 					}
 				}
 				return store.Handle(ctx, group)
@@ -89,13 +90,13 @@ func TestHeldLanesDontStarveTheOthers(t *testing.T) {
 // A lane that has given its memory back isn't open for a while, and held all the same:
 // the probes, the metric and a job tell of it, until another worker has it.
 func TestALaneThatGaveBackIsHeld(t *testing.T) {
-	hold := &message.HoldError{Err: errors.New("no such table")}
+	hold := &lane.HoldError{Err: errors.New("no such table")}
 	// Somebody waits for all there is, after some tries or while the first is made.
 	gaveBack := func(t *testing.T, tries int, changes ...any) *rig {
 		t.Helper()
 		const all = 1 << 30
 		r := newRig(t, 1, changes...)
-		r.setHandle(func(context.Context, []message.Batch) error {
+		r.setHandle(func(context.Context, []lane.Batch) error {
 			if tries == 1 {
 				time.Sleep(6 * time.Second)
 			}
@@ -113,9 +114,9 @@ func TestALaneThatGaveBackIsHeld(t *testing.T) {
 		return r
 	}
 	bubble(t, "until another worker has it", func(t *testing.T) {
-		var other *consumer.Intake
+		var other *consumer.Session
 		r := gaveBack(t, 1, func(w *consumer.Worker) {
-			w.Sources = append(w.Sources, &script{"other", func(ctx context.Context, in *consumer.Intake) error {
+			w.Sources = append(w.Sources, &script{"other", func(ctx context.Context, in *consumer.Session) error {
 				other = in
 				in.Ready(true)
 				<-ctx.Done()
@@ -162,6 +163,6 @@ func TestALaneThatGaveBackIsHeld(t *testing.T) {
 	})
 }
 
-type handlerFunc func(ctx context.Context, group []message.Batch) error
+type handlerFunc func(ctx context.Context, group []lane.Batch) error
 
-func (f handlerFunc) Handle(ctx context.Context, group []message.Batch) error { return f(ctx, group) }
+func (f handlerFunc) Handle(ctx context.Context, group []lane.Batch) error { return f(ctx, group) }

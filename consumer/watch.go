@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 const (
@@ -22,18 +22,18 @@ const (
 	// has cut it off.
 	answerTimeout = 5 * time.Second
 	// looks is how often a writer is looked at until it is taken to hang.
-	looks = 35
+	hangTicks = 35
 )
 
 // turn is one writer's time in a transaction.
-type turn struct {
+type transaction struct {
 	group    []*Lane
-	batches  []message.Batch // one of each lane
-	messages int             // in all of them
+	batches  []lane.Batch // one of each lane
+	messages int          // in all of them
 	began    time.Time
 	// looks counts how often it was met. That, and not the time, tells that it
 	// hangs: a process that was stopped for a minute hasn't given it a minute.
-	looks int
+	ticks int
 }
 
 // HangError says that a transaction goes on although its context has ended: a
@@ -43,7 +43,7 @@ type HangError struct {
 	// For is how long the transaction has been going on.
 	For time.Duration
 	// Batches are what is in hand, without their messages.
-	Batches []message.Batch
+	Batches []lane.Batch
 }
 
 func (e *HangError) Error() string {
@@ -60,15 +60,15 @@ func (e *HangError) Error() string {
 // watch ends the run when a writer hangs, which neither broker notices: the
 // heartbeats go on. Its lanes are given up at once, so that others can take them,
 // and those of the other writers are drained.
-func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
-	tick := time.NewTicker(cmp.Or(w.HangTimeout, hangTimeout) / looks)
+func (w *Worker) watchdog(ctx context.Context, stop context.CancelCauseFunc) {
+	tick := time.NewTicker(cmp.Or(w.HangTimeout, hangTimeout) / hangTicks)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			w.giveUp(stop, func(t *turn) bool { t.looks++; return t.looks > looks })
+			w.giveUp(stop, func(t *transaction) bool { t.ticks++; return t.ticks > hangTicks })
 		}
 	}
 }
@@ -76,10 +76,10 @@ func (w *Worker) watch(ctx context.Context, stop context.CancelCauseFunc) {
 // giveUp gives up the writers for which that is so: their lanes are closed, and
 // nobody waits for them any more. What their transactions still do is a matter
 // between them and the next owner's fence and claims.
-func (w *Worker) giveUp(stop context.CancelCauseFunc, hangs func(*turn) bool) {
+func (w *Worker) giveUp(stop context.CancelCauseFunc, hangs func(*transaction) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for id, t := range w.turns {
+	for id, t := range w.transactions {
 		if !hangs(t) {
 			continue
 		}
@@ -88,12 +88,12 @@ func (w *Worker) giveUp(stop context.CancelCauseFunc, hangs func(*turn) bool) {
 			b.Messages = nil
 			e.Batches = append(e.Batches, b)
 		}
-		slices.SortFunc(e.Batches, func(a, b message.Batch) int { return a.Lane.Compare(b.Lane) })
+		slices.SortFunc(e.Batches, func(a, b lane.Batch) int { return a.Lane.Compare(b.Lane) })
 		if w.hang == nil {
 			w.hang = e
 		}
 		stop(e) // before the lanes are told: a source gives back what is abandoned when it ends
-		delete(w.turns, id)
+		delete(w.transactions, id)
 		for _, l := range t.group {
 			l.running, l.fresh = false, false
 			l.shutLocked()
@@ -106,8 +106,8 @@ func (w *Worker) giveUp(stop context.CancelCauseFunc, hangs func(*turn) bool) {
 func (w *Worker) answered(id int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_, ok := w.turns[id]
-	delete(w.turns, id)
+	_, ok := w.transactions[id]
+	delete(w.transactions, id)
 	return ok
 }
 

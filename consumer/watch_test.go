@@ -10,14 +10,14 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // stuck makes every hand-over of a lane go on, whatever becomes of its context,
 // until it is let off.
 func (r *rig) stuck(name string) (letOff func()) {
 	free := make(chan struct{})
-	r.setHandle(func(ctx context.Context, group []message.Batch) error {
+	r.setHandle(func(ctx context.Context, group []lane.Batch) error {
 		for _, b := range group {
 			if b.Lane.Name == name {
 				<-free
@@ -64,7 +64,7 @@ func TestHang(t *testing.T) {
 		if d := time.Since(begun); d > time.Minute {
 			t.Errorf("the lanes were given up after %s", d)
 		}
-		want := []message.Batch{{Lane: r.lanes[0].name, Ordered: true, Incarnation: "incarnation-1", Epoch: 1, From: 0, Next: 3, BrokerPosition: -1, Bytes: 30}}
+		want := []lane.Batch{{Lane: r.lanes[0].name, Ordered: true, StreamID: "incarnation-1", Epoch: 1, From: 0, Next: 3, BrokerPosition: -1, Bytes: 30}}
 		if !reflect.DeepEqual(hang.Batches, want) {
 			t.Errorf("in hand is %+v, want %+v", hang.Batches, want)
 		}
@@ -96,7 +96,7 @@ func TestHang(t *testing.T) {
 		r := newRig(t, 2)
 		free := make(chan struct{})
 		defer close(free)
-		r.setHandle(func(context.Context, []message.Batch) error { <-free; return nil })
+		r.setHandle(func(context.Context, []lane.Batch) error { <-free; return nil })
 		begun := time.Now()
 		r.lanes[0].mustOffer(1)
 		time.Sleep(20 * time.Second)

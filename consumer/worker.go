@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -37,7 +38,7 @@ type Worker struct {
 	// that long.
 	UntilIdle time.Duration
 	// Pulse is how often Lanes is told which lanes are caught up. Zero: 15 s.
-	Pulse time.Duration
+	HeartbeatInterval time.Duration
 	// HangTimeout is how long a writer may be in one transaction before it is
 	// taken to hang and the run ends. Zero: TransactionTimeout and 10 s.
 	HangTimeout time.Duration
@@ -49,21 +50,21 @@ type Worker struct {
 	// first sign of the end, or overrun the time there is.
 	hard context.Context
 
-	mu       sync.Mutex
-	work     sync.Cond // a lane became ready, or stopped was set
-	ready    []*Lane   // lanes with a batch to take, none of them in flight
-	lanes    map[*Lane]struct{}
-	intakes  []*Intake
-	gaveBack map[message.Lane]gaveBack // held lanes that aren't open for now
-	idle     int                       // writers that wait
-	stopped  bool
-	activity time.Time     // of the last offer or commit, or when a lane was last seen behind
-	turns    map[int]*turn // by writer: the transaction that it is in
-	hang     *HangError    // the first that was found
-	done     int64         // messages made durable
-	began    time.Time     // of the first offer
-	ended    time.Time     // of the last commit
-	started  time.Time
+	mu           sync.Mutex
+	work         sync.Cond // a lane became ready, or stopped was set
+	ready        []*Lane   // lanes with a batch to take, none of them in flight
+	lanes        map[*Lane]struct{}
+	intakes      []*Session
+	gaveBack     map[message.Lane]gaveBack // held lanes that aren't open for now
+	idle         int                       // writers that wait
+	stopped      bool
+	activity     time.Time            // of the last offer or commit, or when a lane was last seen behind
+	transactions map[int]*transaction // by writer: the transaction that it is in
+	hang         *HangError           // the first that was found
+	done         int64                // messages made durable
+	began        time.Time            // of the first offer
+	ended        time.Time            // of the last commit
+	started      time.Time
 
 	writing sync.WaitGroup // writers that have neither ended nor been given up
 }
@@ -81,11 +82,11 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.hard = hard
 	w.work.L = &w.mu
 	w.lanes = make(map[*Lane]struct{})
-	w.turns = make(map[int]*turn)
+	w.transactions = make(map[int]*transaction)
 	w.started = time.Now()
 	w.activity = w.started
 	for _, s := range w.Sources {
-		w.intakes = append(w.intakes, &Intake{w: w, source: s.Name()})
+		w.intakes = append(w.intakes, &Session{w: w, source: s.Name()})
 		w.Metrics.ready.WithLabelValues(s.Name()).Set(0)
 	}
 	w.mu.Unlock()
@@ -96,7 +97,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	watching, unwatch := context.WithCancel(context.Background())
 	var watch sync.WaitGroup
-	watch.Go(func() { w.watch(watching, stop) })
+	watch.Go(func() { w.watchdog(watching, stop) })
 	defer watch.Wait()
 	defer unwatch()
 	var sources sync.WaitGroup
@@ -116,7 +117,7 @@ func (w *Worker) Run(ctx context.Context) error {
 			stop(err)
 		})
 	}
-	sources.Go(func() { w.pulse(soft) })
+	sources.Go(func() { w.heartbeats(soft) })
 	if w.UntilIdle > 0 {
 		sources.Go(func() { w.watchIdle(soft, stop) })
 	}
@@ -127,7 +128,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	// the lane row tells the next owner.
 	cut := time.AfterFunc(w.Drain, kill)
 	defer cut.Stop()
-	last := time.AfterFunc(w.Drain+answerTimeout, func() { w.giveUp(stop, func(*turn) bool { return true }) })
+	last := time.AfterFunc(w.Drain+answerTimeout, func() { w.giveUp(stop, func(*transaction) bool { return true }) })
 	defer last.Stop()
 	sources.Wait()
 	w.mu.Lock()
@@ -181,7 +182,7 @@ func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 			// A run may be shorter than a pulse's interval: it is told now, or the
 			// clocks of quiet lanes would stand still from one run to the next. And a
 			// run has done its work only if the database still has it.
-			told := w.tellCaughtUp(ctx)
+			told := w.sendHeartbeats(ctx)
 			if err == nil && told != nil {
 				if !errors.Is(told, errGone) && told.Error() != said && ctx.Err() == nil {
 					said = told.Error()
@@ -315,7 +316,7 @@ func (w *Worker) share() (messages int, bytes int64) {
 // takeTurn waits for ready lanes and takes a share of them: all of them when
 // they hold little, so that few transactions do the work; else what falls to
 // one of the writers that are free, so that the others have work too.
-func (w *Worker) takeTurn(id int) (*turn, context.Context, context.CancelFunc) {
+func (w *Worker) takeTurn(id int) (*transaction, context.Context, context.CancelFunc) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.idle++
@@ -333,7 +334,7 @@ func (w *Worker) takeTurn(id int) (*turn, context.Context, context.CancelFunc) {
 	share := min(w.MaxMessages, max(fairShare, total/(w.idle+1)))
 	ctx, cancel := context.WithTimeout(w.hard, TransactionTimeout)
 
-	t := &turn{began: time.Now()}
+	t := &transaction{began: time.Now()}
 	bytes := int64(0)
 	for _, l := range w.ready {
 		p := l.next()
@@ -350,7 +351,7 @@ func (w *Worker) takeTurn(id int) (*turn, context.Context, context.CancelFunc) {
 		}
 	}
 	w.ready = w.ready[:copy(w.ready, w.ready[len(t.group):])]
-	w.turns[id] = t
+	w.transactions[id] = t
 	return t, ctx, cancel
 }
 
@@ -384,9 +385,9 @@ func (w *Worker) committed(group []*Lane) {
 // failed sorts a group's lanes by what the error means for each. Lanes are tried
 // again one by one, so that a lane at fault doesn't hold up its neighbours.
 func (w *Worker) failed(group []*Lane, err error) {
-	var fenced *message.FencedError
+	var fenced *lane.FencedError
 	isFenced := errors.As(err, &fenced)
-	var hold *message.HoldError
+	var hold *lane.HoldError
 	isHold := errors.As(err, &hold)
 	concerns := func(l *Lane) bool {
 		if isFenced {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -98,8 +99,8 @@ func TestGroupCommit(t *testing.T) {
 		for i := range whole {
 			whole[i] = message.Message{Topic: "mine", Position: message.Position{Lane: l.name, Offset: int64(1 + i)}}
 		}
-		batch := func(from, to int64, m []message.Message) message.Batch {
-			return message.Batch{Lane: l.name, Ordered: true, Incarnation: row.Incarnation, Epoch: l.epoch, From: from, Next: to, Messages: m}
+		batch := func(from, to int64, m []message.Message) lane.Batch {
+			return lane.Batch{Lane: l.name, Ordered: true, StreamID: row.Incarnation, Epoch: l.epoch, From: from, Next: to, Messages: m}
 		}
 		_ = l.Offer(t.Context(), batch(1, 2, whole[:1]), 1)
 		other := whole[2]
@@ -109,7 +110,7 @@ func TestGroupCommit(t *testing.T) {
 			t.Error("a neighbour was overwritten")
 		}
 		release()
-		r.setHandle(func(context.Context, []message.Batch) error { return nil })
+		r.setHandle(func(context.Context, []lane.Batch) error { return nil })
 		r.end()
 		<-r.done
 	})
@@ -135,7 +136,7 @@ func TestOneInFlightPerLane(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	failing := func(r *rig, name string, err error) {
-		r.setHandle(func(ctx context.Context, group []message.Batch) error {
+		r.setHandle(func(ctx context.Context, group []lane.Batch) error {
 			for _, b := range group {
 				if b.Lane.Name == name {
 					return err
@@ -148,7 +149,7 @@ func TestErrors(t *testing.T) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for _, g := range r.groups {
-			if slices.ContainsFunc(g, func(b message.Batch) bool { return b.Lane.Name == name }) {
+			if slices.ContainsFunc(g, func(b lane.Batch) bool { return b.Lane.Name == name }) {
 				n++
 			}
 		}
@@ -184,7 +185,7 @@ func TestErrors(t *testing.T) {
 		}
 		r.mu.Lock()
 		for i, g := range r.groups {
-			if i > 1 && len(g) > 1 && slices.ContainsFunc(g, func(b message.Batch) bool { return b.Lane.Name == "0" }) {
+			if i > 1 && len(g) > 1 && slices.ContainsFunc(g, func(b lane.Batch) bool { return b.Lane.Name == "0" }) {
 				t.Errorf("group %d has a neighbour of lane 0", i)
 			}
 		}
@@ -204,7 +205,7 @@ func TestErrors(t *testing.T) {
 	})
 	bubble(t, "a hold", func(t *testing.T) {
 		r := newRig(t, 3, writers(1))
-		mend := &message.HoldError{Lane: r.lanes[0].name, Err: errors.New("no such table")}
+		mend := &lane.HoldError{Lane: r.lanes[0].name, Err: errors.New("no such table")}
 		failing(r, "0", mend)
 		together(r)
 		time.Sleep(10 * time.Minute)
@@ -233,9 +234,9 @@ func TestErrors(t *testing.T) {
 	bubble(t, "a held lane takes along what has come since", func(t *testing.T) {
 		r := newRig(t, 1, func(w *consumer.Worker) { w.MaxMessages = 10 })
 		// The first message is refused until another one is beside it.
-		r.setHandle(func(ctx context.Context, group []message.Batch) error {
+		r.setHandle(func(ctx context.Context, group []lane.Batch) error {
 			if b := group[0]; b.From == 0 && len(b.Messages) == 1 {
-				return &message.HoldError{Lane: b.Lane, Err: errors.New("whose fault is it?")}
+				return &lane.HoldError{Lane: b.Lane, Err: errors.New("whose fault is it?")}
 			}
 			return r.store.Handle(ctx, group)
 		})
@@ -251,8 +252,8 @@ func TestErrors(t *testing.T) {
 			t.Errorf("committed %v, abandoned %v", committed, abandoned)
 		}
 		// But no more than a batch may have.
-		refuse := func(_ context.Context, group []message.Batch) error {
-			return &message.HoldError{Lane: group[0].Lane, Err: errors.New("all of it")}
+		refuse := func(_ context.Context, group []lane.Batch) error {
+			return &lane.HoldError{Lane: group[0].Lane, Err: errors.New("all of it")}
 		}
 		r.setHandle(refuse)
 		r.lanes[0].mustOffer(8)
@@ -296,7 +297,7 @@ func TestErrors(t *testing.T) {
 	})
 	bubble(t, "an error that names no lane of the group does not spin", func(t *testing.T) {
 		r := newRig(t, 1)
-		for _, err := range []error{&message.FencedError{}, &message.HoldError{Lane: message.Lane{Name: "stranger"}, Err: errTransient}} {
+		for _, err := range []error{&lane.FencedError{}, &lane.HoldError{Lane: message.Lane{Name: "stranger"}, Err: errTransient}} {
 			before := len(r.sizes())
 			failing(r, "0", err)
 			r.lanes[0].mustOffer(1)
@@ -331,13 +332,13 @@ func TestAQueueGathersOutOfOrder(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
 		r := newRig(t, 1)
 		hold := make(chan struct{})
-		r.handle = func(context.Context, []message.Batch) error { // the store knows ordered lanes only
+		r.handle = func(context.Context, []lane.Batch) error { // the store knows ordered lanes only
 			<-hold
 			return nil
 		}
 		l := r.lanes[0]
 		for _, offset := range []int64{1, 7, 3} {
-			b := message.Batch{
+			b := lane.Batch{
 				Lane: l.name, Epoch: l.epoch, From: offset, Next: offset + 1, BrokerPosition: -1,
 				Messages: []message.Message{{Position: message.Position{Lane: l.name, Offset: offset}}},
 			}
@@ -387,7 +388,7 @@ func TestAHoldThatAnotherSlotEnds(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
 		r, told := newPulseRig(t, 2, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })
 		held, other := r.lanes[0], r.lanes[1]
-		r.store.FailBefore(1_000_000, &message.HoldError{Lane: held.name, Err: errors.New("no such table")})
+		r.store.FailBefore(1_000_000, &lane.HoldError{Lane: held.name, Err: errors.New("no such table")})
 		held.mustOffer(1)
 		time.Sleep(time.Minute)
 		if _, abandoned := held.outcome(); len(abandoned) != 1 {
@@ -415,7 +416,7 @@ func TestAHoldThatAnotherSlotEnds(t *testing.T) {
 	})
 	bubble(t, "not while it has something else to do", func(t *testing.T) {
 		r := newRig(t, 1, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })
-		r.store.FailBefore(1_000_000, &message.HoldError{Lane: r.lanes[0].name, Err: errors.New("no such table")})
+		r.store.FailBefore(1_000_000, &lane.HoldError{Lane: r.lanes[0].name, Err: errors.New("no such table")})
 		r.lanes[0].mustOffer(1)
 		time.Sleep(time.Minute)
 		r.lanes[0].next = 0
@@ -436,12 +437,12 @@ func TestAHeldBatchGrows(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
 		r := newRig(t, 1)
 		l := r.lanes[0]
-		r.store.FailBefore(1_000_000, &message.HoldError{Lane: l.name, Err: errors.New("no such table")})
-		offer := func(n int, epochs ...message.LeaderEpoch) {
+		r.store.FailBefore(1_000_000, &lane.HoldError{Lane: l.name, Err: errors.New("no such table")})
+		offer := func(n int, epochs ...lane.LeaderEpoch) {
 			t.Helper()
 			row, _ := r.store.Row(l.name)
-			b := message.Batch{
-				Lane: l.name, Ordered: true, Incarnation: row.Incarnation, Epoch: l.epoch, From: l.next, Next: l.next + int64(n),
+			b := lane.Batch{
+				Lane: l.name, Ordered: true, StreamID: row.Incarnation, Epoch: l.epoch, From: l.next, Next: l.next + int64(n),
 				LeaderEpochs: epochs, Lag: int64(n), BrokerPosition: l.next,
 			}
 			for i := range n {
@@ -454,8 +455,8 @@ func TestAHeldBatchGrows(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		first := message.LeaderEpoch{Epoch: 3, From: 0}
-		second := message.LeaderEpoch{Epoch: 5, From: 12}
+		first := lane.LeaderEpoch{Epoch: 3, From: 0}
+		second := lane.LeaderEpoch{Epoch: 5, From: 12}
 		offer(10, first)
 		synctest.Wait()
 		offer(10, first, second)
@@ -466,7 +467,7 @@ func TestAHeldBatchGrows(t *testing.T) {
 		if grown.From != 0 || grown.Next != 20 || len(grown.Messages) != 20 {
 			t.Fatalf("%d messages from %d to %d, want all 20", len(grown.Messages), grown.From, grown.Next)
 		}
-		if want := []message.LeaderEpoch{first, second}; !reflect.DeepEqual(grown.LeaderEpochs, want) || grown.Lag != 10 || grown.BrokerPosition != 10 {
+		if want := []lane.LeaderEpoch{first, second}; !reflect.DeepEqual(grown.LeaderEpochs, want) || grown.Lag != 10 || grown.BrokerPosition != 10 {
 			t.Errorf("leader epochs %v, lag %d, broker position %d; want %v and those of what came last", grown.LeaderEpochs, grown.Lag, grown.BrokerPosition, want)
 		}
 		r.store.Heal()
@@ -511,7 +512,7 @@ func TestUntilIdle(t *testing.T) {
 	})
 	bubble(t, "a held lane is an error", func(t *testing.T) {
 		r := newRig(t, 1, idle)
-		hold := &message.HoldError{Err: errors.New("no such table")}
+		hold := &lane.HoldError{Err: errors.New("no such table")}
 		r.store.FailBefore(1000, hold)
 		r.lanes[0].mustOffer(1)
 		if err := <-r.done; !errors.Is(err, hold) {
@@ -526,7 +527,7 @@ func TestUntilIdle(t *testing.T) {
 // before the third is looked at; but not each time.
 func TestAJobTriesAHeldLaneThreeTimes(t *testing.T) {
 	brief := func(w *consumer.Worker) { w.UntilIdle = time.Millisecond }
-	hold := &message.HoldError{Err: errors.New("no such table")}
+	hold := &lane.HoldError{Err: errors.New("no such table")}
 	bubble(t, "and goes on if the third succeeds", func(t *testing.T) {
 		for range 5 {
 			r := newRig(t, 1, brief)
@@ -563,7 +564,7 @@ func TestAJobTriesAHeldLaneThreeTimes(t *testing.T) {
 func TestAJobWaitsForAHeldLane(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
 		r := newRig(t, 1, func(w *consumer.Worker) { w.UntilIdle = time.Minute })
-		r.store.FailBefore(1000, &message.HoldError{Err: errors.New("no such table")})
+		r.store.FailBefore(1000, &lane.HoldError{Err: errors.New("no such table")})
 		r.lanes[0].mustOffer(1)
 		r.lanes[0].SetLag(0)
 		time.Sleep(25 * time.Second) // the next try is 30 s away at most
@@ -585,7 +586,7 @@ func TestSourcesEnd(t *testing.T) {
 	} {
 		bubble(t, name, func(t *testing.T) {
 			r := newRig(t, 1, func(w *consumer.Worker) {
-				w.Sources = append(w.Sources, &script{"bad", func(context.Context, *consumer.Intake) error {
+				w.Sources = append(w.Sources, &script{"bad", func(context.Context, *consumer.Session) error {
 					time.Sleep(time.Minute)
 					return c.err
 				}})

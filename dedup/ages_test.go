@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -87,7 +88,7 @@ func TestOnlyWhatLandedHasAges(t *testing.T) {
 	}
 	b := l.batch("a", "c", "b")
 	for range 2 {
-		if err := f.Handle(t.Context(), []message.Batch{b}); err == nil {
+		if err := f.Handle(t.Context(), []lane.Batch{b}); err == nil {
 			t.Fatal("the sink's failure was not told")
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -93,8 +95,8 @@ func (s *suspicions) passed(lane message.Lane, n, most int) {
 
 // sift tells what may be applied together from what needs care. Neither shares
 // the caller's slice.
-func (p *Processor) sift(batches []message.Batch) (plain, suspects []message.Batch) {
-	plain = make([]message.Batch, 0, len(batches))
+func (p *Processor) sift(batches []lane.Batch) (plain, suspects []lane.Batch) {
+	plain = make([]lane.Batch, 0, len(batches))
 	for _, b := range batches {
 		switch {
 		case b.Ordered && p.Store.suspicions.has(b.Lane):
@@ -133,7 +135,7 @@ func isSuspect(messages []message.Message) bool {
 
 // withCare applies a batch in small runs that are noted before. A message with a
 // note goes alone, or to the dead letters.
-func (p *Processor) withCare(ctx context.Context, b message.Batch, clocks clocks) error {
+func (p *Processor) withCare(ctx context.Context, b lane.Batch, clocks clocks) error {
 	b, there, err := p.unlanded(ctx, b)
 	if err != nil || !there {
 		return err
@@ -164,7 +166,7 @@ func (p *Processor) suspectSpan() int {
 
 // cut takes the next run off a batch: a message with a note alone, else some
 // without.
-func cut(b message.Batch, noted map[int64]attempt) (run, rest message.Batch) {
+func cut(b lane.Batch, noted map[int64]attempt) (run, rest lane.Batch) {
 	n := 0
 	for n < min(len(b.Messages), suspectRun) {
 		if _, ok := noted[b.Messages[n].Position.Offset]; ok {
@@ -177,7 +179,7 @@ func cut(b message.Batch, noted map[int64]attempt) (run, rest message.Batch) {
 }
 
 // attempt applies one run, with nothing else of this process at the sink.
-func (p *Processor) attempt(ctx context.Context, run message.Batch, clocks clocks, noted map[int64]attempt) error {
+func (p *Processor) attempt(ctx context.Context, run lane.Batch, clocks clocks, noted map[int64]attempt) error {
 	if err := p.sinking.Acquire(ctx, everybody); err != nil {
 		return err
 	}
@@ -187,7 +189,7 @@ func (p *Processor) attempt(ctx context.Context, run message.Batch, clocks clock
 		if a := noted[run.Messages[0].Position.Offset]; a.tries >= maxEnds {
 			// It isn't tried: the note stays until it is buried.
 			h.reject(&run.Messages[0], &rejection{class: classPoison, reason: a.reason(), attempts: int32(a.tries)})
-			return p.handOver(ctx, []message.Batch{run}, h)
+			return p.handOver(ctx, []lane.Batch{run}, h)
 		}
 	}
 	at, err := p.Store.note(ctx, run)
@@ -195,7 +197,7 @@ func (p *Processor) attempt(ctx context.Context, run message.Batch, clocks clock
 		p.Store.unnote(ctx, run, at) // it may have been written all the same
 		return holdUnlessPassing(err)
 	}
-	err = p.handOver(ctx, []message.Batch{run}, h)
+	err = p.handOver(ctx, []lane.Batch{run}, h)
 	if deadline, ok := ctx.Deadline(); err != nil && !(ok && time.Since(deadline) > answerLimit) {
 		p.Store.unnote(ctx, run, at)
 	}
@@ -238,7 +240,7 @@ func (s *Store) forgetAttempts(ctx context.Context, lane message.Lane, ordered b
 
 // attempts reads the notes of a batch's messages, by position. What this process
 // has noted has had its answer, or it wouldn't ask.
-func (s *Store) attempts(ctx context.Context, b message.Batch) (map[int64]attempt, error) {
+func (s *Store) attempts(ctx context.Context, b lane.Batch) (map[int64]attempt, error) {
 	lane, err := s.laneID(b.Lane)
 	if err != nil {
 		return nil, err
@@ -263,7 +265,7 @@ func (s *Store) attempts(ctx context.Context, b message.Batch) (map[int64]attemp
 // note writes down that a run's messages are tried. It is durable before the sink
 // is given them. Of a lane that is another's nothing is noted; advance() refuses
 // what comes of it.
-func (s *Store) note(ctx context.Context, run message.Batch) (at time.Time, err error) {
+func (s *Store) note(ctx context.Context, run lane.Batch) (at time.Time, err error) {
 	lane, err := s.laneID(run.Lane)
 	if err != nil {
 		return at, err
@@ -302,7 +304,7 @@ type wrongNote struct {
 
 // unnote takes the notes of a run back whose try had an answer: now, or once the
 // database is there again.
-func (s *Store) unnote(ctx context.Context, run message.Batch, at time.Time) {
+func (s *Store) unnote(ctx context.Context, run lane.Batch, at time.Time) {
 	lane, err := s.laneID(run.Lane)
 	if err != nil {
 		return // without the lane's number nothing was noted
@@ -350,24 +352,24 @@ func (s *Store) takeBack(ctx context.Context, n wrongNote) error {
 
 // passSteps forget the notes of messages in the transaction that has their
 // outcome.
-func (s *Store) passSteps(batches []message.Batch) (steps []step, err error) {
+func (s *Store) passSteps(batches []lane.Batch) (steps []pipeline.Step, err error) {
 	for i := range batches {
 		lane, err := s.laneID(batches[i].Lane)
 		if err != nil {
 			return nil, err
 		}
 		at := positions(batches[i])
-		steps = append(steps, step{
-			name:   "dedupd_pass",
-			sql:    `DELETE FROM ` + s.name("attempts") + ` WHERE lane = $1::integer AND position = ANY ($2::bigint[])`,
-			oids:   []uint32{pgtype.Int4OID, pgtype.Int8ArrayOID},
-			params: [][]byte{int4(lane), appendInt8s(nil, len(at), func(i int) int64 { return at[i] })},
+		steps = append(steps, pipeline.Step{
+			Name:   "dedupd_pass",
+			SQL:    `DELETE FROM ` + s.name("attempts") + ` WHERE lane = $1::integer AND position = ANY ($2::bigint[])`,
+			OIDs:   []uint32{pgtype.Int4OID, pgtype.Int8ArrayOID},
+			Params: [][]byte{pipeline.Int4(lane), pipeline.AppendInt8s(nil, len(at), func(i int) int64 { return at[i] })},
 		})
 	}
 	return steps, nil
 }
 
-func positions(b message.Batch) []int64 {
+func positions(b lane.Batch) []int64 {
 	at := make([]int64, len(b.Messages))
 	for i := range b.Messages {
 		at[i] = b.Messages[i].Position.Offset

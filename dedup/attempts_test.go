@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -31,7 +32,7 @@ func die(t *testing.T, f *fixture, values ...string) {
 }
 
 // survives hands batches over, and tells whether there was an answer.
-func (f *fixture) survives(batches ...message.Batch) (err error, ok bool) {
+func (f *fixture) survives(batches ...lane.Batch) (err error, ok bool) {
 	f.t.Helper()
 	done := make(chan bool)
 	go func() {
@@ -61,7 +62,7 @@ func (f *fixture) livesUntil(most int, lanes map[string][]string) (ended int) {
 	f.t.Helper()
 	for ; ended <= most; ended++ {
 		w := f.life()
-		var batches []message.Batch
+		var batches []lane.Batch
 		for name, ids := range lanes {
 			l := w.take("kafka", name)
 			if l.at < int64(len(ids)) {
@@ -103,7 +104,7 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 		die(t, f, "deadly")
 		ended := f.livesUntil(5, map[string][]string{"orders/0": numbered(200, map[int]string{137: "=deadly"})})
 		t.Logf("%d processes ended", ended)
-		f.wantBooks(&lane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, "199/0/0/0/0/1@200")
+		f.wantBooks(&takenLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, "199/0/0/0/0/1@200")
 		f.wantDead("poison@137")
 		if landed := f.landed(); len(landed) != 199 || !slices.IsSortedFunc(landed, func(a, b string) int { return num(a) - num(b) }) {
 			t.Errorf("the neighbours are missing or out of order: %q", landed)
@@ -124,7 +125,7 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 		ended := f.livesUntil(8, map[string][]string{"orders/0": numbered(200, map[int]string{37: "=deadly", 38: "=deadly"})})
 		t.Logf("%d processes ended", ended)
 		f.wantDead("poison@37", "poison@38")
-		f.wantBooks(&lane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, "198/0/0/0/0/2@200")
+		f.wantBooks(&takenLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, "198/0/0/0/0/2@200")
 	})
 	t.Run("not those of other lanes that died with it", func(t *testing.T) {
 		t.Parallel()
@@ -206,7 +207,7 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 }
 
 // suspect takes a lane as workers do that end each time.
-func (f *fixture) suspect(source, name string) *lane {
+func (f *fixture) suspect(source, name string) *takenLane {
 	f.t.Helper()
 	f.take(source, name)
 	f.take(source, name)
@@ -254,7 +255,7 @@ func TestSuspicion(t *testing.T) {
 	t.Run("ends when the lane is caught up", func(t *testing.T) {
 		f, sizes := start(t)
 		l := f.suspect("kafka", "orders/0")
-		if _, err := f.Store.CaughtUp(t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.Next, Checkpoint: l.Checkpoint}}); err != nil {
+		if _, err := f.Store.Heartbeat(t.Context(), []lane.Heartbeat{{Lane: l.Lane, Epoch: l.Epoch, Next: l.Next, Checkpoint: l.Checkpoint}}); err != nil {
 			t.Fatal(err)
 		}
 		f.handle(l.batch(numbered(70, nil)...))
@@ -265,10 +266,10 @@ func TestSuspicion(t *testing.T) {
 	})
 	t.Run("isn't had of a lane that was let go", func(t *testing.T) {
 		f, sizes := start(t)
-		var l *lane
+		var l *takenLane
 		for range 10 {
 			l = f.take("kafka", "orders/0")
-			if err := f.Store.LetGo(t.Context(), l.Lane, l.Epoch); err != nil {
+			if err := f.Store.Release(t.Context(), l.Lane, l.Epoch); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -279,7 +280,7 @@ func TestSuspicion(t *testing.T) {
 		f, sizes := start(t)
 		was := f.take("kafka", "orders/0")
 		f.take("kafka", "orders/0")
-		if err := f.Store.LetGo(t.Context(), was.Lane, was.Epoch); err != nil {
+		if err := f.Store.Release(t.Context(), was.Lane, was.Epoch); err != nil {
 			t.Fatal(err)
 		}
 		f.handle(f.take("kafka", "orders/0").batch(numbered(70, nil)...))
@@ -374,7 +375,7 @@ func TestAnOutageIsNoEnd(t *testing.T) {
 	}
 	var lives []life
 	// outage has one more worker lose the database in the moment of COMMIT.
-	outage := func(b message.Batch) {
+	outage := func(b lane.Batch) {
 		t.Helper()
 		w, cut := f.attachBroken()
 		cut.then.Store(new(func() { cut.down.Store(true) }))
@@ -382,7 +383,7 @@ func TestAnOutageIsNoEnd(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		w.takeQueue("nats")
-		if err := w.Handle(ctx, []message.Batch{delivered(b, 4)}); err == nil || cut.armed.Load() != 0 {
+		if err := w.Handle(ctx, []lane.Batch{delivered(b, 4)}); err == nil || cut.armed.Load() != 0 {
 			t.Fatalf("the database was there: %v", err)
 		}
 		lives = append(lives, life{w, cut})
@@ -443,7 +444,7 @@ func TestAnswerThatComesTooLate(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if err := f.Handle(ctx, []message.Batch{l.batch("a")}); err == nil {
+	if err := f.Handle(ctx, []lane.Batch{l.batch("a")}); err == nil {
 		t.Fatal("no error")
 	}
 	if n := f.noted(); n != 1 {
@@ -474,8 +475,8 @@ func TestAttemptOfAZombie(t *testing.T) {
 	if err := f.Store.Note(t.Context(), zombie.batchAt(0, "a=deadly")); err != nil {
 		t.Fatal(err)
 	}
-	err := f.Handle(t.Context(), []message.Batch{zombie.batch("a=deadly")})
-	if fenced := (*message.FencedError)(nil); !errors.As(err, &fenced) {
+	err := f.Handle(t.Context(), []lane.Batch{zombie.batch("a=deadly")})
+	if fenced := (*lane.FencedError)(nil); !errors.As(err, &fenced) {
 		t.Errorf("the zombie's hand-over: %v", err)
 	}
 	var tries int
@@ -503,7 +504,7 @@ func TestAttemptsAreAlone(t *testing.T) {
 	done := make(chan error)
 	go func() {
 		for i := range 20 {
-			if err := f.Handle(t.Context(), []message.Batch{other.batch(fmt.Sprint("b", i))}); err != nil {
+			if err := f.Handle(t.Context(), []lane.Batch{other.batch(fmt.Sprint("b", i))}); err != nil {
 				done <- err
 				return
 			}
@@ -539,7 +540,7 @@ func TestGuardSurvivesRestarts(t *testing.T) {
 	}
 	w := f.life()
 	l := w.take("kafka", "orders/0")
-	wantHold(t, w.Handle(t.Context(), []message.Batch{l.batch("a", "")}), "11 of the last 22 messages")
+	wantHold(t, w.Handle(t.Context(), []lane.Batch{l.batch("a", "")}), "11 of the last 22 messages")
 	for i := range 8 {
 		w := f.life()
 		w.takeQueue("nats")
@@ -547,7 +548,7 @@ func TestGuardSurvivesRestarts(t *testing.T) {
 	}
 	w = f.life()
 	w.takeQueue("nats")
-	wantHold(t, w.Handle(t.Context(), []message.Batch{q.batch("")}), "max_share")
+	wantHold(t, w.Handle(t.Context(), []lane.Batch{q.batch("")}), "max_share")
 	// Good ones push them out of the window.
 	w = f.life()
 	l = w.take("kafka", "orders/0")
@@ -555,7 +556,7 @@ func TestGuardSurvivesRestarts(t *testing.T) {
 	w = f.life()
 	l = w.take("kafka", "orders/0")
 	w.handle(l.batch("", "", "", "", "", ""))
-	wantHold(t, w.Handle(t.Context(), []message.Batch{l.batch("", "", "", "", "", "")}), "max_share")
+	wantHold(t, w.Handle(t.Context(), []lane.Batch{l.batch("", "", "", "", "", "")}), "max_share")
 	w.wantBooks(l, "100/0/0/0/0/16@116")
 	if dead := one[[]int64](w, `SELECT recent_dead FROM dedupd.lanes WHERE lane = 'orders/0'`); len(dead) > 10 || !slices.IsSorted(dead) || dead[len(dead)-1] != 116 {
 		t.Errorf("the row remembers %v", dead)
@@ -588,7 +589,7 @@ func TestTakeMeetsAMove(t *testing.T) {
 	}
 	taken := make(chan error, 1)
 	go func() {
-		_, err := f.Store.Take(t.Context(), message.Take{Lane: l.Lane, Ordered: true, Committed: -1})
+		_, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: -1})
 		taken <- err
 	}()
 	f.awaitLock()

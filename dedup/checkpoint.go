@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -22,17 +23,17 @@ import (
 //
 // Both stay as they are until the broker keeps the origin that is returned, and the row
 // has its checkpoint (Resumed): whoever comes between finds the same.
-func (s *Store) takeQueue(ctx context.Context, tx pgx.Tx, row queueRow, t message.Take, taken *message.Taken) error {
+func (s *Store) takeQueue(ctx context.Context, tx pgx.Tx, row queueRow, t lane.Acquire, taken *lane.Assignment) error {
 	if t.Consumed {
 		if err := s.refuseLoss(ctx, tx); err != nil {
 			return err
 		}
 	}
-	if other, ok := parseOrigin(t.Origin); ok && other.Scope != s.scope {
-		return &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("scope %q reads the same durable, so that each of the two scopes would get a part of the messages only: have this one read a durable of its own; or delete the durable, if that scope is to read it no more", other.Scope)}
+	if other, ok := parseOrigin(t.OffsetMetadata); ok && other.Scope != s.scope {
+		return &lane.HoldError{Lane: t.Lane, Err: fmt.Errorf("scope %q reads the same durable, so that each of the two scopes would get a part of the messages only: have this one read a durable of its own; or delete the durable, if that scope is to read it no more", other.Scope)}
 	}
-	was, ours := s.originOf(t.Lane, t.Origin)
-	ours = ours && (was.Log == "" || t.Incarnation == "" || was.Log == t.Incarnation)
+	was, ours := s.originOf(t.Lane, t.OffsetMetadata)
+	ours = ours && (was.Log == "" || t.LogID == "" || was.Log == t.LogID)
 	behind := ours && was.Epoch == taken.Epoch && was.Checkpoint > taken.Checkpoint.Number
 	lost := false
 	if ours && was.Epoch != taken.Epoch {
@@ -65,7 +66,7 @@ func (s *Store) takeQueue(ctx context.Context, tx pgx.Tx, row queueRow, t messag
 	if taken.Rewound {
 		taken.Checkpoint.Number = max(taken.Checkpoint.Number, was.Checkpoint) + 1 // until Resumed, the lane doesn't move
 	}
-	taken.Origin = s.queueOrigin(t.Lane, taken.Epoch, taken.Checkpoint.Number, row)
+	taken.OffsetMetadata = s.queueOrigin(t.Lane, taken.Epoch, taken.Checkpoint.Number, row)
 	return nil
 }
 
@@ -102,14 +103,14 @@ const confirmTimeout = 5 * time.Second
 // is not.
 //
 // Why that is exact stands in docs/decisions/0029.
-func (s *Store) Confirm(ctx context.Context, c message.Confirm) (message.Confirmed, error) {
+func (s *Store) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation, error) {
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()
-	fenced := &message.FencedError{Lanes: []message.Lane{c.Lane}}
+	fenced := &lane.FencedError{Lanes: []message.Lane{c.Lane}}
 	least := c.Checkpoint.Number
-	if was, ours := s.originOf(c.Lane, c.Origin); ours {
+	if was, ours := s.originOf(c.Lane, c.OffsetMetadata); ours {
 		if was.Epoch != c.Epoch {
-			return message.Confirmed{}, fenced // the next take finds out what it means
+			return lane.Confirmation{}, fenced // the next take finds out what it means
 		}
 		least = max(least, was.Checkpoint)
 	}
@@ -120,17 +121,17 @@ func (s *Store) Confirm(ctx context.Context, c message.Confirm) (message.Confirm
 		sql = `UPDATE ` + s.name("lanes") + ` SET checkpoint = checkpoint + 1` + where + s.name("instance") + `(tableoid) = $6
 			RETURNING checkpoint, began, coalesce(log, ''), CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END`
 	}
-	confirmed := message.Confirmed{Checkpoint: c.Checkpoint}
+	confirmed := lane.Confirmation{Checkpoint: c.Checkpoint}
 	var row queueRow
 	err := s.pool.QueryRow(ctx, sql, s.scope, c.Lane.Source, c.Lane.Name, c.Epoch, least, c.Checkpoint.Instance).
 		Scan(&confirmed.Checkpoint.Number, &row.began, &row.log, nil)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return message.Confirmed{}, fenced
+		return lane.Confirmation{}, fenced
 	case err != nil:
-		return message.Confirmed{}, fmt.Errorf("confirm what lane %s has committed: %w", c.Lane, err)
+		return lane.Confirmation{}, fmt.Errorf("confirm what lane %s has committed: %w", c.Lane, err)
 	}
-	confirmed.Origin = s.queueOrigin(c.Lane, c.Epoch, confirmed.Checkpoint.Number, row)
+	confirmed.OffsetMetadata = s.queueOrigin(c.Lane, c.Epoch, confirmed.Checkpoint.Number, row)
 	return confirmed, nil
 }
 
@@ -145,8 +146,8 @@ func (s *Store) Confirm(ctx context.Context, c message.Confirm) (message.Confirm
 // begin. Else the row has it from then on, for another worker may have taken a later
 // one to be sure. The lane's clock isn't known any more: claims must not expire before
 // what comes again has passed them.
-func (s *Store) Resumed(ctx context.Context, lane message.Lane, taken message.Taken, from int64) (sure int64, err error) {
-	to, ours := s.originOf(lane, taken.Origin)
+func (s *Store) ConfirmRewind(ctx context.Context, lane message.Lane, taken lane.Assignment, from int64) (sure int64, err error) {
+	to, ours := s.originOf(lane, taken.OffsetMetadata)
 	if !ours {
 		return 0, fmt.Errorf("resume lane %s: the origin is not the lane's", lane)
 	}

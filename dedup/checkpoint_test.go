@@ -11,21 +11,22 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
 // confirm has what a queue committed confirmed, by a checkpoint that is raised or for
 // the second time. The lane's origin is what the broker keeps.
-func (f *fixture) confirm(l *lane, raise bool) error {
+func (f *fixture) confirm(l *takenLane, raise bool) error {
 	f.t.Helper()
-	confirmed, err := f.Store.Confirm(f.t.Context(), message.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: l.Checkpoint, Origin: l.Origin, Raise: raise})
+	confirmed, err := f.Store.Confirm(f.t.Context(), lane.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: l.Checkpoint, OffsetMetadata: l.OffsetMetadata, Raise: raise})
 	if err == nil {
-		l.Checkpoint, l.Origin = confirmed.Checkpoint, confirmed.Origin
+		l.Checkpoint, l.OffsetMetadata = confirmed.Checkpoint, confirmed.OffsetMetadata
 	}
 	return err
 }
 
-func (f *fixture) mustConfirm(l *lane) {
+func (f *fixture) mustConfirm(l *takenLane) {
 	f.t.Helper()
 	if err := f.confirm(l, true); err != nil {
 		f.t.Fatal(err)
@@ -33,24 +34,24 @@ func (f *fixture) mustConfirm(l *lane) {
 }
 
 // retake takes a queue with what the broker keeps of it, as it was told last.
-func (f *fixture) retake(l *lane) *lane {
+func (f *fixture) retake(l *takenLane) *takenLane {
 	f.t.Helper()
-	taken := &lane{Lane: l.Lane, at: l.at}
+	taken := &takenLane{Lane: l.Lane, at: l.at}
 	f.again(func() (err error) {
-		taken.Taken, err = f.Store.Take(f.t.Context(), message.Take{Lane: l.Lane, Incarnation: "stream-1", Committed: 100, Origin: l.Origin})
+		taken.Assignment, err = f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l.Lane, LogID: "stream-1", Committed: 100, OffsetMetadata: l.OffsetMetadata})
 		return err
 	})
 	return taken
 }
 
 // refused checks that a queue's messages aren't committed.
-func (f *fixture) refused(b message.Batch) {
+func (f *fixture) refused(b lane.Batch) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
 	defer cancel()
 	for {
-		err := f.Handle(ctx, []message.Batch{b})
-		var fenced *message.FencedError
+		err := f.Handle(ctx, []lane.Batch{b})
+		var fenced *lane.FencedError
 		if errors.As(err, &fenced) {
 			return
 		}
@@ -61,12 +62,12 @@ func (f *fixture) refused(b message.Batch) {
 }
 
 // unconfirmed checks that what a queue committed isn't confirmed.
-func (f *fixture) unconfirmed(l *lane) {
+func (f *fixture) unconfirmed(l *takenLane) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
 	defer cancel()
 	for _, raise := range []bool{true, false} {
-		var fenced *message.FencedError
+		var fenced *lane.FencedError
 		for err := f.confirm(l, raise); !errors.As(err, &fenced); err = f.confirm(l, raise) {
 			if err == nil || ctx.Err() != nil { // till then connections end
 				f.t.Fatalf("what is lost was confirmed (raise: %t): %v", raise, err)
@@ -95,7 +96,7 @@ func onItsOwn(t *testing.T) (*fixture, *pgtest.Server) {
 		t.Fatal(err)
 	}
 	store := newStore(t, pool, "dedupd", "test")
-	if _, err := store.Migrate(t.Context()); err != nil {
+	if _, err := store.Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	f := newFixture(t)
@@ -173,7 +174,7 @@ func TestAQueueNoticesAnOlderCopy(t *testing.T) {
 			putBack := keep()
 			l = f.retake(l) // keeping one may have ended connections
 			if l.Rewound {
-				t.Fatalf("rewound without a cause: %+v", l.Taken)
+				t.Fatalf("rewound without a cause: %+v", l.Assignment)
 			}
 			f.handle(l.batch("b"))
 			f.mustConfirm(l) // so it is acknowledged
@@ -184,21 +185,21 @@ func TestAQueueNoticesAnOlderCopy(t *testing.T) {
 			f.unconfirmed(l)
 			again := f.retake(l)
 			if !again.Rewound || again.BrokerPosition != 17 {
-				t.Fatalf("taken from an older copy: %+v", again.Taken)
+				t.Fatalf("taken from an older copy: %+v", again.Assignment)
 			}
 			f.refused(again.batchAt(third.From, "c")) // the broker has yet to be asked
 			// The durable has the new origin, and its worker ends: the next one rewinds, too.
 			if other := f.retake(again); !other.Rewound || other.BrokerPosition != 17 {
-				t.Fatalf("taken after a rewind that came to no end: %+v", other.Taken)
+				t.Fatalf("taken after a rewind that came to no end: %+v", other.Assignment)
 			}
-			if sure, err := f.Store.Resumed(t.Context(), l.Lane, again.Taken, 17); err != nil || sure != 17 {
+			if sure, err := f.Store.ConfirmRewind(t.Context(), l.Lane, again.Assignment, 17); err != nil || sure != 17 {
 				t.Fatalf("resumed from 17: sure is %d, %v", sure, err)
 			}
 			f.handle(again.batchAt(1, "b"), again.batchAt(2, "c"))
 			f.wantLanded("a", "b", "c")
 			f.mustConfirm(again)
 			if l := f.retake(again); l.Rewound {
-				t.Errorf("a queue that has resumed was rewound again: %+v", l.Taken)
+				t.Errorf("a queue that has resumed was rewound again: %+v", l.Assignment)
 			}
 		})
 	}
@@ -223,16 +224,16 @@ func TestWhatWaitsForItsAcknowledgementIsLost(t *testing.T) {
 
 			other := f.retake(l) // another worker, which has nothing that waits
 			if other.Rewound {
-				t.Fatalf("nothing that was acknowledged is lost, and it is rewound: %+v", other.Taken)
+				t.Fatalf("nothing that was acknowledged is lost, and it is rewound: %+v", other.Assignment)
 			}
 			for i := range 3 {
 				f.handle(other.batchAt(int64(10+i), fmt.Sprint("other-", i)))
 				f.mustConfirm(other)
 			}
-			l.Origin = other.Origin // as it finds at the broker
+			l.OffsetMetadata = other.OffsetMetadata // as it finds at the broker
 			f.unconfirmed(l)
 			if again := f.retake(l); again.Rewound {
-				t.Errorf("rewound without a cause: %+v", again.Taken)
+				t.Errorf("rewound without a cause: %+v", again.Assignment)
 			}
 		})
 	}
@@ -246,7 +247,7 @@ func TestAnOlderCopyLosesAQueue(t *testing.T) {
 			t.Parallel()
 			f, keep := start(t)
 			putBack := keep()
-			l := f.retake(&lane{Lane: message.Lane{Source: "nats", Name: "queue"}})
+			l := f.retake(&takenLane{Lane: message.Lane{Source: "nats", Name: "queue"}})
 			if l.BrokerPosition != 100 {
 				t.Fatalf("a new queue begins at %d", l.BrokerPosition)
 			}
@@ -256,19 +257,19 @@ func TestAnOlderCopyLosesAQueue(t *testing.T) {
 
 			for range 2 { // the first one ends before the durable was made anew
 				if again := f.retake(l); !again.Rewound || again.BrokerPosition != 100 {
-					t.Fatalf("taken after its row was lost: %+v", again.Taken)
+					t.Fatalf("taken after its row was lost: %+v", again.Assignment)
 				}
 			}
 			again := f.retake(l)
 			f.refused(again.batchAt(0, "a"))
-			if sure, err := f.Store.Resumed(t.Context(), l.Lane, again.Taken, 100); err != nil || sure != 100 {
+			if sure, err := f.Store.ConfirmRewind(t.Context(), l.Lane, again.Assignment, 100); err != nil || sure != 100 {
 				t.Fatalf("resumed from 100: sure is %d, %v", sure, err)
 			}
 			f.handle(again.batchAt(0, "a"))
 			f.wantLanded("a")
 			f.mustConfirm(again)
 			if l := f.retake(again); l.Rewound {
-				t.Errorf("a queue that has resumed was rewound again: %+v", l.Taken)
+				t.Errorf("a queue that has resumed was rewound again: %+v", l.Assignment)
 			}
 		})
 	}
@@ -289,7 +290,7 @@ func TestARestartRewindsNothing(t *testing.T) {
 	f.unconfirmed(l) // it might have been another server
 	again := f.retake(l)
 	if again.Rewound {
-		t.Errorf("rewound: %+v", again.Taken)
+		t.Errorf("rewound: %+v", again.Assignment)
 	}
 	f.handle(again.batchAt(2, "c"))
 	f.mustConfirm(again)
@@ -302,8 +303,8 @@ func TestWhereAQueueStands(t *testing.T) {
 	queue := message.Lane{Source: "nats", Name: "queue"}
 	type state struct {
 		*fixture
-		take message.Take
-		*lane
+		take lane.Acquire
+		*takenLane
 	}
 	forget := func(s *state) {
 		if _, err := s.Store.ForgetLane(s.t.Context(), "somebody", queue.Source, queue.Name, true); err != nil {
@@ -323,9 +324,9 @@ func TestWhereAQueueStands(t *testing.T) {
 		rewound  bool
 	}{
 		"as it was":                                   {func(*state) {}, floor, false},
-		"the broker keeps nothing":                    {func(s *state) { s.take.Origin = "" }, floor, false},
-		"the broker keeps what is older":              {func(s *state) { s.mustConfirm(&lane{Lane: queue, Taken: s.Taken}) }, floor, false},
-		"the broker keeps what another program wrote": {func(s *state) { s.take.Origin = `{"checkpoint": 99}` }, floor, false},
+		"the broker keeps nothing":                    {func(s *state) { s.take.OffsetMetadata = "" }, floor, false},
+		"the broker keeps what is older":              {func(s *state) { s.mustConfirm(&takenLane{Lane: queue, Assignment: s.Assignment}) }, floor, false},
+		"the broker keeps what another program wrote": {func(s *state) { s.take.OffsetMetadata = `{"checkpoint": 99}` }, floor, false},
 		"the row went back":                           {func(s *state) { exec(s, `UPDATE dedupd.lanes SET checkpoint = 0`) }, floor, true},
 		"the row went back to before a position was known": {func(s *state) {
 			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0, broker_position = NULL, began = NULL`)
@@ -335,15 +336,15 @@ func TestWhereAQueueStands(t *testing.T) {
 		"it was let go, and the database lost what came after": {func(s *state) {
 			forget(s)
 			s.take.Committed = 120
-			l := &lane{Lane: queue}
-			l.Taken, _ = s.Store.Take(s.t.Context(), s.take)
+			l := &takenLane{Lane: queue}
+			l.Assignment, _ = s.Store.Acquire(s.t.Context(), s.take)
 			s.mustConfirm(l)
 			exec(s, `DELETE FROM dedupd.lanes`)
-			s.take.Origin, s.take.Committed = l.Origin, later
+			s.take.OffsetMetadata, s.take.Committed = l.OffsetMetadata, later
 		}, 120, true},
 		"its row is lost, and another worker has made one that it knows nothing of": {func(s *state) {
 			exec(s, `DELETE FROM dedupd.lanes`)
-			if _, err := s.Store.Take(s.t.Context(), message.Take{Lane: queue, Incarnation: "stream-1", Committed: later}); err != nil {
+			if _, err := s.Store.Acquire(s.t.Context(), lane.Acquire{Lane: queue, LogID: "stream-1", Committed: later}); err != nil {
 				s.t.Fatal(err)
 			}
 		}, began, true},
@@ -366,37 +367,37 @@ func TestWhereAQueueStands(t *testing.T) {
 			s.take.Committed, s.take.Acknowledged = 1, 145
 		}, 1, false},
 		"the durable lost its state, and the stream was made anew": {func(s *state) {
-			s.take.Incarnation, s.take.Committed, s.take.Acknowledged = "stream-2", 1, 145
+			s.take.LogID, s.take.Committed, s.take.Acknowledged = "stream-2", 1, 145
 		}, 1, false},
-		"the stream was made anew": {func(s *state) { s.take.Incarnation, s.take.Committed = "stream-2", 7 }, 7, false},
+		"the stream was made anew": {func(s *state) { s.take.LogID, s.take.Committed = "stream-2", 7 }, 7, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := &state{newFixture(t), message.Take{Lane: queue, Incarnation: "stream-1", Committed: began}, &lane{Lane: queue}}
+			s := &state{newFixture(t), lane.Acquire{Lane: queue, LogID: "stream-1", Committed: began}, &takenLane{Lane: queue}}
 			var err error
-			if s.Taken, err = s.Store.Take(t.Context(), s.take); err != nil {
+			if s.Assignment, err = s.Store.Acquire(t.Context(), s.take); err != nil {
 				t.Fatal(err)
 			}
 			b := s.batch("a")
 			b.BrokerPosition = floor
 			s.handle(b)
-			s.mustConfirm(s.lane)
-			s.take.Origin, s.take.Committed = s.Origin, later
+			s.mustConfirm(s.takenLane)
+			s.take.OffsetMetadata, s.take.Committed = s.OffsetMetadata, later
 			c.do(s)
-			taken, err := s.Store.Take(t.Context(), s.take)
+			taken, err := s.Store.Acquire(t.Context(), s.take)
 			if err != nil || taken.BrokerPosition != c.position || taken.Rewound != c.rewound {
 				t.Fatalf("stands at %d, rewound: %t, %v; want %d, %t", taken.BrokerPosition, taken.Rewound, err, c.position, c.rewound)
 			}
 			// From then on the broker keeps what it is given, and is believed.
 			if taken.Rewound {
-				if sure, err := s.Store.Resumed(t.Context(), queue, taken, max(taken.BrokerPosition, 1)); err != nil || sure != taken.BrokerPosition {
+				if sure, err := s.Store.ConfirmRewind(t.Context(), queue, taken, max(taken.BrokerPosition, 1)); err != nil || sure != taken.BrokerPosition {
 					t.Fatalf("resumed: %d, %v", sure, err)
 				}
 			}
-			l := &lane{Lane: queue, Taken: taken}
+			l := &takenLane{Lane: queue, Assignment: taken}
 			s.mustConfirm(l)
-			s.take.Origin, s.take.Acknowledged = l.Origin, 0 // as a durable that is made anew keeps it
-			if again, err := s.Store.Take(t.Context(), s.take); err != nil || again.Rewound || again.BrokerPosition != c.position {
+			s.take.OffsetMetadata, s.take.Acknowledged = l.OffsetMetadata, 0 // as a durable that is made anew keeps it
+			if again, err := s.Store.Acquire(t.Context(), s.take); err != nil || again.Rewound || again.BrokerPosition != c.position {
 				t.Errorf("taken again: %+v, %v", again, err)
 			}
 		})
@@ -419,16 +420,16 @@ func TestAConfirmationIsHeldAgainstWhatTheBrokerKeeps(t *testing.T) {
 		origin string
 		fenced bool
 	}{
-		"a checkpoint above the row's": {l.Origin, true},
-		"another row":                  {strings.Replace(behind.Origin, `"epoch":`, `"epoch":1`, 1), true},
-		"another scope":                {strings.Replace(l.Origin, `"scope":"test"`, `"scope":"tests"`, 1), false},
+		"a checkpoint above the row's": {l.OffsetMetadata, true},
+		"another row":                  {strings.Replace(behind.OffsetMetadata, `"epoch":`, `"epoch":1`, 1), true},
+		"another scope":                {strings.Replace(l.OffsetMetadata, `"scope":"test"`, `"scope":"tests"`, 1), false},
 		"another program's":            {`{"checkpoint": 99}`, false},
 		"nothing":                      {"", false},
-		"the row's own":                {behind.Origin, false},
+		"the row's own":                {behind.OffsetMetadata, false},
 	} {
 		for _, raise := range []bool{false, true} {
-			_, err := f.Store.Confirm(t.Context(), message.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: behind.Checkpoint, Origin: c.origin, Raise: raise})
-			var fenced *message.FencedError
+			_, err := f.Store.Confirm(t.Context(), lane.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: behind.Checkpoint, OffsetMetadata: c.origin, Raise: raise})
+			var fenced *lane.FencedError
 			if errors.As(err, &fenced) != c.fenced || !c.fenced && err != nil {
 				t.Errorf("the broker keeps %s, raise: %t: %v", name, raise, err)
 			}
@@ -444,8 +445,8 @@ func TestADurableOfAnotherScope(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	other := `dedupd:{"scope":"billing","source":"nats","began":1,"epoch":1,"checkpoint":7}`
-	_, err := f.Store.Take(t.Context(), message.Take{Lane: message.Lane{Source: "nats", Name: "queue"}, Incarnation: "stream-1", Committed: 1, Origin: other})
-	var held *message.HoldError
+	_, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: message.Lane{Source: "nats", Name: "queue"}, LogID: "stream-1", Committed: 1, OffsetMetadata: other})
+	var held *lane.HoldError
 	if !errors.As(err, &held) || !strings.Contains(err.Error(), `scope "billing" reads the same durable`) {
 		t.Errorf("taken: %v", err)
 	}
@@ -458,21 +459,21 @@ func TestAQueueOfAnotherStream(t *testing.T) {
 	f := newFixture(t)
 	l := f.takeQueue("nats")
 	f.handle(l.batch("a", "b"))
-	if _, err := f.Store.Gap(t.Context(), l.Lane, message.Gap{From: 50, Next: 60}); err != nil {
+	if _, err := f.Store.Gap(t.Context(), l.Lane, lane.Gap{From: 50, Next: 60}); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.Store.AcceptGap(t.Context(), l.Lane, 60); err != nil {
 		t.Fatal(err)
 	}
-	take := func(stream string) message.Taken {
+	take := func(stream string) lane.Assignment {
 		t.Helper()
-		taken, err := f.Store.Take(t.Context(), message.Take{Lane: l.Lane, Incarnation: stream, Committed: 1})
+		taken, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, LogID: stream, Committed: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return taken
 	}
-	if err := f.Store.LogCut(t.Context(), message.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 5}); err != nil {
+	if err := f.Store.LogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 5}); err != nil {
 		t.Fatal(err)
 	}
 	if taken := take("stream-1"); taken.Next != 60 || taken.Cut != 5 {
@@ -481,7 +482,7 @@ func TestAQueueOfAnotherStream(t *testing.T) {
 	if taken := take("stream-2"); taken.Next != 0 || taken.Cut != -1 {
 		t.Errorf("another stream is taken at %d, cut at %d", taken.Next, taken.Cut)
 	}
-	want := message.Gap{From: 3, Next: 7}
+	want := lane.Gap{From: 3, Next: 7}
 	if got, err := f.Store.Gap(t.Context(), l.Lane, want); err != nil || got != want {
 		t.Errorf("%+v is noted as %+v: %v", want, got, err)
 	}

@@ -8,41 +8,29 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/dedup/generations"
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/sqlstate"
 )
 
-var beginStep = step{name: "dedupd_begin", sql: "begin isolation level read committed", tag: "BEGIN"}
+var beginStep = pipeline.Step{Name: "dedupd_begin", SQL: "begin isolation level read committed", Tag: "BEGIN"}
 
-func (s *Store) enterStep(c *catalog) step {
-	return step{
-		name:   "dedupd_enter_3",
-		sql:    `SELECT ` + s.name("enter") + `($1::integer, $2::uuid, $3::text, $4::text, $5::text), ` + hearWarnings,
-		oids:   []uint32{pgtype.Int4OID, pgtype.UUIDOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
-		params: [][]byte{int4(c.scopeID), c.identity[:], []byte(lockTimeout), []byte(statementTimeout), []byte(idleTimeout)},
+// enterStep is enter(): see the schema.
+func (t *txn) enterStep() pipeline.Step {
+	return pipeline.Step{
+		Name:   "dedupd_enter_3",
+		SQL:    `SELECT ` + t.store.name("enter") + `($1::integer, $2::uuid, $3::text, $4::text, $5::text), ` + pipeline.SendWarnings,
+		OIDs:   []uint32{pgtype.Int4OID, pgtype.UUIDOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
+		Params: [][]byte{pipeline.Int4(t.catalog.ScopeID), t.catalog.Identity[:], []byte(pipeline.LockTimeout), []byte(pipeline.StatementTimeout), []byte(pipeline.IdleTimeout)},
 	}
 }
 
-// claim opens the transaction, claims the group's keys, looks at what the losers
-// lost to, and gives every message its outcome.
-func (p *Processor) claim(ctx context.Context, conn *pgx.Conn, c *catalog, g *group) error {
-	values, err := p.claimValues(g)
-	if err != nil {
-		return err
-	}
-	rows, counts, err := p.Store.claimKeys(ctx, conn, p.Store.prepare, c, g, []step{beginStep, p.Store.enterStep(c)}, values)
-	p.Metrics.probed(counts)
-	if err != nil {
-		return err
-	}
-	return p.settle(ctx, conn, g, rows)
-}
-
-// claimKeys claims the keys of a group, whose items then tell which are won, and
-// gives the claims that the others lost to. The steps before are sent along with
-// the first round trip; the last of them must be enter().
+// claim claims the keys of the group, whose items then tell which are new, and finds
+// the claims that the others lost to. The steps are sent along with the first round
+// trip; the last of them must be enter().
 //
 // A sealed generation is never written again, and under the rotation lock none
 // is sealed or dropped, so a key that a sealed table doesn't hold now is in none
@@ -51,62 +39,72 @@ func (p *Processor) claim(ctx context.Context, conn *pgx.Conn, c *catalog, g *gr
 // means that the other has committed, so that a duplicate may be dropped; had it
 // rolled back, the row would be ours.
 //
-// When the values say ahead, the open table is looked through as well before
-// anything is claimed, and what it lacks is copied into it. Then a twin that is
+// To claim by copy, the open table is looked through as well before anything is
+// claimed, and what it lacks is copied into it. Then a concurrent duplicate that is
 // committed after the look fails the copy: errTwin, and nothing was done.
-func (s *Store) claimKeys(ctx context.Context, conn *pgx.Conn, prepare bool, c *catalog, g *group, before []step, values claimValues) (map[Key]*claimRow, probeResult, error) {
-	steps := before
-	rows := make(map[Key]*claimRow)
-	probes, result := g.probes(c)
-	var looks []step
-	for _, p := range probes {
-		looks = append(looks, s.lookupStep(p.generation, len(p.firsts), func(i int) *Key { return &g.keys[p.firsts[i]] }, rows))
-	}
-	if values.ahead {
-		looks = append(looks, s.lookupStep(c.open, len(g.firsts), func(i int) *Key { return &g.items[g.firsts[i]].key }, rows))
-	}
-	g.claims = g.firsts
-	if len(looks) > 0 {
-		if err := roundTrip(ctx, conn, prepare, append(steps, byIndex(looks)...)); err != nil {
-			return nil, result, fmt.Errorf("look for claims: %w", err)
+func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
+	t.found = make(map[claimkey.Key]*claimRow)
+	t.claims = t.firsts
+	probes := t.probes()
+	if looks := t.looks(probes); len(looks) > 0 {
+		if err := t.send(ctx, append(steps, byIndex(looks)...)...); err != nil {
+			return fmt.Errorf("look for claims: %w", err)
 		}
 		steps = nil
-		result.settle(g, probes, rows)
-		if len(rows) > 0 {
-			g.claims = make([]int32, 0, len(g.firsts))
-			for _, at := range g.firsts {
-				if rows[g.items[at].key] == nil {
-					g.claims = append(g.claims, at)
-				}
-			}
-		}
+		t.countProbes(probes)
+		t.claims = t.notFound()
 	}
-	if values.ahead {
-		return rows, result, values.copy(ctx, conn, c.open, g)
+	if t.byCopy {
+		return t.copy(ctx)
 	}
-	if len(g.claims) > 0 {
-		steps = append(steps, values.step(c.open, g))
+	if len(t.claims) > 0 {
+		steps = append(steps, t.insertStep())
 	}
-	if err := roundTrip(ctx, conn, prepare, steps); err != nil {
-		return nil, result, err
+	if err := t.send(ctx, steps...); err != nil {
+		return err
 	}
-	lost := g.losers()
+	lost := t.losers()
 	if len(lost) == 0 {
-		return rows, result, nil
+		return nil
 	}
 	// A statement of its own: the claims that won against ours are newer than
 	// the snapshot of the statement that lost to them.
-	lookup := s.lookupStep(c.open, len(lost), func(i int) *Key { return &g.items[lost[i]].key }, rows)
-	if err := roundTrip(ctx, conn, prepare, byIndex([]step{lookup})); err != nil {
-		return nil, result, fmt.Errorf("look up duplicates: %w", err)
+	lookup := t.lookupStep(t.catalog.Open, len(lost), func(i int) *claimkey.Key { return &t.items[lost[i]].key })
+	if err := t.send(ctx, byIndex([]pipeline.Step{lookup})...); err != nil {
+		return fmt.Errorf("look up duplicates: %w", err)
 	}
-	return rows, result, nil
+	return nil
+}
+
+// looks are the look-ups to make before anything is claimed.
+func (t *txn) looks(probes []probe) (looks []pipeline.Step) {
+	for _, p := range probes {
+		looks = append(looks, t.lookupStep(p.table, len(p.firsts), func(i int) *claimkey.Key { return &t.keys[p.firsts[i]] }))
+	}
+	if t.byCopy {
+		looks = append(looks, t.lookupStep(t.catalog.Open, len(t.firsts), func(i int) *claimkey.Key { return &t.items[t.firsts[i]].key }))
+	}
+	return looks
+}
+
+// notFound are the firsts that no table looked through so far holds.
+func (t *txn) notFound() []int32 {
+	if len(t.found) == 0 {
+		return t.firsts
+	}
+	left := make([]int32, 0, len(t.firsts))
+	for _, at := range t.firsts {
+		if t.found[t.items[at].key] == nil {
+			left = append(left, at)
+		}
+	}
+	return left
 }
 
 // probe is what has to be looked up in the table of a sealed generation: indexes
 // of a group's firsts. Those before unfiltered have passed a filter.
 type probe struct {
-	generation *generation
+	table      *generations.Table
 	firsts     []int32
 	unfiltered int
 }
@@ -121,75 +119,54 @@ type probeResult struct {
 }
 
 // probes finds out which keys have to be looked up in which sealed generation.
-func (g *group) probes(c *catalog) (probes []probe, result probeResult) {
-	if len(c.sealed) == 0 {
-		return nil, result
+func (t *txn) probes() (probes []probe) {
+	if len(t.catalog.Sealed) == 0 {
+		return nil
 	}
-	g.hash()
-	for _, gen := range c.sealed {
-		firsts, unfiltered, excluded := gen.candidates(g.keys, g.hashes)
-		result.excluded += int64(excluded)
+	t.hash()
+	for _, table := range t.catalog.Sealed {
+		firsts, unfiltered, excluded := table.Candidates(t.keys, t.hashes)
+		t.probed.excluded += int64(excluded)
 		if len(firsts) > 0 {
-			probes = append(probes, probe{gen, firsts, unfiltered})
+			probes = append(probes, probe{table, firsts, unfiltered})
 		}
 	}
-	return probes, result
+	return probes
 }
 
-// settle counts the answers of the tables. A key is in one of them at most: where
+// countProbes counts the answers of the tables. A key is in one of them at most: where
 // it was found, the others' maybe was as wrong as if it were in none.
-func (r *probeResult) settle(g *group, probes []probe, rows map[Key]*claimRow) {
+func (t *txn) countProbes(probes []probe) {
 	for _, p := range probes {
 		for i, first := range p.firsts {
-			switch row := rows[g.keys[first]]; {
-			case row != nil && row.generation == p.generation:
-				r.found++
+			switch row := t.found[t.keys[first]]; {
+			case row != nil && row.table == p.table:
+				t.probed.found++
 			case i < p.unfiltered:
-				r.falsePositive++
+				t.probed.falsePositive++
 			default:
-				r.unfiltered++
+				t.probed.unfiltered++
 			}
 		}
 	}
 }
 
-// claimValues is what is stored with a claim besides its key.
-type claimValues struct {
-	// lanes are the batches' numbers; nil: the claims come by no lane.
-	lanes       []int32
-	fingerprint bool
-	// ahead has the claims looked up first and then copied. Only with lanes.
-	ahead bool
-}
-
-func (p *Processor) claimValues(g *group) (v claimValues, err error) {
-	v.fingerprint = !p.Fingerprint.none()
-	v.ahead = p.looksAhead(g)
-	g.lanes = make([]int32, len(g.batches))
-	for i := range g.batches {
-		if g.lanes[i], err = p.Store.laneID(g.batches[i].Lane); err != nil {
-			return v, err
-		}
-	}
-	v.lanes = g.lanes
-	return v, nil
-}
-
-// step is the statement that claims, in one go, what is left to claim.
-func (v claimValues) step(open *generation, g *group) step {
-	n := len(g.claims)
-	claim := func(i int) *item { return &g.items[g.claims[i]] }
+// insertStep is the statement that claims, in one go, what is left to claim.
+func (t *txn) insertStep() pipeline.Step {
+	open := t.catalog.Open
+	n := len(t.claims)
+	claim := func(i int) *item { return &t.items[t.claims[i]] }
 	next := 0
-	st := step{
-		generation: open,
-		oids:       []uint32{pgtype.UUIDArrayOID},
-		params:     [][]byte{appendKeys(make([]byte, 0, 20*n+20), n, func(i int) *Key { return &claim(i).key })},
-		row: func(row [][]byte) error {
-			key, err := readKey(row[0])
+	st := pipeline.Step{
+		Generation: &open.Identity,
+		OIDs:       []uint32{pgtype.UUIDArrayOID},
+		Params:     [][]byte{pipeline.AppendKeys(make([]byte, 0, 20*n+20), n, func(i int) *claimkey.Key { return &claim(i).key })},
+		Row: func(row [][]byte) error {
+			key, err := pipeline.ReadKey(row[0])
 			if err != nil {
 				return err
 			}
-			next, err = g.won(key, next)
+			next, err = t.won(key, next)
 			return err
 		},
 	}
@@ -197,25 +174,25 @@ func (v claimValues) step(open *generation, g *group) step {
 	// would be written to a store of its own before.
 	kind, columns, values := "bare", "key", "unnest($1::uuid[])"
 	add := func(column, value string, oid uint32, param []byte) {
-		st.oids, st.params = append(st.oids, oid), append(st.params, param)
-		columns, values = columns+", "+column, values+", "+fmt.Sprintf(value, len(st.params))
+		st.OIDs, st.Params = append(st.OIDs, oid), append(st.Params, param)
+		columns, values = columns+", "+column, values+", "+fmt.Sprintf(value, len(st.Params))
 	}
-	if v.lanes != nil {
+	if t.lanes != nil {
 		kind = "none"
-		if v.fingerprint {
+		if t.fingerprint {
 			kind = "value"
-			add("fingerprint", "unnest($%d::bigint[])", pgtype.Int8ArrayOID, appendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return claim(i).fingerprint }))
+			add("fingerprint", "unnest($%d::bigint[])", pgtype.Int8ArrayOID, pipeline.AppendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return claim(i).fingerprint }))
 		}
-		add("position", "unnest($%d::bigint[])", pgtype.Int8ArrayOID, appendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return g.message(claim(i)).Position.Offset }))
-		if len(slices.Compact(slices.Clone(v.lanes))) == 1 {
+		add("position", "unnest($%d::bigint[])", pgtype.Int8ArrayOID, pipeline.AppendInt8s(make([]byte, 0, 12*n+20), n, func(i int) int64 { return t.message(claim(i)).Position.Offset }))
+		if len(slices.Compact(slices.Clone(t.lanes))) == 1 {
 			kind += "_lane"
-			add("lane", "$%d::integer", pgtype.Int4OID, int4(v.lanes[0]))
+			add("lane", "$%d::integer", pgtype.Int4OID, pipeline.Int4(t.lanes[0]))
 		} else {
-			add("lane", "unnest($%d::integer[])", pgtype.Int4ArrayOID, appendInt4s(make([]byte, 0, 8*n+20), n, func(i int) int32 { return v.lanes[claim(i).batch] }))
+			add("lane", "unnest($%d::integer[])", pgtype.Int4ArrayOID, pipeline.AppendInt4s(make([]byte, 0, 8*n+20), n, func(i int) int32 { return t.lanes[claim(i).batch] }))
 		}
 	}
-	st.name = "dedupd_claim_" + kind + "_" + open.identity.String()
-	st.sql = `INSERT INTO ` + open.table + ` (` + columns + `) SELECT ` + values + ` ON CONFLICT (key) DO NOTHING RETURNING key`
+	st.Name = "dedupd_claim_" + kind + "_" + open.Identity.String()
+	st.SQL = `INSERT INTO ` + open.Name + ` (` + columns + `) SELECT ` + values + ` ON CONFLICT (key) DO NOTHING RETURNING key`
 	return st
 }
 
@@ -232,7 +209,7 @@ func (g *group) losers() []int32 {
 
 // claimRow is a claim that was there before us.
 type claimRow struct {
-	generation  *generation
+	table       *generations.Table
 	fingerprint *int64
 	lane        *int32 // nil: claimed by no lane
 	position    *int64
@@ -243,43 +220,43 @@ func (r *claimRow) laneParam() []byte {
 	if r == nil || r.lane == nil {
 		return nil
 	}
-	return int4(*r.lane)
+	return pipeline.Int4(*r.lane)
 }
 
 func (r *claimRow) positionParam() []byte {
 	if r == nil || r.position == nil {
 		return nil
 	}
-	return int8b(*r.position)
+	return pipeline.Int8(*r.position)
 }
 
 // byIndex holds look-ups to the index. By the planner's reckoning many keys are
 // best found by reading a table of up to a few million rows whole. That would be
 // right once; but there is a group every few milliseconds, and a connection that
 // has made such a plan keeps it while the table grows.
-func byIndex(looks []step) []step {
-	all := append(make([]step, 0, len(looks)+2), step{name: "dedupd_seqscan_off", sql: "SET LOCAL enable_seqscan = off"})
-	return append(append(all, looks...), step{name: "dedupd_seqscan", sql: "SET LOCAL enable_seqscan = DEFAULT"})
+func byIndex(looks []pipeline.Step) []pipeline.Step {
+	all := append(make([]pipeline.Step, 0, len(looks)+2), pipeline.Step{Name: "dedupd_seqscan_off", SQL: "SET LOCAL enable_seqscan = off"})
+	return append(append(all, looks...), pipeline.Step{Name: "dedupd_seqscan", SQL: "SET LOCAL enable_seqscan = DEFAULT"})
 }
 
-// lookupStep reads n claims of a generation into rows, as far as they are there.
+// lookupStep reads n claims of a generation into found, as far as they are there.
 // Its statement goes by byIndex only: a plan made without it would be kept.
-func (s *Store) lookupStep(g *generation, n int, key func(i int) *Key, rows map[Key]*claimRow) step {
-	return step{
-		name:       "dedupd_lookup_" + g.identity.String(),
-		generation: g,
-		sql: `SELECT key, fingerprint, lane, position, extract(epoch FROM ` + s.name("clock") + `() - claimed_at)::float8
-			FROM ` + g.table + ` WHERE key = ANY ($1::uuid[])`,
-		oids:   []uint32{pgtype.UUIDArrayOID},
-		params: [][]byte{appendKeys(make([]byte, 0, 20*n+20), n, key)},
-		row: func(v [][]byte) error {
-			key, err := readKey(v[0])
+func (t *txn) lookupStep(table *generations.Table, n int, key func(i int) *claimkey.Key) pipeline.Step {
+	return pipeline.Step{
+		Name:       "dedupd_lookup_" + table.Identity.String(),
+		Generation: &table.Identity,
+		SQL: `SELECT key, fingerprint, lane, position, extract(epoch FROM ` + t.store.name("clock") + `() - claimed_at)::float8
+			FROM ` + table.Name + ` WHERE key = ANY ($1::uuid[])`,
+		OIDs:   []uint32{pgtype.UUIDArrayOID},
+		Params: [][]byte{pipeline.AppendKeys(make([]byte, 0, 20*n+20), n, key)},
+		Row: func(v [][]byte) error {
+			key, err := pipeline.ReadKey(v[0])
 			if err != nil {
 				return err
 			}
-			r := &claimRow{generation: g}
+			r := &claimRow{table: table}
 			if v[1] != nil {
-				n, err := readInt8(v[1])
+				n, err := pipeline.ReadInt8(v[1])
 				if err != nil {
 					return err
 				}
@@ -289,85 +266,22 @@ func (s *Store) lookupStep(g *generation, n int, key func(i int) *Key, rows map[
 				r.lane = new(int32(binary.BigEndian.Uint32(v[2])))
 			}
 			if v[3] != nil {
-				n, err := readInt8(v[3])
+				n, err := pipeline.ReadInt8(v[3])
 				if err != nil {
 					return err
 				}
 				r.position = &n
 			}
-			age, err := readInt8(v[4])
+			age, err := pipeline.ReadInt8(v[4])
 			if err != nil {
 				return err
 			}
 			// A twin that began after us may have claimed before us.
 			r.age = max(0, math.Float64frombits(uint64(age)))
-			rows[key] = r
+			t.found[key] = r
 			return nil
 		},
 	}
-}
-
-// settle gives every message its outcome but those that the sink still refuses.
-func (p *Processor) settle(ctx context.Context, conn *pgx.Conn, g *group, rows map[Key]*claimRow) error {
-	for i := range g.items {
-		it := &g.items[i]
-		root := it
-		if it.twin >= 0 {
-			root = &g.items[it.twin]
-		}
-		switch {
-		case root.wins && root == it:
-			it.outcome = applied
-			if it.reject != nil {
-				it.outcome = dead
-			}
-		case root.wins:
-			it.original = &claimRow{fingerprint: &root.fingerprint, lane: &g.lanes[root.batch], position: &g.message(root).Position.Offset}
-		default:
-			if it.original = rows[root.key]; it.original == nil {
-				// The claim was there a moment ago: it has been forgotten since.
-				return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "40001", Message: "a claim vanished while it was looked at"}
-			}
-		}
-		if it.outcome == pending {
-			if err := p.settleLoser(ctx, conn, g, it); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// settleLoser tells what kind of copy a message is of the one that has claimed
-// its id.
-func (p *Processor) settleLoser(ctx context.Context, conn *pgx.Conn, g *group, it *item) error {
-	original, lane := it.original, g.batches[it.batch].Lane
-	if !p.Fingerprint.none() && original.fingerprint != nil && differ(*original.fingerprint, it.fingerprint) {
-		it.outcome = conflict
-		if p.OnConflict == ConflictStop {
-			m := g.message(it)
-			return &message.HoldError{
-				Lane: lane, Err: fmt.Errorf("position %d: id %q was claimed with another payload, and dedup.on_conflict is stop", m.Position.Offset, m.ID),
-				Summary: fmt.Sprintf("position %d: its id was claimed with another payload, and dedup.on_conflict is stop", m.Position.Offset),
-			}
-		}
-		return nil
-	}
-	it.outcome = resent
-	if original.lane != nil {
-		source, err := p.Store.sourceOf(ctx, conn, *original.lane)
-		if err != nil {
-			return err
-		}
-		switch {
-		case *original.lane == g.lanes[it.batch] && original.position != nil && *original.position == g.message(it).Position.Offset:
-			it.outcome = redelivered
-		case source != "" && source != lane.Source:
-			it.outcome = crossSource
-		}
-	}
-	g.ages = append(g.ages, original.age)
-	return nil
 }
 
 // Claim claims ids within a transaction of the caller's own, for services that
@@ -390,7 +304,7 @@ func (p *Processor) settleLoser(ctx context.Context, conn *pgx.Conn, g *group, i
 // called, which is worth it for more than a few ids now and then. Workers of the
 // scope keep house; without any, generations stay as they are.
 func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (won []bool, err error) {
-	c, err := s.loaded(ctx)
+	c, err := s.generations.Loaded(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -399,15 +313,14 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (won []bool,
 		if id == "" {
 			return nil, fmt.Errorf("claim: id %d is empty", i)
 		}
-		g.items[i] = item{key: KeyOf(id), twin: -1}
+		g.items[i] = item{key: claimkey.Of(id), twin: -1}
 	}
 	g.fold()
 	// Nothing is prepared: the connection is the caller's.
-	if _, _, err := s.claimKeys(ctx, tx.Conn(), false, c, g, []step{s.enterStep(c)}, claimValues{}); err != nil {
-		if sqlstate(err) == stateCatalog {
-			if now := s.catalog.Load(); now != nil && now.identity == c.identity {
-				s.catalog.CompareAndSwap(now, nil) // read anew by the next call
-			}
+	t := &txn{store: s, conn: tx.Conn(), catalog: c, group: g}
+	if err := t.claim(ctx, t.enterStep()); err != nil {
+		if sqlstate.Of(err) == stateCatalog {
+			s.generations.Outdate(c)
 		}
 		return nil, fmt.Errorf("claim: %w", err)
 	}

@@ -7,6 +7,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/dedup/generations"
+	"github.com/dedupd/dedupd/dedup/internal/admin"
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/sqlstate"
 )
 
 // Claim is what is stored about an id that was claimed.
@@ -28,9 +34,9 @@ type Claim struct {
 
 // ClaimAnswer is what there is to say about an id.
 type ClaimAnswer struct {
-	Key   Key    `json:"key"`
-	Found bool   `json:"found"`
-	Claim *Claim `json:"claim"` // nil: not found
+	Key   claimkey.Key `json:"key"`
+	Found bool         `json:"found"`
+	Claim *Claim       `json:"claim"` // nil: not found
 	// ClaimsSince is since when claims are kept: of what was claimed before,
 	// nothing is known.
 	ClaimsSince time.Time `json:"claims_since"`
@@ -46,10 +52,10 @@ type DeadLetterRef struct {
 
 // FindClaim looks for the claim of an id in every generation that counts.
 func (s *Store) FindClaim(ctx context.Context, id string) (a ClaimAnswer, err error) {
-	err = s.withCatalog(ctx, func(ctx context.Context, tx pgx.Tx, c *catalog) error {
-		a = ClaimAnswer{Key: KeyOf(id)}
-		for _, g := range c.oldestFirst() {
-			if a.Claim, err = s.readClaim(ctx, tx, c, g, ``, g.table, a.Key); err != nil {
+	err = s.withCatalog(ctx, func(ctx context.Context, tx pgx.Tx, c *generations.Catalog) error {
+		a = ClaimAnswer{Key: claimkey.Of(id)}
+		for _, g := range c.OldestFirst() {
+			if a.Claim, err = s.readClaim(ctx, tx, c, g, ``, g.Name, a.Key); err != nil {
 				return err
 			}
 			if a.Found = a.Claim != nil; a.Found {
@@ -76,11 +82,11 @@ func (s *Store) FindClaim(ctx context.Context, id string) (a ClaimAnswer, err er
 // applied again, and tells what it was; nil: there was none. Filters may go on
 // holding the key: they only say where it is worth looking.
 func (s *Store) ForgetClaim(ctx context.Context, actor, id string) (forgotten *Claim, err error) {
-	key := KeyOf(id)
-	err = s.withCatalog(ctx, func(ctx context.Context, tx pgx.Tx, c *catalog) error {
+	key := claimkey.Of(id)
+	err = s.withCatalog(ctx, func(ctx context.Context, tx pgx.Tx, c *generations.Catalog) error {
 		forgotten = nil
-		for _, g := range c.oldestFirst() {
-			gone, err := s.readClaim(ctx, tx, c, g, `WITH gone AS (DELETE FROM `+g.table+` WHERE key = $1::uuid RETURNING *) `, `gone`, key)
+		for _, g := range c.OldestFirst() {
+			gone, err := s.readClaim(ctx, tx, c, g, `WITH gone AS (DELETE FROM `+g.Name+` WHERE key = $1::uuid RETURNING *) `, `gone`, key)
 			if err != nil {
 				return err
 			}
@@ -89,10 +95,10 @@ func (s *Store) ForgetClaim(ctx context.Context, actor, id string) (forgotten *C
 			}
 			forgotten = gone
 			detail := struct {
-				Key Key `json:"key"`
+				Key claimkey.Key `json:"key"`
 				*Claim
 			}{key, gone}
-			if err := s.audit(ctx, tx, actor, "claims forget", id, detail); err != nil {
+			if err := admin.Audit(ctx, tx, s.schema, actor, "claims forget", id, detail); err != nil {
 				return err
 			}
 		}
@@ -106,9 +112,9 @@ func (s *Store) ForgetClaim(ctx context.Context, actor, id string) (forgotten *C
 
 // withCatalog does work in a transaction that enter() has opened, as a claim's:
 // while it runs, no generation is sealed, and none leaves the catalog.
-func (s *Store) withCatalog(ctx context.Context, work func(ctx context.Context, tx pgx.Tx, c *catalog) error) error {
-	return cure(s.again(ctx, func() error {
-		c, err := s.loaded(ctx)
+func (s *Store) withCatalog(ctx context.Context, work func(ctx context.Context, tx pgx.Tx, c *generations.Catalog) error) error {
+	return admin.Hint(s.retry(ctx, func() error {
+		c, err := s.generations.Loaded(ctx)
 		if err != nil {
 			return err
 		}
@@ -116,7 +122,7 @@ func (s *Store) withCatalog(ctx context.Context, work func(ctx context.Context, 
 		defer cancel()
 		return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, `SELECT `+s.name("enter")+`($1, $2::uuid, $3, $4, $5)`,
-				c.scopeID, c.identity.String(), lockTimeout, statementTimeout, idleTimeout); err != nil {
+				c.ScopeID, c.Identity.String(), pipeline.LockTimeout, pipeline.StatementTimeout, pipeline.IdleTimeout); err != nil {
 				return err
 			}
 			return work(ctx, tx, c)
@@ -124,21 +130,11 @@ func (s *Store) withCatalog(ctx context.Context, work func(ctx context.Context, 
 	}))
 }
 
-// oldestFirst are the generations that may hold claims. An id that was claimed
-// twice, by whatever hand, was seen first in the oldest.
-func (c *catalog) oldestFirst() []*generation {
-	all := make([]*generation, 0, len(c.sealed)+1)
-	for i := len(c.sealed) - 1; i >= 0; i-- {
-		all = append(all, c.sealed[i])
-	}
-	return append(all, c.open)
-}
-
 // readClaim reads the claim of a key from a generation's table, or from what a
 // statement in front deletes from it; nil: there is none.
-func (s *Store) readClaim(ctx context.Context, tx pgx.Tx, c *catalog, g *generation, before, from string, key Key) (*Claim, error) {
-	claim := &Claim{Generation: g.number, State: "sealed"}
-	if g == c.open {
+func (s *Store) readClaim(ctx context.Context, tx pgx.Tx, c *generations.Catalog, g *generations.Table, before, from string, key claimkey.Key) (*Claim, error) {
+	claim := &Claim{Generation: g.Number, State: "sealed"}
+	if g == c.Open {
 		claim.State = "open"
 	}
 	err := tx.QueryRow(ctx, before+`
@@ -148,9 +144,9 @@ func (s *Store) readClaim(ctx context.Context, tx pgx.Tx, c *catalog, g *generat
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
-	case sqlstate(err) == "42P01":
+	case sqlstate.Of(err) == "42P01":
 		// Under the rotation lock none of the catalog's tables is dropped.
-		return nil, fmt.Errorf("the table %s of generation %d is gone, and with it its claims, so that nobody can tell: bring it back from a backup: %w", g.table, g.number, err)
+		return nil, fmt.Errorf("the table %s of generation %d is gone, and with it its claims, so that nobody can tell: bring it back from a backup: %w", g.Name, g.Number, err)
 	case err != nil:
 		return nil, err
 	}
@@ -158,7 +154,7 @@ func (s *Store) readClaim(ctx context.Context, tx pgx.Tx, c *catalog, g *generat
 }
 
 // claimsSince is since when claims are kept.
-func (s *Store) claimsSince(ctx context.Context, q querier) (at time.Time, err error) {
-	err = q.QueryRow(ctx, `SELECT min(opened_at) FROM `+s.name("generations")+` WHERE scope = $1 AND state IN ('open', 'sealed')`, s.scope).Scan(&at)
+func (s *Store) claimsSince(ctx context.Context, tx pgx.Tx) (at time.Time, err error) {
+	err = tx.QueryRow(ctx, `SELECT min(opened_at) FROM `+s.name("generations")+` WHERE scope = $1 AND state IN ('open', 'sealed')`, s.scope).Scan(&at)
 	return at, err
 }

@@ -13,8 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/pgtest"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // as connects with another role.
@@ -65,7 +66,7 @@ func TestFindingAClaim(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	// A key is the id of its own.
-	if a := f.find(dedup.KeyOf("old").String()); !a.Found || a.Claim.Generation != 1 {
+	if a := f.find(claimkey.Of("old").String()); !a.Found || a.Claim.Generation != 1 {
 		t.Errorf("by its key: %+v", a)
 	}
 	never := f.find("never")
@@ -80,7 +81,7 @@ func TestFindingAClaim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"found":true`, `"generation":1`, `"key":"` + dedup.KeyOf("old").String() + `"`, `"fingerprint":"`, `"dead_letters":[]`} {
+	for _, want := range []string{`"found":true`, `"generation":1`, `"key":"` + claimkey.Of("old").String() + `"`, `"fingerprint":"`, `"dead_letters":[]`} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("no %s in %s", want, text)
 		}
@@ -105,7 +106,7 @@ func TestOnlyWhatCountsIsFound(t *testing.T) {
 	if a := other.find("old"); !a.Found || a.Claim.AgeSeconds < 47*3600 {
 		t.Fatalf("%+v", a)
 	}
-	if n, _, err := f.Store.Expire(t.Context(), time.Hour, 28*24*time.Hour); err != nil || n != 1 {
+	if n, _, err := f.Store.Generations().Expire(t.Context(), time.Hour, 28*24*time.Hour); err != nil || n != 1 {
 		t.Fatalf("expire: %d, %v", n, err)
 	}
 	a := other.find("old")
@@ -156,7 +157,7 @@ func TestForgettingAClaim(t *testing.T) {
 			t.Errorf("%s: %+v", id, gone)
 		}
 		line, detail := f.audited()
-		if line != "test ann@host claims forget "+id || detail["generation"] != float64(i+1) || detail["key"] != dedup.KeyOf(id).String() || detail["lane"] != "orders/0" {
+		if line != "test ann@host claims forget "+id || detail["generation"] != float64(i+1) || detail["key"] != claimkey.Of(id).String() || detail["lane"] != "orders/0" {
 			t.Errorf("audit: %s, %v", line, detail)
 		}
 		if f.find(id).Found {
@@ -194,7 +195,7 @@ func TestForgettingKeepsRotationsOut(t *testing.T) {
 		done <- err
 	}()
 	f.awaitLock()
-	if _, err := f.Store.PrepareGeneration(t.Context()); err != nil {
+	if _, err := f.Store.Generations().Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	var rotated bool
@@ -226,7 +227,7 @@ func TestAPoisonedIDIsSetFree(t *testing.T) {
 	if a := f.find("a"); !a.Found || len(a.DeadLetters) != 1 || a.DeadLetters[0].Class != "poison" {
 		t.Fatalf("%+v", a)
 	}
-	if err := f.Handle(t.Context(), []message.Batch{l.batch("a=fine")}); err != nil {
+	if err := f.Handle(t.Context(), []lane.Batch{l.batch("a=fine")}); err != nil {
 		t.Fatal(err)
 	}
 	f.wantLanded()

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -16,7 +17,7 @@ import (
 // as far as the oldest of them, if the broker knows.
 type clocks map[message.Lane]time.Time
 
-func clocksOf(batches []message.Batch) clocks {
+func clocksOf(batches []lane.Batch) clocks {
 	all := make(clocks, len(batches))
 	for i := range batches {
 		b := &batches[i]

@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/message"
 )
 
 // clockJump is how far the database's clock is wrong.
 const clockJump = 2 * 365 * 24 * time.Hour
 
-func (f *fixture) setClock(l *lane, set dedup.ClockSetting) error {
+func (f *fixture) setClock(l *takenLane, set generations.ClockSetting) error {
 	f.t.Helper()
 	audits := f.audits()
 	c, err := f.Store.SetLaneClock(f.t.Context(), "ann@host", l.Lane, set)
@@ -26,10 +27,10 @@ func (f *fixture) setClock(l *lane, set dedup.ClockSetting) error {
 	return err
 }
 
-func (f *fixture) setGenerationClock(generation int, set dedup.ClockSetting) error {
+func (f *fixture) setGenerationClock(generation int, set generations.ClockSetting) error {
 	f.t.Helper()
 	audits := f.audits()
-	_, err := f.Store.SetGenerationClock(f.t.Context(), "ann@host", generation, set)
+	_, err := f.Store.Generations().SetClock(f.t.Context(), "ann@host", generation, set)
 	if n := f.audits() - audits; err == nil && n != 1 || err != nil && n != 0 {
 		f.t.Errorf("%d lines in the audit, and the error is %v", n, err)
 	}
@@ -62,27 +63,27 @@ func TestALanesClockIsSetByHand(t *testing.T) {
 	f.passTime(2 * expiryWindow)
 	f.caughtUp(l)
 
-	wantErr(t, f.setClock(l, dedup.ClockSetting{To: start}), nil)
+	wantErr(t, f.setClock(l, generations.ClockSetting{To: start}), nil)
 	if line, detail := f.audited(); line != "test ann@host lanes set-clock lane orders/0 of source kafka" || detail["from"] == nil || detail["to"] == nil {
 		t.Errorf("audited %s, %v", line, detail)
 	}
 	f.wantExpired(0, "set back")
-	wantErr(t, f.setClock(l, dedup.ClockSetting{To: start.Add(time.Hour)}), dedup.ErrExpireEarlier)
-	wantErr(t, f.setClock(l, dedup.ClockSetting{Now: true}), dedup.ErrExpireEarlier)
-	wantErr(t, f.setClock(l, dedup.ClockSetting{To: start.Add(3 * expiryWindow), Earlier: true}), dedup.ErrClockAhead)
+	wantErr(t, f.setClock(l, generations.ClockSetting{To: start.Add(time.Hour)}), generations.ErrExpireEarlier)
+	wantErr(t, f.setClock(l, generations.ClockSetting{Now: true}), generations.ErrExpireEarlier)
+	wantErr(t, f.setClock(l, generations.ClockSetting{To: start.Add(3 * expiryWindow), Earlier: true}), generations.ErrClockAhead)
 	f.wantClock(l, start)
 
-	wantErr(t, f.setClock(l, dedup.ClockSetting{}), nil)
+	wantErr(t, f.setClock(l, generations.ClockSetting{}), nil)
 	f.wantExpired(0, "not known")
-	wantErr(t, f.setClock(l, dedup.ClockSetting{To: start}), dedup.ErrExpireEarlier)
-	wantErr(t, f.setClock(l, dedup.ClockSetting{To: start, Earlier: true}), nil)
+	wantErr(t, f.setClock(l, generations.ClockSetting{To: start}), generations.ErrExpireEarlier)
+	wantErr(t, f.setClock(l, generations.ClockSetting{To: start, Earlier: true}), nil)
 
 	f.handle(l.batchAsOf(start.Add(time.Hour), "b")) // moves it on
 	f.wantClock(l, start.Add(time.Hour))
 	f.wantExpired(0, "a batch from within the window")
-	wantErr(t, f.setClock(l, dedup.ClockSetting{Now: true, Earlier: true}), nil)
+	wantErr(t, f.setClock(l, generations.ClockSetting{Now: true, Earlier: true}), nil)
 	f.wantExpired(1, "set forward")
-	wantErr(t, f.setClock(&lane{Lane: message.Lane{Source: "kafka", Name: "orders/1"}}, dedup.ClockSetting{}), dedup.ErrNoLane)
+	wantErr(t, f.setClock(&takenLane{Lane: message.Lane{Source: "kafka", Name: "orders/1"}}, generations.ClockSetting{}), dedup.ErrNoLane)
 }
 
 // A lane whose clock is ahead, and to which nothing comes, holds up expiry for its scope.
@@ -108,8 +109,8 @@ func TestALanesClockThatIsAheadIsSetRight(t *testing.T) {
 			t.Errorf("%s: ahead %v, holds up expiry %v, want %v", name, l.ClockAhead, l.HoldsUpExpiry, want)
 		}
 	}
-	wantErr(t, f.setClock(gone, dedup.ClockSetting{Now: true}), dedup.ErrExpireEarlier)
-	wantErr(t, f.setClock(gone, dedup.ClockSetting{Now: true, Earlier: true}), nil)
+	wantErr(t, f.setClock(gone, generations.ClockSetting{Now: true}), generations.ErrExpireEarlier)
+	wantErr(t, f.setClock(gone, generations.ClockSetting{Now: true, Earlier: true}), nil)
 	if s := f.status(); s.LanesAhead != 0 || s.Stream.IsZero() {
 		t.Errorf("%d lanes are ahead, the stream clock is at %s", s.LanesAhead, s.Stream)
 	}
@@ -154,20 +155,20 @@ func TestAGenerationsClockIsSetByHand(t *testing.T) {
 	at(2 * expiryWindow)
 	f.wantExpired(0, "sealed in two years")
 	at(0)
-	wantErr(t, f.setGenerationClock(1, dedup.ClockSetting{To: time.Now().Add(-time.Hour)}), dedup.ErrExpireEarlier)
-	wantErr(t, f.setGenerationClock(1, dedup.ClockSetting{To: time.Now().Add(time.Hour), Earlier: true}), dedup.ErrClockAhead)
-	wantErr(t, f.setGenerationClock(1, dedup.ClockSetting{Now: true}), nil)
+	wantErr(t, f.setGenerationClock(1, generations.ClockSetting{To: time.Now().Add(-time.Hour)}), generations.ErrExpireEarlier)
+	wantErr(t, f.setGenerationClock(1, generations.ClockSetting{To: time.Now().Add(time.Hour), Earlier: true}), generations.ErrClockAhead)
+	wantErr(t, f.setGenerationClock(1, generations.ClockSetting{Now: true}), nil)
 	if line, detail := f.audited(); line != "test ann@host retention set-clock generation 1" || detail["from"] == nil || detail["state"] != "sealed" {
 		t.Errorf("audited %s, %v", line, detail)
 	}
-	wantErr(t, f.setGenerationClock(1, dedup.ClockSetting{To: time.Now().Add(-time.Hour)}), dedup.ErrExpireEarlier)
+	wantErr(t, f.setGenerationClock(1, generations.ClockSetting{To: time.Now().Add(-time.Hour)}), generations.ErrExpireEarlier)
 	f.passTime(2 * time.Hour)
-	wantErr(t, f.setGenerationClock(1, dedup.ClockSetting{To: time.Now().Add(time.Hour)}), nil) // kept for longer
+	wantErr(t, f.setGenerationClock(1, generations.ClockSetting{To: time.Now().Add(time.Hour)}), nil) // kept for longer
 	at(expiryWindow + 30*time.Minute)
 	f.wantExpired(0, "a window hasn't passed")
 
 	// The open one is opened in two years: it would be sealed no sooner.
-	wantErr(t, f.setGenerationClock(2, dedup.ClockSetting{To: time.Now().Add(-time.Hour)}), nil)
+	wantErr(t, f.setGenerationClock(2, generations.ClockSetting{To: time.Now().Add(-time.Hour)}), nil)
 	f.rotate()
 	for _, g := range f.generations() {
 		if g.Ahead(f.status().Now) {
@@ -176,10 +177,10 @@ func TestAGenerationsClockIsSetByHand(t *testing.T) {
 	}
 	at(expiryWindow + 90*time.Minute)
 	f.wantExpired(1, "a window has passed")
-	wantErr(t, f.setGenerationClock(2, dedup.ClockSetting{To: time.Now().Add(-2 * expiryWindow), Earlier: true}), nil)
+	wantErr(t, f.setGenerationClock(2, generations.ClockSetting{To: time.Now().Add(-2 * expiryWindow), Earlier: true}), nil)
 	f.wantExpired(1, "set back, and that was meant")
 	for _, g := range []int{1, 2, 4, 99} { // gone, gone, next, never there
-		wantErr(t, f.setGenerationClock(g, dedup.ClockSetting{Now: true}), dedup.ErrNoGeneration)
+		wantErr(t, f.setGenerationClock(g, generations.ClockSetting{Now: true}), generations.ErrNoGeneration)
 	}
 }
 

@@ -6,37 +6,38 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
 // commit buries the dead, forgets attempts that have their answer by this, moves
 // the lanes and commits, in one round trip: the
 // server skips COMMIT when a lane doesn't move.
-func (p *Processor) commit(ctx context.Context, conn *pgx.Conn, g *group, all []tally) error {
-	steps := p.burySteps(g)
-	if g.noted {
-		passed, err := p.Store.passSteps(g.batches)
+func (p *Processor) commit(ctx context.Context, t *txn, all []tally) error {
+	steps := p.burySteps(t.group)
+	if t.noted {
+		passed, err := p.Store.passSteps(t.batches)
 		if err != nil {
 			return err
 		}
 		steps = append(steps, passed...)
 	}
-	moves, err := p.Store.advanceSteps(g.batches, g.clocks, all, p.guard.steps(p.Store, g, all))
+	moves, err := p.Store.advanceSteps(t.batches, t.clocks, all, p.guard.steps(p.Store, t.group, all))
 	if err != nil {
 		return err
 	}
-	return p.Store.commit(ctx, conn, append(steps, moves...))
+	return t.commit(ctx, append(steps, moves...)...)
 }
 
 // checkStep checks what the sink's constraints and triggers have put off, in a
 // statement of its own: what fails here is the sink's, and what fails after it is
 // dedupd's own, which has no deferred constraint. (Names don't tell them apart: both
 // may share a schema.)
-var checkStep = step{name: "dedupd_check", sql: "SET CONSTRAINTS ALL IMMEDIATE", ofSink: true}
+var checkStep = pipeline.Step{Name: "dedupd_check", SQL: "SET CONSTRAINTS ALL IMMEDIATE", OfSink: true}
 
 // commit sends a transaction's last steps and COMMIT in one round trip. The error
 // is a *commitError when nobody knows what became of it; after any other nothing
@@ -44,22 +45,22 @@ var checkStep = step{name: "dedupd_check", sql: "SET CONSTRAINTS ALL IMMEDIATE",
 //
 // Nobody knows it, either, when COMMIT succeeds and warns: its wait for a synchronous
 // standby was cancelled, so that it stands, but here only.
-func (s *Store) commit(ctx context.Context, conn *pgx.Conn, steps []step) error {
-	steps = append(append([]step{checkStep}, steps...), step{name: "dedupd_commit", sql: "commit", tag: "COMMIT", ofSink: true})
+func (t *txn) commit(ctx context.Context, steps ...pipeline.Step) error {
+	steps = append(append([]pipeline.Step{checkStep}, steps...), pipeline.Step{Name: "dedupd_commit", SQL: "commit", Tag: "COMMIT", OfSink: true})
 
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
-	_ = takeWarning(conn) // of an earlier statement
-	err := roundTrip(ctx, conn, s.prepare, steps)
+	_ = pipeline.TakeWarning(t.conn) // of an earlier statement
+	err := t.send(ctx, steps...)
 	if err == nil {
-		if w := takeWarning(conn); w != nil {
+		if w := pipeline.TakeWarning(t.conn); w != nil {
 			return &commitError{w}
 		}
 		return nil
 	}
 	if answer(err) != nil {
-		var failed *stepError
-		if errors.As(err, &failed) && failed.ofSink {
+		var failed *pipeline.StepError
+		if errors.As(err, &failed) && failed.OfSink {
 			return fmt.Errorf("commit: %w", err)
 		}
 		return &ownError{fmt.Errorf("move the lanes: %w", err)}
@@ -97,8 +98,8 @@ func (p *Processor) burial(it *item) *rejection {
 // advanceSteps moves each lane once. Several batches of a queue share its row.
 // What else is to be done to a lane's row comes right before: rows are locked in
 // one order.
-func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally, before map[message.Lane]step) ([]step, error) {
-	var steps []step
+func (s *Store) advanceSteps(batches []lane.Batch, clocks clocks, all []tally, before map[message.Lane]pipeline.Step) ([]pipeline.Step, error) {
+	var steps []pipeline.Step
 	for i := 0; i < len(batches); {
 		b, sum := batches[i], all[i]
 		j := i + 1
@@ -115,27 +116,27 @@ func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally
 			b.Checkpoint.Number = max(b.Checkpoint.Number, batches[j].Checkpoint.Number)
 		}
 		i = j
-		lane, err := s.laneID(b.Lane)
+		l, err := s.laneID(b.Lane)
 		if err != nil {
 			return nil, err
 		}
 		var from, checkpoint, instance []byte
 		if b.Ordered {
-			from = int8b(b.From)
+			from = pipeline.Int8(b.From)
 		} else {
-			checkpoint, instance = int8b(b.Checkpoint.Number), []byte(b.Checkpoint.Instance)
+			checkpoint, instance = pipeline.Int8(b.Checkpoint.Number), []byte(b.Checkpoint.Instance)
 		}
 		if first, ok := before[b.Lane]; ok {
 			steps = append(steps, first)
 		}
-		steps = append(steps, step{
-			name: "dedupd_advance",
-			sql:  `SELECT ` + s.name("advance") + `(` + advanceParams + `)`,
-			oids: advanceOIDs,
-			params: [][]byte{
-				int4(lane), int8b(b.Epoch), from, checkpoint, instance, int8b(b.Next), optional(b.BrokerPosition), timestamptz(clocks[b.Lane]), optional(b.Lag),
-				int8b(sum[applied]), int8b(sum[redelivered]), int8b(sum[resent]), int8b(sum[crossSource]), int8b(sum[conflict]), int8b(sum[dead]),
-				epochPairs(message.EpochsBelow(b.LeaderEpochs, b.Next)),
+		steps = append(steps, pipeline.Step{
+			Name: "dedupd_advance",
+			SQL:  `SELECT ` + s.name("advance") + `(` + advanceParams + `)`,
+			OIDs: advanceOIDs,
+			Params: [][]byte{
+				pipeline.Int4(l), pipeline.Int8(b.Epoch), from, checkpoint, instance, pipeline.Int8(b.Next), pipeline.OptionalInt8(b.BrokerPosition), pipeline.Timestamptz(clocks[b.Lane]), pipeline.OptionalInt8(b.Lag),
+				pipeline.Int8(sum[applied]), pipeline.Int8(sum[redelivered]), pipeline.Int8(sum[resent]), pipeline.Int8(sum[crossSource]), pipeline.Int8(sum[conflict]), pipeline.Int8(sum[dead]),
+				epochPairs(lane.EpochsBelow(b.LeaderEpochs, b.Next)),
 			},
 		})
 	}
@@ -144,11 +145,11 @@ func (s *Store) advanceSteps(batches []message.Batch, clocks clocks, all []tally
 
 // epochPairs is how the lane's row has them: NULL where none is known, since what was
 // known of an earlier position says nothing of this one.
-func epochPairs(all []message.LeaderEpoch) []byte {
+func epochPairs(all []lane.LeaderEpoch) []byte {
 	if len(all) == 0 {
 		return nil
 	}
-	return appendInt8s(nil, 2*len(all), func(i int) int64 {
+	return pipeline.AppendInt8s(nil, 2*len(all), func(i int) int64 {
 		if e := all[i/2]; i%2 == 0 {
 			return int64(e.Epoch)
 		} else {
@@ -158,9 +159,9 @@ func epochPairs(all []message.LeaderEpoch) []byte {
 }
 
 // leaderEpochs reads them.
-func leaderEpochs(pairs []int64) (all []message.LeaderEpoch) {
+func leaderEpochs(pairs []int64) (all []lane.LeaderEpoch) {
 	for i := 0; i+1 < len(pairs); i += 2 {
-		all = append(all, message.LeaderEpoch{Epoch: int32(pairs[i]), From: pairs[i+1]})
+		all = append(all, lane.LeaderEpoch{Epoch: int32(pairs[i]), From: pairs[i+1]})
 	}
 	return all
 }

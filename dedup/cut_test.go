@@ -5,13 +5,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // takeAgain is what the next owner of a lane is told.
-func (f *fixture) takeAgain(l *lane) message.Taken {
+func (f *fixture) takeAgain(l *takenLane) lane.Assignment {
 	f.t.Helper()
-	taken, err := f.Store.Take(f.t.Context(), message.Take{Lane: l.Lane, Ordered: true, Committed: -1})
+	taken, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: -1})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -25,9 +25,9 @@ func TestLeaderEpochsGoWithThePosition(t *testing.T) {
 	f := newFixture(t)
 	l := f.take("kafka", "orders/0")
 	b := l.batch("a", "b", "c")
-	b.LeaderEpochs = []message.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}, {Epoch: 6, From: 3}}
+	b.LeaderEpochs = []lane.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}, {Epoch: 6, From: 3}}
 	f.handle(b)
-	want := []message.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}}
+	want := []lane.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}}
 	if diff := cmp.Diff(want, f.takeAgain(l).LeaderEpochs); diff != "" {
 		t.Error(diff)
 	}
@@ -52,27 +52,27 @@ func TestLeaderEpochsOfADividedBatch(t *testing.T) {
 	f := newFixture(t)
 	l := f.take("kafka", "orders/0")
 	b := l.batch("a", "b", "c", "d")
-	b.LeaderEpochs = []message.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}}
+	b.LeaderEpochs = []lane.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}}
 	b.Messages, b.Next = b.Messages[:2], 2
 	f.handle(b)
-	if diff := cmp.Diff([]message.LeaderEpoch{{Epoch: 3, From: 0}}, f.takeAgain(l).LeaderEpochs); diff != "" {
+	if diff := cmp.Diff([]lane.LeaderEpoch{{Epoch: 3, From: 0}}, f.takeAgain(l).LeaderEpochs); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestLogCut(t *testing.T) {
 	t.Parallel()
-	cut := func(f *fixture, l *lane, at int64, follow bool) {
+	cut := func(f *fixture, l *takenLane, at int64, follow bool) {
 		t.Helper()
-		if err := f.Store.LogCut(t.Context(), message.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: at, Follow: follow}); err != nil {
+		if err := f.Store.LogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: at, Follow: follow}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	begin := func(t *testing.T) (*fixture, *lane) {
+	begin := func(t *testing.T) (*fixture, *takenLane) {
 		f := newFixture(t)
 		l := f.take("kafka", "orders/0")
 		b := l.batch("a", "b", "c", "d")
-		b.LeaderEpochs = []message.LeaderEpoch{{Epoch: 3, From: 0}}
+		b.LeaderEpochs = []lane.LeaderEpoch{{Epoch: 3, From: 0}}
 		b.BrokerPosition = 4
 		f.handle(b)
 		return f, l
@@ -83,7 +83,7 @@ func TestLogCut(t *testing.T) {
 		cut(f, l, 2, false)
 		first := f.takeAgain(l)
 		again := f.takeAgain(l)
-		if first.Cut != 2 || again.Cut != 2 || again.Next != 4 || again.Reached != 4 || again.Incarnation != l.Incarnation || len(again.LeaderEpochs) != 1 {
+		if first.Cut != 2 || again.Cut != 2 || again.Next != 4 || again.Reached != 4 || again.StreamID != l.StreamID || len(again.LeaderEpochs) != 1 {
 			t.Errorf("taken as %+v", again)
 		}
 		if s := f.laneStates()["kafka orders/0"]; s.CutAt == nil || *s.CutAt != 2 {
@@ -91,10 +91,10 @@ func TestLogCut(t *testing.T) {
 		}
 		f.setPosition(l, 2)
 		moved := f.takeAgain(l)
-		if moved.Cut != -1 || moved.Next != 2 || moved.Reached != 2 || moved.Incarnation == l.Incarnation {
+		if moved.Cut != -1 || moved.Next != 2 || moved.Reached != 2 || moved.StreamID == l.StreamID {
 			t.Errorf("taken as %+v: its positions are those of other messages", moved)
 		}
-		if again := f.takeAgain(l); again.Incarnation != moved.Incarnation || again.Cut != -1 {
+		if again := f.takeAgain(l); again.StreamID != moved.StreamID || again.Cut != -1 {
 			t.Errorf("taken as %+v after %+v", again, moved)
 		}
 	})
@@ -102,10 +102,10 @@ func TestLogCut(t *testing.T) {
 		t.Parallel()
 		f, l := begin(t)
 		cut(f, l, 2, false)
-		l.Taken = f.takeAgain(l)
+		l.Assignment = f.takeAgain(l)
 		cut(f, l, 2, true)
 		taken := f.takeAgain(l)
-		if taken.Cut != -1 || taken.Next != 2 || taken.BrokerPosition != -1 || taken.Incarnation == l.Incarnation {
+		if taken.Cut != -1 || taken.Next != 2 || taken.BrokerPosition != -1 || taken.StreamID == l.StreamID {
 			t.Errorf("taken as %+v", taken)
 		}
 		if s := f.laneStates()["kafka orders/0"]; s.StreamTime != nil || s.CutAt != nil {
@@ -116,7 +116,7 @@ func TestLogCut(t *testing.T) {
 		t.Parallel()
 		f, l := begin(t)
 		f.takeAgain(l)
-		wantFenced(t, f.Store.LogCut(t.Context(), message.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 2, Follow: true}), l)
+		wantFenced(t, f.Store.LogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 2, Follow: true}), l)
 		if taken := f.takeAgain(l); taken.Cut != -1 || taken.Next != 4 {
 			t.Errorf("taken as %+v", taken)
 		}
@@ -127,8 +127,8 @@ func TestLogCut(t *testing.T) {
 			f, l := begin(t)
 			cut(f, l, 2, false)
 			got := f.takeCommitted(l, committed)
-			if got.Next != committed || got.Reached != 4 || (got.Cut == 2) != held || (got.Incarnation == l.Incarnation) != held {
-				t.Errorf("reset to %d, it is taken as %+v", committed, got.Taken)
+			if got.Next != committed || got.Reached != 4 || (got.Cut == 2) != held || (got.StreamID == l.StreamID) != held {
+				t.Errorf("reset to %d, it is taken as %+v", committed, got.Assignment)
 			}
 		}
 	})

@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
 )
 
 // burySize is how many dead letters one statement writes. Headers are sliced out
@@ -17,7 +19,7 @@ const burySize = 128
 
 // burySteps are the statements that write dead letters, in the transaction that
 // moves their lanes.
-func (p *Processor) burySteps(g *group) (steps []step) {
+func (p *Processor) burySteps(g *group) (steps []pipeline.Step) {
 	var chunk []*item
 	for i := range g.items {
 		if it := &g.items[i]; p.burial(it) != nil {
@@ -31,32 +33,32 @@ func (p *Processor) burySteps(g *group) (steps []step) {
 	return steps
 }
 
-func (p *Processor) buryStep(g *group, items []*item) step {
+func (p *Processor) buryStep(g *group, items []*item) pipeline.Step {
 	var sources, lanes, positions, classes, reasons, states, keys, ids, topics, messageKeys, values, times, originalLanes, originalPositions, laneIDs, incarnations, attempts [][]byte
 	var headersFrom, headersTo, headerKeys, headerValues [][]byte
 	for _, it := range items {
 		m, why := g.message(it), p.burial(it)
 		sources, lanes = append(sources, []byte(m.Position.Lane.Source)), append(lanes, []byte(m.Position.Lane.Name))
-		positions = append(positions, int8b(m.Position.Offset))
-		classes, reasons = append(classes, []byte(why.class)), append(reasons, cleanText(why.reason))
+		positions = append(positions, pipeline.Int8(m.Position.Offset))
+		classes, reasons = append(classes, []byte(why.class)), append(reasons, pipeline.CleanText(why.reason))
 		states = append(states, nilIfEmpty(why.sqlstate))
 		keys, ids = append(keys, it.key[:]), append(ids, nilIfEmpty(m.ID))
 		topics, messageKeys, values = append(topics, nonNil([]byte(m.Topic))), append(messageKeys, m.Key), append(values, m.Value)
-		times = append(times, timestamptz(m.Time))
+		times = append(times, pipeline.Timestamptz(m.Time))
 		originalLanes, originalPositions = append(originalLanes, it.original.laneParam()), append(originalPositions, it.original.positionParam())
-		laneIDs, incarnations = append(laneIDs, int4(g.lanes[it.batch])), append(incarnations, []byte(g.batches[it.batch].Incarnation))
-		attempts = append(attempts, int4(max(why.attempts, 1)))
-		headersFrom = append(headersFrom, int4(int32(len(headerKeys)+1)))
+		laneIDs, incarnations = append(laneIDs, pipeline.Int4(g.lanes[it.batch])), append(incarnations, []byte(g.batches[it.batch].StreamID))
+		attempts = append(attempts, pipeline.Int4(max(why.attempts, 1)))
+		headersFrom = append(headersFrom, pipeline.Int4(int32(len(headerKeys)+1)))
 		for _, h := range m.Headers {
 			headerKeys, headerValues = append(headerKeys, nonNil([]byte(h.Key))), append(headerValues, h.Value)
 		}
-		headersTo = append(headersTo, int4(int32(len(headerKeys))))
+		headersTo = append(headersTo, pipeline.Int4(int32(len(headerKeys))))
 	}
 	next := 0
-	return step{
-		name: "dedupd_bury_3",
+	return pipeline.Step{
+		Name: "dedupd_bury_3",
 		// The rows that are new come back in the order they were sent.
-		row: func(v [][]byte) error {
+		Row: func(v [][]byte) error {
 			for ; next < len(items); next++ {
 				if bytes.Equal(v[0], keys[next]) && bytes.Equal(v[1], positions[next]) && bytes.Equal(v[2], classes[next]) {
 					items[next].buried = true
@@ -66,7 +68,7 @@ func (p *Processor) buryStep(g *group, items []*item) step {
 			}
 			return errors.New("the server returned a dead letter that was not sent")
 		},
-		sql: `INSERT INTO ` + p.Store.name("dead_letters") + ` (scope, source, lane, position, class, reason, sqlstate, claim_key, message_id, topic, key, value,
+		SQL: `INSERT INTO ` + p.Store.name("dead_letters") + ` (scope, source, lane, position, class, reason, sqlstate, claim_key, message_id, topic, key, value,
 			header_keys, header_values, broker_time, original_lane, original_position, lane_id, incarnation, attempts)
 			SELECT $1::text, u.source, u.lane, u.position, u.class, u.reason, u.sqlstate, u.claim_key, u.message_id, u.topic, u.key, u.value,
 				($2::bytea[])[u.headers_from:u.headers_to], ($3::bytea[])[u.headers_from:u.headers_to], u.broker_time, u.original_lane, u.original_position, u.lane_id, u.incarnation, u.attempts
@@ -75,21 +77,21 @@ func (p *Processor) buryStep(g *group, items []*item) step {
 				AS u (source, lane, position, class, reason, sqlstate, claim_key, message_id, topic, key, value,
 				headers_from, headers_to, broker_time, original_lane, original_position, lane_id, incarnation, attempts)
 			ON CONFLICT DO NOTHING RETURNING claim_key, position, class`,
-		oids: []uint32{
+		OIDs: []uint32{
 			pgtype.TextOID, pgtype.ByteaArrayOID, pgtype.ByteaArrayOID,
 			pgtype.TextArrayOID, pgtype.TextArrayOID, pgtype.Int8ArrayOID, pgtype.TextArrayOID, pgtype.TextArrayOID, pgtype.TextArrayOID, pgtype.UUIDArrayOID,
 			pgtype.ByteaArrayOID, pgtype.ByteaArrayOID, pgtype.ByteaArrayOID, pgtype.ByteaArrayOID,
 			pgtype.Int4ArrayOID, pgtype.Int4ArrayOID, pgtype.TimestamptzArrayOID, pgtype.Int4ArrayOID, pgtype.Int8ArrayOID,
 			pgtype.Int4ArrayOID, pgtype.TextArrayOID, pgtype.Int4ArrayOID,
 		},
-		params: [][]byte{
-			[]byte(p.Store.scope), array(pgtype.ByteaOID, headerKeys), array(pgtype.ByteaOID, headerValues),
-			array(pgtype.TextOID, sources), array(pgtype.TextOID, lanes), array(pgtype.Int8OID, positions), array(pgtype.TextOID, classes),
-			array(pgtype.TextOID, reasons), array(pgtype.TextOID, states), array(pgtype.UUIDOID, keys),
-			array(pgtype.ByteaOID, ids), array(pgtype.ByteaOID, topics), array(pgtype.ByteaOID, messageKeys), array(pgtype.ByteaOID, values),
-			array(pgtype.Int4OID, headersFrom), array(pgtype.Int4OID, headersTo), array(pgtype.TimestamptzOID, times),
-			array(pgtype.Int4OID, originalLanes), array(pgtype.Int8OID, originalPositions),
-			array(pgtype.Int4OID, laneIDs), array(pgtype.TextOID, incarnations), array(pgtype.Int4OID, attempts),
+		Params: [][]byte{
+			[]byte(p.Store.scope), pipeline.Array(pgtype.ByteaOID, headerKeys), pipeline.Array(pgtype.ByteaOID, headerValues),
+			pipeline.Array(pgtype.TextOID, sources), pipeline.Array(pgtype.TextOID, lanes), pipeline.Array(pgtype.Int8OID, positions), pipeline.Array(pgtype.TextOID, classes),
+			pipeline.Array(pgtype.TextOID, reasons), pipeline.Array(pgtype.TextOID, states), pipeline.Array(pgtype.UUIDOID, keys),
+			pipeline.Array(pgtype.ByteaOID, ids), pipeline.Array(pgtype.ByteaOID, topics), pipeline.Array(pgtype.ByteaOID, messageKeys), pipeline.Array(pgtype.ByteaOID, values),
+			pipeline.Array(pgtype.Int4OID, headersFrom), pipeline.Array(pgtype.Int4OID, headersTo), pipeline.Array(pgtype.TimestamptzOID, times),
+			pipeline.Array(pgtype.Int4OID, originalLanes), pipeline.Array(pgtype.Int8OID, originalPositions),
+			pipeline.Array(pgtype.Int4OID, laneIDs), pipeline.Array(pgtype.TextOID, incarnations), pipeline.Array(pgtype.Int4OID, attempts),
 		},
 	}
 }
@@ -109,22 +111,6 @@ func nonNil(b []byte) []byte {
 	return b
 }
 
-// cleanText makes a reason storable as text: it may quote a message's bytes.
-func cleanText(s string) []byte {
-	const longest = 2000
-	if len(s) > longest {
-		s = s[:longest] + "…"
-	}
-	clean := make([]byte, 0, len(s))
-	for _, r := range s { // a range over a string replaces bad UTF-8
-		if r == 0 {
-			r = '␀'
-		}
-		clean = append(clean, string(r)...)
-	}
-	return clean
-}
-
 // CountDeadLetters is how many the scope has.
 func (s *Store) CountDeadLetters(ctx context.Context) (n int64, err error) {
 	err = s.pool.QueryRow(ctx, `SELECT count(*) FROM `+s.name("dead_letters")+` WHERE scope = $1`, s.scope).Scan(&n)
@@ -141,7 +127,7 @@ func (s *Store) CountDeadLetters(ctx context.Context) (n int64, err error) {
 func (s *Store) ExpireDeadLetters(ctx context.Context, age time.Duration) (n int64, led bool, err error) {
 	for {
 		var some int64
-		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		led, err = s.generations.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			tag, err := tx.Exec(ctx, `DELETE FROM `+s.name("dead_letters")+` WHERE id IN (
 				SELECT id FROM `+s.name("dead_letters")+` WHERE scope = $1 AND created_at < `+s.name("clock")+`() - make_interval(secs => $2) ORDER BY created_at LIMIT 1000 FOR UPDATE SKIP LOCKED)`,
 				s.scope, age.Seconds())

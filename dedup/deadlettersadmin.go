@@ -10,6 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/dedup/internal/admin"
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -180,16 +183,16 @@ func (s *Store) readDeadLetter(ctx context.Context, q interface {
 
 // batch is the message as its source handed it over, in a batch that moves
 // nothing.
-func (d *DeadLetter) batch() message.Batch {
-	lane := message.Lane{Source: d.Source, Name: d.Lane}
-	m := message.Message{Topic: string(d.Topic), Key: d.Key, Value: d.Value, Position: message.Position{Lane: lane, Offset: d.Position}}
+func (d *DeadLetter) batch() lane.Batch {
+	l := message.Lane{Source: d.Source, Name: d.Lane}
+	m := message.Message{Topic: string(d.Topic), Key: d.Key, Value: d.Value, Position: message.Position{Lane: l, Offset: d.Position}}
 	if d.BrokerTime != nil {
 		m.Time = *d.BrokerTime
 	}
 	for i, key := range d.HeaderKeys {
 		m.Headers = append(m.Headers, message.Header{Key: string(key), Value: d.HeaderValues[i]})
 	}
-	return message.Batch{Lane: lane, Incarnation: d.Incarnation, Messages: []message.Message{m}}
+	return lane.Batch{Lane: l, StreamID: d.Incarnation, Messages: []message.Message{m}}
 }
 
 // deadLetterNote is what the audit keeps of a dead letter: no payload.
@@ -207,7 +210,7 @@ type deadLetterNote struct {
 
 func (d *DeadLetter) note() deadLetterNote {
 	return deadLetterNote{
-		Class: d.Class, Source: d.Source, Lane: d.Lane, Position: d.Position, MessageID: string(cleanText(string(d.MessageID))), ClaimKey: d.ClaimKey,
+		Class: d.Class, Source: d.Source, Lane: d.Lane, Position: d.Position, MessageID: string(pipeline.CleanText(string(d.MessageID))), ClaimKey: d.ClaimKey,
 	}
 }
 
@@ -222,8 +225,8 @@ func (s *Store) DiscardDeadLetters(ctx context.Context, actor string, ids []int6
 	done := 0
 	for chunk := range slices.Chunk(ids, discardBatch) {
 		var some []int64
-		err := s.again(ctx, func() error {
-			return s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		err := s.retry(ctx, func() error {
+			return admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
 				some, err = s.discard(ctx, tx, actor, chunk)
 				return err
 			})

@@ -15,7 +15,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -73,7 +75,7 @@ func newFixture(t *testing.T) *fixture {
 		if err != nil {
 			return err
 		}
-		_, err = store.Migrate(ctx)
+		_, err = store.Schema().Migrate(ctx)
 		return err
 	})
 	return attach(t, db)
@@ -91,7 +93,7 @@ func attach(t *testing.T, db *pgtest.DB) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fingerprint, err := dedup.NewFingerprint([]string{"value"})
+	fingerprint, err := claimkey.NewFingerprint([]string{"value"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,43 +109,43 @@ func attach(t *testing.T, db *pgtest.DB) *fixture {
 }
 
 // lane is an ordered lane that was taken.
-type lane struct {
+type takenLane struct {
 	message.Lane
-	message.Taken
+	lane.Assignment
 	at      int64
 	ordered bool
 }
 
-func (f *fixture) take(source, name string) *lane {
+func (f *fixture) take(source, name string) *takenLane {
 	f.t.Helper()
 	l := message.Lane{Source: source, Name: name}
-	taken, err := f.Store.Take(f.t.Context(), message.Take{Lane: l, Ordered: true, Committed: -1})
+	taken, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l, Ordered: true, Committed: -1})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	return &lane{l, taken, taken.Next, true}
+	return &takenLane{l, taken, taken.Next, true}
 }
 
-func (f *fixture) takeQueue(source string) *lane {
+func (f *fixture) takeQueue(source string) *takenLane {
 	f.t.Helper()
 	l := message.Lane{Source: source, Name: "queue"}
-	taken, err := f.Store.Take(f.t.Context(), message.Take{Lane: l, Incarnation: "stream-1", Committed: -1})
+	taken, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l, LogID: "stream-1", Committed: -1})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	return &lane{l, taken, 0, false}
+	return &takenLane{l, taken, 0, false}
 }
 
 // batch makes the lane's next messages: one for each id, with the value "v", or
 // what stands behind "=" in the id. An empty id makes a message without one.
-func (l *lane) batch(ids ...string) message.Batch {
+func (l *takenLane) batch(ids ...string) lane.Batch {
 	b := l.batchAt(l.at, ids...)
 	l.at = b.Next
 	return b
 }
 
-func (l *lane) batchAt(at int64, ids ...string) message.Batch {
-	b := message.Batch{Lane: l.Lane, Ordered: l.ordered, Incarnation: l.Incarnation, Epoch: l.Epoch, From: at, Next: at + int64(len(ids)), Lag: 0, BrokerPosition: -1, Checkpoint: l.Checkpoint}
+func (l *takenLane) batchAt(at int64, ids ...string) lane.Batch {
+	b := lane.Batch{Lane: l.Lane, Ordered: l.ordered, StreamID: l.StreamID, Epoch: l.Epoch, From: at, Next: at + int64(len(ids)), Lag: 0, BrokerPosition: -1, Checkpoint: l.Checkpoint}
 	for i, id := range ids {
 		id, value, ok := strings.Cut(id, "=")
 		if !ok {
@@ -158,7 +160,7 @@ func (l *lane) batchAt(at int64, ids ...string) message.Batch {
 	return b
 }
 
-func (f *fixture) handle(batches ...message.Batch) {
+func (f *fixture) handle(batches ...lane.Batch) {
 	f.t.Helper()
 	if err := f.Handle(f.t.Context(), batches); err != nil {
 		f.t.Fatalf("handle: %v", err)
@@ -183,7 +185,7 @@ func (f *fixture) wantLanded(ids ...string) {
 }
 
 // books are "applied/redelivered/resent/cross_source/conflicts/dead@next".
-func (f *fixture) wantBooks(l *lane, want string) {
+func (f *fixture) wantBooks(l *takenLane, want string) {
 	f.t.Helper()
 	all, err := f.Store.Books(f.t.Context())
 	if err != nil {
@@ -302,13 +304,13 @@ func TestConflicts(t *testing.T) {
 		f.OnConflict = dedup.ConflictStop
 		l := f.take("kafka", "orders/0")
 		f.handle(l.batch("a=1"))
-		wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("b", "a=2")}), "another payload")
+		wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("b", "a=2")}), "another payload")
 		f.wantLanded("a")
 		f.wantBooks(l, "1/0/0/0/0/0@1")
 	})
 	t.Run("without fingerprints", func(t *testing.T) {
 		bothWays(t, func(t *testing.T, f *fixture) {
-			f.Fingerprint, _ = dedup.NewFingerprint([]string{"none"})
+			f.Fingerprint, _ = claimkey.NewFingerprint([]string{"none"})
 			l := f.take("kafka", "orders/0")
 			f.handle(l.batch("a=1", "a=2"))
 			f.handle(l.batch("a=3"))
@@ -325,7 +327,7 @@ func TestFingerprintsOfAnotherConfiguration(t *testing.T) {
 		f.handle(l.batch(`a={"n":1,"at":1}`, `b={"n":2,"at":1}`))
 		next := attach(t, f.db)
 		next.CopyFrom = f.CopyFrom
-		next.Fingerprint, _ = dedup.NewFingerprint([]string{"json:n"})
+		next.Fingerprint, _ = claimkey.NewFingerprint([]string{"json:n"})
 		f.exec(`UPDATE dedupd.lanes SET next_position = 0`)
 		l = next.take("kafka", "orders/0")
 		// A redelivery, and a resend that differs only by what isn't looked at now.
@@ -348,14 +350,14 @@ func TestConflictsOfAnotherStream(t *testing.T) {
 	q := f.takeQueue("nats")
 	f.handle(q.batchAt(1, "a=1", "a=2"), q.batchAt(2, "a=2")) // delivered twice, kept once
 	f.wantDead("conflict@2")
-	q.Incarnation = "stream-2"
+	q.StreamID = "stream-2"
 	f.handle(q.batchAt(1, "b=1", "a=3"))
 	f.wantDead("conflict@2", "conflict@2")
 }
 
 func wantHold(t *testing.T, err error, texts ...string) {
 	t.Helper()
-	var hold *message.HoldError
+	var hold *lane.HoldError
 	if !errors.As(err, &hold) {
 		t.Fatalf("got %v, want a lane to be held", err)
 	}
@@ -419,7 +421,7 @@ func TestMissingIDs(t *testing.T) {
 		f := newFixture(t)
 		f.Missing = dedup.MissingStop
 		l := f.take("kafka", "orders/0")
-		wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("a", "")}), "id.missing is stop")
+		wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("a", "")}), "id.missing is stop")
 		f.wantLanded()
 	})
 	t.Run("unusable", func(t *testing.T) {

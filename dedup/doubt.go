@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dedupd/dedupd/internal/sqlstate"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -196,13 +198,13 @@ func (h *handOver) suspect(m *message.Message, cause error) bool {
 	if s.refusals < refusals {
 		return false
 	}
-	h.reject(m, &rejection{class: classPoison, reason: cause.Error(), sqlstate: sqlstate(cause), suspected: cause})
+	h.reject(m, &rejection{class: classPoison, reason: cause.Error(), sqlstate: sqlstate.Of(cause), suspected: cause})
 	return true
 }
 
 // putOff keeps batches back that have nothing but unproven suspects. The error is a
 // *message.HoldError when there are so many that the table is to blame.
-func (p *Processor) putOff(h *handOver, batches []message.Batch) error {
+func (p *Processor) putOff(h *handOver, batches []lane.Batch) error {
 	h.putOff = append(h.putOff, batches...)
 	if len(h.putOffSuspects()) > mostSuspects {
 		return p.blameTable(h)
@@ -222,7 +224,7 @@ func (h *handOver) putOffSuspects() (all []*message.Message) {
 }
 
 // join puts what was put off of the batches' lanes in front of them again.
-func (h *handOver) join(batches []message.Batch) []message.Batch {
+func (h *handOver) join(batches []lane.Batch) []lane.Batch {
 	for i := range batches {
 		b := &batches[i]
 		for j := 0; j < len(h.putOff); {
@@ -263,7 +265,7 @@ func (p *Processor) blameTable(h *handOver) error {
 	first := suspects[0]
 	const why = "no other message of the lane could be written, so the fault may be the table's, its triggers', policies' or grants'; " +
 		"once another one is written, this one becomes a dead letter"
-	return &message.HoldError{
+	return &lane.HoldError{
 		Lane: first.Position.Lane, Err: fmt.Errorf("position %d: %w ("+why+")", first.Position.Offset, h.known[first.Position].suspected),
 		Summary: fmt.Sprintf("position %d: "+why, first.Position.Offset),
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -109,7 +110,7 @@ func TestDoubtfulPoisonIsFoundAlone(t *testing.T) {
 			f.handle(l.batch("before"))
 			for range 3 {
 				l.at = 1
-				wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("a=bad")}), "lane kafka:orders/0 is held: position 1: ", d.state)
+				wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("a=bad")}), "lane kafka:orders/0 is held: position 1: ", d.state)
 			}
 			f.wantDead()
 			// What comes next joins it.
@@ -127,17 +128,17 @@ func TestDoubtfulPoisonOfAQueue(t *testing.T) {
 	t.Parallel()
 	f, _ := newDoubtful(t, doubts["a trigger's RAISE"])
 	q := f.takeQueue("nats")
-	bad := func() message.Batch { return q.batchAt(7, "a=bad") }
-	wantHold(t, f.Handle(t.Context(), []message.Batch{bad()}), "position 7")
+	bad := func() lane.Batch { return q.batchAt(7, "a=bad") }
+	wantHold(t, f.Handle(t.Context(), []lane.Batch{bad()}), "position 7")
 	elsewhere := f.take("kafka", "orders/0")
 	f.handle(elsewhere.batch("x")) // another source: no proof
-	wantHold(t, f.Handle(t.Context(), []message.Batch{bad()}), "position 7")
+	wantHold(t, f.Handle(t.Context(), []lane.Batch{bad()}), "position 7")
 	f.handle(q.batchAt(8, "b"))
 	f.handle(bad())
 	f.wantDead("poison@7")
 	f.wantLanded("x", "b")
 	// The proof was for that one.
-	wantHold(t, f.Handle(t.Context(), []message.Batch{q.batchAt(9, "c=bad")}), "position 9")
+	wantHold(t, f.Handle(t.Context(), []lane.Batch{q.batchAt(9, "c=bad")}), "position 9")
 }
 
 // A transaction that was begun before a message was refused proves nothing: the
@@ -157,14 +158,14 @@ func TestProofIsNewer(t *testing.T) {
 		return err
 	})
 	done := make(chan error)
-	go func() { done <- f.Handle(t.Context(), []message.Batch{other.batch("slow")}) }()
+	go func() { done <- f.Handle(t.Context(), []lane.Batch{other.batch("slow")}) }()
 	<-entered
-	wantHold(t, f.Handle(t.Context(), []message.Batch{l.batchAt(0, "a=bad")}))
+	wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batchAt(0, "a=bad")}))
 	close(release)
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	wantHold(t, f.Handle(t.Context(), []message.Batch{l.batchAt(0, "a=bad")}))
+	wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batchAt(0, "a=bad")}))
 	f.wantDead()
 	f.handle(other.batch("later"))
 	f.handle(l.batch("a=bad"))
@@ -185,7 +186,7 @@ func TestTableAtFaultHoldsTheLane(t *testing.T) {
 				for range 3 {
 					l.at, other.at = 0, 0
 					writes.Store(0)
-					wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch(ids...), other.batch("x", "y", "z")}), "no other message of the lane could be written")
+					wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch(ids...), other.batch("x", "y", "z")}), "no other message of the lane could be written")
 					if w := writes.Load(); w > 80 {
 						t.Errorf("the sink was asked %d times", w)
 					}
@@ -226,7 +227,7 @@ func TestTableIsMendedInTheMiddle(t *testing.T) {
 		l, other, q := f.take(source, "orders/0"), f.take(source, "orders/1"), f.takeQueue(source+"q")
 		for {
 			l.at, other.at = 0, 0
-			err := f.Handle(t.Context(), []message.Batch{l.batch(ids[:3]...), other.batch(ids[3]), q.batchAt(1, ids[4])})
+			err := f.Handle(t.Context(), []lane.Batch{l.batch(ids[:3]...), other.batch(ids[3]), q.batchAt(1, ids[4])})
 			if err == nil {
 				break
 			}
@@ -262,7 +263,7 @@ func TestSinkSeesThatTheTableIsAtFault(t *testing.T) {
 	f.Sink = preparing{f.Sink}
 	l := f.take("kafka", "orders/0")
 	f.exec(`ALTER TABLE public.rows RENAME TO elsewhere`)
-	wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch(numbered(100, nil)...)}), `relation "public.rows" does not exist`)
+	wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch(numbered(100, nil)...)}), `relation "public.rows" does not exist`)
 	if w := writes.Load(); w != 1 {
 		t.Errorf("the sink was asked %d times", w)
 	}
@@ -307,7 +308,7 @@ func TestDoubtfulPoisonCountsAsDead(t *testing.T) {
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch(numbered(10, map[int]string{3: "=bad", 5: "=bad"})...))
 	f.wantDead("poison@3", "poison@5")
-	wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("a", "b=bad", "c")}), "max_share")
+	wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("a", "b=bad", "c")}), "max_share")
 	f.wantDead("poison@3", "poison@5")
 }
 
@@ -347,6 +348,6 @@ func TestDeferredConstraintInASharedSchema(t *testing.T) {
 	}
 	// What fails of dedupd's own there is nobody's message.
 	f.exec(`ALTER TABLE dedupd.lanes ADD CONSTRAINT broken CHECK (applied < 3)`)
-	wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("d")}), "move the lanes", "23514")
+	wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("d")}), "move the lanes", "23514")
 	f.wantDead("poison@1")
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/schema"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
 
@@ -52,21 +53,21 @@ func TestOtherEncodingsAreRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			server, err := store.Server(t.Context())
+			server, err := store.Schema().Server(t.Context())
 			if err != nil || server.UTF8() != want || server.Encoding != encoding {
 				t.Errorf("%v; the server tells %q, and that it is UTF8: %t", err, server.Encoding, server.UTF8())
 			}
 			for name, do := range map[string]func() error{
-				"migrate": func() error { _, err := store.Migrate(t.Context()); return err },
+				"migrate": func() error { _, err := store.Schema().Migrate(t.Context()); return err },
 				"load":    func() error { return store.Load(t.Context()) },
 			} {
 				err := do()
-				var refused *dedup.EncodingError
+				var refused *schema.EncodingError
 				if want && errors.As(err, &refused) || !want && (!errors.As(err, &refused) || refused.Encoding != encoding) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			if version, err := store.SchemaVersion(t.Context()); err != nil || (version > 0) != want {
+			if version, err := store.Schema().Version(t.Context()); err != nil || (version > 0) != want {
 				t.Errorf("the schema has version %d, %v", version, err)
 			}
 		})

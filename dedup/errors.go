@@ -7,7 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/internal/sqlstate"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/sinks"
 )
 
@@ -45,7 +46,7 @@ const (
 // react is the one place where errors get their meaning. What nobody has thought
 // of holds the lane: it is never acknowledged, and never skipped.
 func react(err error) reaction {
-	var held *message.HoldError
+	var held *lane.HoldError
 	if errors.As(err, &held) {
 		return hold
 	}
@@ -146,7 +147,7 @@ var stateReactions = map[string]reaction{
 // isn't there, or is there already, means that the next transaction was on another
 // connection of the server.
 func PoolerCure(err error) string {
-	switch sqlstate(err) {
+	switch sqlstate.Of(err) {
 	case "26000", "42P05": // invalid_sql_statement_name, duplicate_prepared_statement
 		return "a pooler gives each transaction another connection: set database.pooler: pgbouncer_transaction"
 	case "08P01": // PgBouncer's code for all that it refuses
@@ -165,19 +166,10 @@ func isLostConnection(err error) bool {
 // whatever they say, the connection is what failed.
 var errConnection = errors.New("the connection to the database was lost")
 
-// sqlstate is an error's code; empty where Postgres has not spoken.
-func sqlstate(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
-	}
-	return ""
-}
-
 // retryReason is the metric label of a transient error: an SQLSTATE class or
 // "network". Never free text.
 func retryReason(err error) string {
-	switch code := sqlstate(err); {
+	switch code := sqlstate.Of(err); {
 	case code == "40P01":
 		return "deadlock"
 	case code == "55P03":

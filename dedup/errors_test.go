@@ -9,7 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/sinks"
 )
 
@@ -59,7 +60,7 @@ func TestErrorsHaveOneMeaning(t *testing.T) {
 		{&commitError{&pgconn.PgError{Code: "57P01", SeverityUnlocalized: "FATAL"}}, retry},
 		{sinks.Permanent(errors.New("bad")), isolate},
 		{&sinkError{sinks.PermanentAt(3, errors.New("bad"))}, isolate},
-		{&message.HoldError{Err: &pgconn.PgError{Code: "40001"}}, hold},
+		{&lane.HoldError{Err: &pgconn.PgError{Code: "40001"}}, hold},
 		{errors.New("out of ink"), hold},
 	} {
 		if got := react(c.err); got != c.want {
@@ -98,7 +99,7 @@ func FuzzReactToState(f *testing.F) {
 
 func TestReasonsBecomeText(t *testing.T) {
 	t.Parallel()
-	if got := string(cleanText("a\x00b\xffc")); got != "a␀b\uFFFDc" {
+	if got := string(pipeline.CleanText("a\x00b\xffc")); got != "a␀b\uFFFDc" {
 		t.Errorf("%q", got)
 	}
 }

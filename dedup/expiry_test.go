@@ -5,16 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/dedupd/dedupd/dedup"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/dedup/generations"
+	"github.com/dedupd/dedupd/lane"
 )
 
 const (
@@ -26,13 +23,13 @@ const (
 // generations that were.
 func (f *fixture) expire() int {
 	f.t.Helper()
-	n, led, err := f.Store.Expire(f.t.Context(), expiryWindow, expiryMaxHold)
+	n, led, err := f.Store.Generations().Expire(f.t.Context(), expiryWindow, expiryMaxHold)
 	if err != nil || !led {
 		f.t.Fatalf("expire: led %v, %v", led, err)
 	}
 	for _, g := range f.generations() {
 		if g.State == "dropping" {
-			if led, err := f.Store.DropExpired(f.t.Context(), g.Generation); err != nil || !led {
+			if led, err := f.Store.Generations().Drop(f.t.Context(), g.Generation); err != nil || !led {
 				f.t.Fatalf("drop: led %v, %v", led, err)
 			}
 		}
@@ -41,7 +38,7 @@ func (f *fixture) expire() int {
 }
 
 // batchAsOf is a batch whose messages were sent at one time.
-func (l *lane) batchAsOf(at time.Time, ids ...string) message.Batch {
+func (l *takenLane) batchAsOf(at time.Time, ids ...string) lane.Batch {
 	b := l.batch(ids...)
 	for i := range b.Messages {
 		b.Messages[i].Time = at
@@ -50,7 +47,7 @@ func (l *lane) batchAsOf(at time.Time, ids ...string) message.Batch {
 }
 
 // wantClock checks how far a lane's clock has come, to the minute.
-func (f *fixture) wantClock(l *lane, want time.Time) {
+func (f *fixture) wantClock(l *takenLane, want time.Time) {
 	f.t.Helper()
 	var got *time.Time
 	if err := f.pool.QueryRow(f.t.Context(), `SELECT stream_time FROM dedupd.books WHERE source = $1 AND lane = $2`, l.Source, l.Name).Scan(&got); err != nil {
@@ -77,11 +74,11 @@ func backlog(t *testing.T, f *fixture) (early, expired int, applied []string) {
 	f.passTime(3 * expiryWindow)
 	early = f.expire()
 	next := attach(t, f.db)
-	next.Store.SetChunkClaims(10)
-	lanes := []*lane{next.take("kafka", "orders/0"), next.take("kafka", "orders/1")}
+	next.Store.Generations().ChunkClaims = 10
+	lanes := []*takenLane{next.take("kafka", "orders/0"), next.take("kafka", "orders/1")}
 	for i, l := range lanes {
 		for from := 0; from < 72; from += 4 {
-			var b message.Batch
+			var b lane.Batch
 			for hour := from; hour < from+4; hour++ {
 				list := []string{fmt.Sprint("hour-", hour), fmt.Sprint("hour-", max(0, hour-1)), fmt.Sprint("hour-", max(0, hour-20))}
 				if hour < 24 {
@@ -223,7 +220,7 @@ func TestAQueuesClockIsThatOfTheOldestOutstanding(t *testing.T) {
 	f.wantLanded("a", "b", "c", "d", "e", "f")
 
 	// What is delivered again from a position on may be of any time.
-	if _, err := f.Store.Resumed(t.Context(), l.Lane, l.Taken, 1); err != nil {
+	if _, err := f.Store.ConfirmRewind(t.Context(), l.Lane, l.Assignment, 1); err != nil {
 		t.Fatal(err)
 	}
 	if at := clock(); at != nil {
@@ -274,11 +271,11 @@ func TestAResetBackStopsExpiry(t *testing.T) {
 	late.BrokerPosition = 2
 	f.handle(late)
 
-	taken, err := f.Store.Take(t.Context(), message.Take{Lane: l.Lane, Ordered: true, Committed: 0, HonourReset: true})
+	taken, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: 0, HonourReset: true})
 	if err != nil || !taken.Reset || taken.Next != 0 {
 		t.Fatalf("reset: %+v, %v", taken, err)
 	}
-	l.Taken, l.at = taken, 0
+	l.Assignment, l.at = taken, 0
 	if n := f.expire(); n != 0 {
 		t.Errorf("%d generations expired though a lane was moved back", n)
 	}
@@ -317,11 +314,11 @@ func (f *fixture) wantTidy() {
 func TestACrashInAnyStepLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.Store.SetChunkClaims(2)
+	f.Store.Generations().ChunkClaims = 2
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a", "b", "c"))
 	filter := func(f *fixture) error {
-		_, _, err := f.Store.BuildFilter(t.Context())
+		_, _, err := f.Store.Generations().BuildFilter(t.Context())
 		return err
 	}
 	for _, step := range []struct {
@@ -367,7 +364,7 @@ func TestACrashInAnyStepLeavesNothingBehind(t *testing.T) {
 
 		// Another process does it. Of this one nobody hears.
 		next := attach(t, f.db)
-		next.Store.SetChunkClaims(2)
+		next.Store.Generations().ChunkClaims = 2
 		if step.do != nil {
 			err = step.do(next)
 		} else {
@@ -385,7 +382,7 @@ func TestACrashInAnyStepLeavesNothingBehind(t *testing.T) {
 	f.wantLanded("a", "b", "c", "d", "d") // once more, after its claim expired
 }
 
-func states(all []dedup.Generation) (states []string) {
+func states(all []generations.Generation) (states []string) {
 	for _, g := range all {
 		states = append(states, fmt.Sprintf("%d %s %s, filter of %d bytes", g.Generation, g.State, g.Identity, g.FilterBytes))
 	}
@@ -409,7 +406,7 @@ func TestSweepDropsWhatTheCatalogDoesNotKnow(t *testing.T) {
 	if _, err := f.pool.Exec(t.Context(), `INSERT INTO dedupd.filters VALUES (gen_random_uuid(), 0, 1, gen_random_uuid(), true, 1, '')`); err != nil {
 		t.Fatal(err)
 	}
-	dropped, led, err := f.Store.Sweep(t.Context())
+	dropped, led, err := f.Store.Generations().Sweep(t.Context())
 	if err != nil || !led || !slices.Equal(dropped, []string{"claims_test_77"}) {
 		t.Errorf("swept %q, led %v, %v", dropped, led, err)
 	}
@@ -452,8 +449,8 @@ func TestALostTableHoldsTheLane(t *testing.T) {
 	defer cancel()
 	for name, w := range map[string]*fixture{"warm": f, "cold": next} {
 		l = w.take("kafka", "orders/0")
-		wantHold(t, w.Handle(ctx, []message.Batch{l.batchAt(l.at, "a2")}), `claims_test_1`)
-		wantHold(t, w.Handle(ctx, []message.Batch{l.batchAt(l.at, ids("c", 50)...)}), `claims_test_1`)
+		wantHold(t, w.Handle(ctx, []lane.Batch{l.batchAt(l.at, "a2")}), `claims_test_1`)
+		wantHold(t, w.Handle(ctx, []lane.Batch{l.batchAt(l.at, ids("c", 50)...)}), `claims_test_1`)
 		err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
 			won, err := w.Store.Claim(t.Context(), tx, []string{"a3"})
 			if err == nil {
@@ -461,7 +458,7 @@ func TestALostTableHoldsTheLane(t *testing.T) {
 			}
 			return err
 		})
-		if sqlstate(err) != "42P01" {
+		if codeOf(err) != "42P01" {
 			t.Errorf("%s: a claim got %v, want 42P01", name, err)
 		}
 	}
@@ -473,7 +470,7 @@ func TestALostTableHoldsTheLane(t *testing.T) {
 
 // stalls applies messages until the channel is closed, and tells how long the
 // slowest took.
-func (f *fixture) stalls(l *lane, end <-chan struct{}) (longest time.Duration) {
+func (f *fixture) stalls(l *takenLane, end <-chan struct{}) (longest time.Duration) {
 	for n := 0; ; n++ {
 		select {
 		case <-end:
@@ -481,7 +478,7 @@ func (f *fixture) stalls(l *lane, end <-chan struct{}) (longest time.Duration) {
 		case <-time.After(5 * time.Millisecond):
 		}
 		start := time.Now()
-		if err := f.Handle(f.t.Context(), []message.Batch{l.batch(fmt.Sprint(l.Name, "-", n))}); err != nil {
+		if err := f.Handle(f.t.Context(), []lane.Batch{l.batch(fmt.Sprint(l.Name, "-", n))}); err != nil {
 			f.t.Errorf("handle: %v", err)
 			return longest
 		}
@@ -506,7 +503,7 @@ func TestADropGivesWayToALongReader(t *testing.T) {
 	f.passTime(2 * expiryWindow)
 	f.caughtUp(l)
 	stale.caughtUp(behind)
-	if n, _, err := f.Store.Expire(t.Context(), expiryWindow, expiryMaxHold); err != nil || n != 1 {
+	if n, _, err := f.Store.Generations().Expire(t.Context(), expiryWindow, expiryMaxHold); err != nil || n != 1 {
 		t.Fatalf("%d generations expired: %v", n, err)
 	}
 
@@ -520,14 +517,14 @@ func TestADropGivesWayToALongReader(t *testing.T) {
 	}
 	end, dropped := make(chan struct{}), make(chan error, 1)
 	go func() {
-		_, err := f.Store.DropExpired(t.Context(), 1)
+		_, err := f.Store.Generations().Drop(t.Context(), 1)
 		dropped <- err
 		close(end)
 	}()
 	f.someoneWaitsFor("claims_test_1")
 	start := time.Now()
 	// "a" is within the zone of the generation that it takes for alive.
-	if err := stale.Handle(t.Context(), []message.Batch{behind.batch("a")}); err != nil {
+	if err := stale.Handle(t.Context(), []lane.Batch{behind.batch("a")}); err != nil {
 		t.Errorf("a worker with an older catalog: %v", err)
 	}
 	first := time.Since(start)
@@ -535,13 +532,13 @@ func TestADropGivesWayToALongReader(t *testing.T) {
 	if first > time.Second || longest > time.Second {
 		t.Errorf("claims waited for %s and %s behind a drop", first, longest)
 	}
-	if err := <-dropped; sqlstate(err) != "55P03" {
+	if err := <-dropped; codeOf(err) != "55P03" {
 		t.Errorf("the drop ended with %v, want 55P03", err)
 	}
 	if err := reader.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Store.DropExpired(t.Context(), 1); err != nil {
+	if _, err := f.Store.Generations().Drop(t.Context(), 1); err != nil {
 		t.Error(err)
 	}
 	f.wantTidy()
@@ -558,7 +555,7 @@ func TestARotationGivesWayToALongTransaction(t *testing.T) {
 	f := newFixture(t)
 	other := attach(t, f.db)
 	l := other.take("kafka", "orders/0")
-	if _, err := f.Store.PrepareGeneration(t.Context()); err != nil {
+	if _, err := f.Store.Generations().Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	tx, err := f.pool.Begin(t.Context())
@@ -571,7 +568,7 @@ func TestARotationGivesWayToALongTransaction(t *testing.T) {
 	}
 	end, rotated := make(chan struct{}), make(chan error, 1)
 	go func() {
-		done, _, took, err := f.Store.Rotate(t.Context(), 1)
+		done, _, took, err := f.Store.Generations().Rotate(t.Context(), 1)
 		if err == nil && (!done || took > time.Second) {
 			err = fmt.Errorf("rotated %v, in %s", done, took)
 		}
@@ -600,7 +597,7 @@ func TestARotationGivesWayToALongTransaction(t *testing.T) {
 func TestARotationOutlastsTransactionsOfSeconds(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	if _, err := f.Store.PrepareGeneration(t.Context()); err != nil {
+	if _, err := f.Store.Generations().Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	tx, err := f.pool.Begin(t.Context())
@@ -612,7 +609,7 @@ func TestARotationOutlastsTransactionsOfSeconds(t *testing.T) {
 	}
 	rotated := make(chan error, 1)
 	go func() {
-		done, _, _, err := f.Store.Rotate(t.Context(), 1)
+		done, _, _, err := f.Store.Generations().Rotate(t.Context(), 1)
 		if err == nil && !done {
 			err = errors.New("nothing was rotated")
 		}
@@ -648,40 +645,6 @@ func TestARotationOutlastsTransactionsOfSeconds(t *testing.T) {
 	if err := <-rotated; err != nil {
 		t.Error(err)
 	}
-}
-
-// TestARotationsWaitsGrow never gets the lock: somebody holds it for longer than any
-// worker would, and then the others aren't made to wait for long any more.
-func TestARotationsWaitsGrow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		store, err := dedup.NewStore(dedup.StoreConfig{Scope: "test"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		expect := func(want string, got error) {
-			t.Helper()
-			var waits []string
-			err := store.WithRotationLock(t.Context(), func(wait string) error {
-				waits = append(waits, wait)
-				if got == nil || len(waits) < 3 {
-					return &pgconn.PgError{Code: "55P03"}
-				}
-				return got
-			})
-			if strings.Join(waits, " ") != want || got != nil && !errors.Is(err, got) || got == nil && sqlstate(err) != "55P03" {
-				t.Errorf("waited %q, want %s; %v", waits, want, err)
-			}
-		}
-		other := errors.New("another")
-		const all, short = "100ms 200ms 400ms 800ms 1600ms 3200ms 6400ms 12800ms 30000ms", "100ms 200ms 400ms 1000ms"
-		expect("100ms 200ms 400ms", other)
-		expect(all, nil)
-		expect(short, nil)
-		expect("100ms 200ms 400ms", other)
-		time.Sleep(10 * time.Minute)
-		expect(all, nil)
-	})
 }
 
 // TestABatchWithoutMessagesDoesNotMoveALanesClock moves a lane over a hole in the
@@ -722,7 +685,7 @@ func TestASweepWithinARestoreDropsNothing(t *testing.T) {
 	f.handle(l.batch("b"))
 	f.exec(`CREATE TABLE public.kept AS TABLE dedupd.generations`)
 	f.exec(`DELETE FROM dedupd.generations`)
-	if dropped, led, err := f.Store.Sweep(t.Context()); err != nil || !led || len(dropped) != 0 {
+	if dropped, led, err := f.Store.Generations().Sweep(t.Context()); err != nil || !led || len(dropped) != 0 {
 		t.Errorf("swept %q, led %v, %v", dropped, led, err)
 	}
 	f.exec(`INSERT INTO dedupd.generations SELECT * FROM public.kept`)
@@ -742,7 +705,7 @@ func TestALeaderThatFreezesLetsClaimsGoOn(t *testing.T) {
 	f := newFixture(t)
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a"))
-	if _, err := f.Store.PrepareGeneration(t.Context()); err != nil {
+	if _, err := f.Store.Generations().Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, step := range []string{
@@ -774,12 +737,12 @@ func TestALeaderThatFreezesLetsClaimsGoOn(t *testing.T) {
 // would be applied beside it.
 func TestExpiryWaitsForTransactionsUnderWay(t *testing.T) {
 	t.Parallel()
-	for name, begin := range map[string]func(f *fixture, l *lane) (end func()){
-		"a worker's": func(f *fixture, l *lane) func() {
+	for name, begin := range map[string]func(f *fixture, l *takenLane) (end func()){
+		"a worker's": func(f *fixture, l *takenLane) func() {
 			g := newGate(f.t, f.sink)
 			f.Sink = g
 			done := make(chan error, 1)
-			go func() { done <- f.Handle(context.Background(), []message.Batch{l.batch("b")}) }()
+			go func() { done <- f.Handle(context.Background(), []lane.Batch{l.batch("b")}) }()
 			<-g.entered
 			return func() {
 				g.open()
@@ -788,7 +751,7 @@ func TestExpiryWaitsForTransactionsUnderWay(t *testing.T) {
 				}
 			}
 		},
-		"a replay's": func(f *fixture, _ *lane) func() {
+		"a replay's": func(f *fixture, _ *takenLane) func() {
 			end := f.replayHeld(f.letters()[0].ID)
 			return func() {
 				if got := end(); got != "applied" {
@@ -811,7 +774,7 @@ func TestExpiryWaitsForTransactionsUnderWay(t *testing.T) {
 			expired := make(chan error, 1)
 			go func() (err error) {
 				defer func() { expired <- err }()
-				n, _, err = keeper.Store.Expire(context.Background(), time.Hour, 2*time.Hour)
+				n, _, err = keeper.Store.Generations().Expire(context.Background(), time.Hour, 2*time.Hour)
 				return err
 			}()
 			for waits := false; !waits; time.Sleep(5 * time.Millisecond) {
@@ -874,7 +837,7 @@ func TestClaimsNeedReadCommitted(t *testing.T) {
 			_, err := f.Store.Claim(t.Context(), tx, []string{"a"})
 			return err
 		})
-		if sqlstate(err) != "DD005" {
+		if codeOf(err) != "DD005" {
 			t.Errorf("%s: %v", level, err)
 		}
 	}

@@ -6,11 +6,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
-
-// SetChunkClaims makes filters of smaller chunks.
-func (s *Store) SetChunkClaims(n int) { s.chunkClaims = n }
 
 // SetTwinsHold changes for how long a twin that was met makes the processor
 // claim by ON CONFLICT.
@@ -23,11 +21,8 @@ func (p *Processor) SetSlowAfter(d time.Duration) { p.slow.after = d }
 // SlowLimit is how many messages of a lane a transaction may have; 0: any number.
 func (p *Processor) SlowLimit(lane message.Lane) int { return p.slow.most(lane) }
 
-// SetFilterMemory changes the budget for filters.
-func (s *Store) SetFilterMemory(n int64) { s.filterMemory = n }
-
 // Note notes an attempt, as a worker does whose lane is taken in that moment.
-func (s *Store) Note(ctx context.Context, run message.Batch) error {
+func (s *Store) Note(ctx context.Context, run lane.Batch) error {
 	_, err := s.note(ctx, run)
 	return err
 }
@@ -56,8 +51,3 @@ func (p *Processor) NoteAges(now time.Time, seconds ...float64) { p.ages.note(se
 
 // RecentAge is the largest age of the time before now.
 func (p *Processor) RecentAge(now time.Time) float64 { return p.ages.largest(now) }
-
-// WithRotationLock tries a step as a rotation does.
-func (s *Store) WithRotationLock(ctx context.Context, try func(wait string) error) error {
-	return s.withRotationLock(ctx, try)
-}

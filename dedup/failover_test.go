@@ -13,6 +13,7 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/e2e/tap"
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -55,7 +56,7 @@ func replicated(t *testing.T) (f *fixture, replica func() (failOver func())) {
 		t.Fatal(err)
 	}
 	store := newStore(t, pool, "dedupd", "test")
-	if _, err := store.Migrate(t.Context()); err != nil {
+	if _, err := store.Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	f = newFixture(t)
@@ -98,11 +99,11 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 
 	refused := func() {
 		t.Helper()
-		var fenced *message.FencedError
+		var fenced *lane.FencedError
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		for ; ; time.Sleep(50 * time.Millisecond) {
-			err := f.Handle(ctx, []message.Batch{third})
+			err := f.Handle(ctx, []lane.Batch{third})
 			if errors.As(err, &fenced) {
 				return
 			}
@@ -114,17 +115,17 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 	refused()
 	again := f.retake(l)
 	if !again.Rewound || again.BrokerPosition != 17 {
-		t.Errorf("taken after a failover: %+v", again.Taken)
+		t.Errorf("taken after a failover: %+v", again.Assignment)
 	}
 	third = again.batchAt(third.From, "c")
 	refused() // the broker has yet to be asked
 	// A worker that was told of a position by the database before has asked the
 	// broker for less than was lost.
-	if sure, err := f.Store.Resumed(t.Context(), l.Lane, again.Taken, 18); err != nil || sure != 17 {
+	if sure, err := f.Store.ConfirmRewind(t.Context(), l.Lane, again.Assignment, 18); err != nil || sure != 17 {
 		t.Fatalf("resumed from 18: sure is %d, %v", sure, err)
 	}
 	refused()
-	if sure, err := f.Store.Resumed(t.Context(), l.Lane, again.Taken, 17); err != nil || sure != 17 {
+	if sure, err := f.Store.ConfirmRewind(t.Context(), l.Lane, again.Assignment, 17); err != nil || sure != 17 {
 		t.Fatalf("resumed from 17: sure is %d, %v", sure, err)
 	}
 	f.handle(again.batchAt(second.From, "b"))
@@ -134,7 +135,7 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 		t.Error("a queue that has resumed was rewound again")
 	}
 	// A stream that was made anew has other positions, and no durable of ours.
-	if taken, err := f.Store.Take(t.Context(), message.Take{Lane: l.Lane, Incarnation: "stream-2", Committed: -1}); err != nil || taken.BrokerPosition != -1 {
+	if taken, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, LogID: "stream-2", Committed: -1}); err != nil || taken.BrokerPosition != -1 {
 		t.Errorf("taken from a stream made anew: %+v, %v", taken, err)
 	}
 }
@@ -148,13 +149,13 @@ func TestAFailoverLosesALane(t *testing.T) {
 	l := f.take("kafka", "orders/1")
 	f.handle(l.batch("b", "c"))
 	failOver()
-	take := message.Take{Lane: l.Lane, Ordered: true, Committed: 2, Start: 2, Origin: l.Origin}
+	take := lane.Acquire{Lane: l.Lane, Ordered: true, Committed: 2, Start: 2, OffsetMetadata: l.OffsetMetadata}
 	f.again(func() (err error) {
-		l.Taken, err = f.Store.Take(t.Context(), take)
+		l.Assignment, err = f.Store.Acquire(t.Context(), take)
 		return err
 	})
 	if l.Next != 0 || !l.Rewound {
-		t.Fatalf("taken after a failover: %+v", l.Taken)
+		t.Fatalf("taken after a failover: %+v", l.Assignment)
 	}
 	l.at = l.Next
 	f.handleAgain(l.batch("b", "c", "d"))
@@ -245,11 +246,11 @@ func TestAQueueThatForgetsIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	take := func() error {
-		_, err := f.Store.Take(t.Context(), message.Take{Lane: message.Lane{Source: "nats", Name: "queue"}, Incarnation: "stream-1", Committed: -1, Consumed: true})
+		_, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: message.Lane{Source: "nats", Name: "queue"}, LogID: "stream-1", Committed: -1, Consumed: true})
 		return err
 	}
-	if err := take(); !errors.Is(err, message.ErrLoss) {
-		t.Errorf("without a standby: %v, want %v", err, message.ErrLoss)
+	if err := take(); !errors.Is(err, lane.ErrLoss) {
+		t.Errorf("without a standby: %v, want %v", err, lane.ErrLoss)
 	}
 	f.Store.AcceptLoss()
 	if err := take(); err != nil {

@@ -9,23 +9,26 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/wait"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
 // fenced finds out why a lane didn't move: what of the batches has landed after
 // all, under our own epoch, what is left to do, and which lanes aren't ours.
-func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest []message.Batch, err error) {
+func (p *Processor) fenced(ctx context.Context, batches []lane.Batch) (rest []lane.Batch, err error) {
 	rows, err := p.Store.standings(ctx, batches)
 	if err != nil {
 		return nil, holdUnlessPassing(err)
 	}
-	lost := &message.FencedError{}
+	lost := &lane.FencedError{}
 	landed := false
 	for i, b := range batches {
 		at := rows[i]
 		if at.epoch < b.Epoch || at.epoch == b.Epoch && (b.Ordered && at.next < b.From || !b.Ordered && at.checkpoint < b.Checkpoint.Number) {
 			// Epochs, positions and checkpoints only rise.
-			p.Store.Forget("lane " + b.Lane.String() + " went back")
+			p.Store.generations.Forget("lane " + b.Lane.String() + " went back")
 		}
 		switch {
 		case at.epoch != b.Epoch, at.elsewhere, !b.Ordered && at.checkpoint < b.Checkpoint.Number, b.Ordered && (at.next < b.From || at.next > b.Next):
@@ -55,7 +58,7 @@ func (p *Processor) fenced(ctx context.Context, batches []message.Batch) (rest [
 		p.Store.forgetLanes()
 		return nil, lost
 	}
-	if len(rest) == len(batches) && !pause(ctx, 20*time.Millisecond) {
+	if len(rest) == len(batches) && !wait.For(ctx, 20*time.Millisecond) {
 		return nil, ctx.Err()
 	}
 	return rest, nil
@@ -71,13 +74,13 @@ func (s *Store) waitForStandby(ctx context.Context, lane int32) error {
 	defer cancel()
 	return s.pool.AcquireFunc(ctx, func(pooled *pgxpool.Conn) error {
 		conn := pooled.Conn()
-		err := roundTrip(ctx, conn, s.prepare, []step{
+		t := &txn{store: s, conn: conn, prepare: s.prepare}
+		err := t.send(ctx,
 			beginStep,
-			{sql: `SELECT CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END, ` + hearWarnings},
-			{sql: `UPDATE ` + s.name("lanes") + ` SET updated_at = updated_at WHERE id = $1::integer`, oids: []uint32{pgtype.Int4OID}, params: [][]byte{int4(lane)}},
-		})
+			pipeline.Step{SQL: `SELECT CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END, ` + pipeline.SendWarnings},
+			pipeline.Step{SQL: `UPDATE ` + s.name("lanes") + ` SET updated_at = updated_at WHERE id = $1::integer`, OIDs: []uint32{pgtype.Int4OID}, Params: [][]byte{pipeline.Int4(lane)}})
 		if err == nil {
-			err = s.commit(ctx, conn, nil) // whose wait may be cancelled as the other's was
+			err = t.commit(ctx) // whose wait may be cancelled as the other's was
 		}
 		if err != nil {
 			return abort(conn, err)
@@ -87,7 +90,7 @@ func (s *Store) waitForStandby(ctx context.Context, lane int32) error {
 }
 
 // trim drops what stands below a position.
-func trim(b message.Batch, next int64) message.Batch {
+func trim(b lane.Batch, next int64) lane.Batch {
 	at, _ := slices.BinarySearchFunc(b.Messages, next, func(m message.Message, next int64) int {
 		return int(min(1, max(-1, m.Position.Offset-next)))
 	})
@@ -106,7 +109,7 @@ func (p *Processor) remember(g *group, all []tally) {
 }
 
 // confirm counts a commit that turns out to have landed.
-func (p *Processor) confirm(b message.Batch, next int64) {
+func (p *Processor) confirm(b lane.Batch, next int64) {
 	p.mu.Lock()
 	u, ok := p.unknown[b.Lane]
 	delete(p.unknown, b.Lane)
@@ -120,7 +123,7 @@ func (s *Store) forgetLanes() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.lanes)
-	for lane, id := range s.laneIDs {
+	for lane, id := range s.numbers {
 		s.lanes[id] = lane
 	}
 }

@@ -17,12 +17,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
-func wantFenced(t *testing.T, err error, lanes ...*lane) {
+func wantFenced(t *testing.T, err error, lanes ...*takenLane) {
 	t.Helper()
-	var fenced *message.FencedError
+	var fenced *lane.FencedError
 	if !errors.As(err, &fenced) {
 		t.Fatalf("got %v, want a fence", err)
 	}
@@ -46,7 +48,7 @@ func TestAnOldOwnerWritesNothing(t *testing.T) {
 	if owner.Next != 1 || owner.Epoch <= zombie.Epoch {
 		t.Fatalf("the next owner starts at %d under epoch %d after %d", owner.Next, owner.Epoch, zombie.Epoch)
 	}
-	err := f.Handle(t.Context(), []message.Batch{zombie.batch("b", "x"), neighbour.batch("c")})
+	err := f.Handle(t.Context(), []lane.Batch{zombie.batch("b", "x"), neighbour.batch("c")})
 	wantFenced(t, err, zombie)
 	f.wantLanded("a")
 	f.handle(owner.batch("b"))
@@ -59,52 +61,52 @@ func TestABatchOutOfStepWritesNothing(t *testing.T) {
 	f := newFixture(t)
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a", "b"))
-	wantFenced(t, f.Handle(t.Context(), []message.Batch{l.batchAt(5, "c")}), l)
+	wantFenced(t, f.Handle(t.Context(), []lane.Batch{l.batchAt(5, "c")}), l)
 	f.wantLanded("a", "b")
 	// The database went back, as after a failover that lost commits.
 	if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET next_position = 0`); err != nil {
 		t.Fatal(err)
 	}
-	wantFenced(t, f.Handle(t.Context(), []message.Batch{l.batch("c")}), l)
+	wantFenced(t, f.Handle(t.Context(), []lane.Batch{l.batch("c")}), l)
 	f.wantLanded("a", "b")
 }
 
 func TestStartRule(t *testing.T) {
 	t.Parallel()
 	l := message.Lane{Source: "kafka", Name: "orders/0"}
-	take := message.Take{Lane: l, Ordered: true, BrokerGeneration: 3, Start: 7, Committed: -1, HonourReset: true}
+	take := lane.Acquire{Lane: l, Ordered: true, BrokerGeneration: 3, Start: 7, Committed: -1, HonourReset: true}
 	for name, c := range map[string]struct {
 		row    string // what the lane's row is set to
-		change func(*message.Take)
-		want   message.Taken
+		change func(*lane.Acquire)
+		want   lane.Assignment
 		err    error
 	}{
-		"no row":             {"", nil, message.Taken{Next: 7, BrokerPosition: -1}, nil},
-		"row":                {"next_position = 20", nil, message.Taken{Next: 20, BrokerPosition: -1}, nil},
-		"broker's copy lags": {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 15 }, message.Taken{Next: 20, BrokerPosition: 15}, nil},
-		"broker is ahead":    {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 25 }, message.Taken{Next: 20, BrokerPosition: 10, Rewound: true}, nil},
-		"group was reset":    {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed = 5 }, message.Taken{Next: 5, BrokerPosition: 5, Reset: true}, nil},
-		"reset is ignored":   {"next_position = 20, broker_position = 10", func(t *message.Take) { t.Committed, t.HonourReset = 5, false }, message.Taken{Next: 20, BrokerPosition: 10}, nil},
-		"a worker wrote it": {"next_position = 20, broker_position = 10", func(t *message.Take) {
-			t.Committed, t.Origin = 5, `dedupd:{"scope":"test","source":"kafka","began":0,"epoch":1}`
-		}, message.Taken{Next: 20, BrokerPosition: 10, Outdated: true}, nil},
-		"another scope's worker wrote it": {"next_position = 20, broker_position = 10", func(t *message.Take) {
-			t.Committed, t.Origin = 5, `dedupd:{"scope":"another","source":"kafka","began":0,"epoch":1}`
-		}, message.Taken{Next: 20, BrokerPosition: 10, Outdated: true, GroupOf: "another"}, nil},
-		"no row, and another scope's worker wrote it": {"", func(t *message.Take) {
-			t.Committed, t.Start, t.Origin = 5, 5, `dedupd:{"scope":"another","source":"kafka","began":0,"epoch":1}`
-		}, message.Taken{Next: 5, BrokerPosition: -1, GroupOf: "another"}, nil},
-		"never confirmed":     {"next_position = 20", func(t *message.Take) { t.Committed = 5 }, message.Taken{Next: 20, BrokerPosition: 5}, nil},
-		"no start":            {"", func(t *message.Take) { t.Start = -1 }, message.Taken{}, message.ErrNoStart},
-		"no start but a row":  {"next_position = 20", func(t *message.Take) { t.Start = -1 }, message.Taken{Next: 20, BrokerPosition: -1}, nil},
-		"late claimer":        {"broker_generation = 4, updated_at = now() - interval '1 minute'", nil, message.Taken{}, message.ErrStale},
-		"generations restart": {"broker_generation = 4, claimed_at = now() - interval '1 minute', updated_at = now() - interval '1 minute'", nil, message.Taken{Next: 7, BrokerPosition: -1}, nil},
+		"no row":             {"", nil, lane.Assignment{Next: 7, BrokerPosition: -1}, nil},
+		"row":                {"next_position = 20", nil, lane.Assignment{Next: 20, BrokerPosition: -1}, nil},
+		"broker's copy lags": {"next_position = 20, broker_position = 10", func(t *lane.Acquire) { t.Committed = 15 }, lane.Assignment{Next: 20, BrokerPosition: 15}, nil},
+		"broker is ahead":    {"next_position = 20, broker_position = 10", func(t *lane.Acquire) { t.Committed = 25 }, lane.Assignment{Next: 20, BrokerPosition: 10, Rewound: true}, nil},
+		"group was reset":    {"next_position = 20, broker_position = 10", func(t *lane.Acquire) { t.Committed = 5 }, lane.Assignment{Next: 5, BrokerPosition: 5, Reset: true}, nil},
+		"reset is ignored":   {"next_position = 20, broker_position = 10", func(t *lane.Acquire) { t.Committed, t.HonourReset = 5, false }, lane.Assignment{Next: 20, BrokerPosition: 10}, nil},
+		"a worker wrote it": {"next_position = 20, broker_position = 10", func(t *lane.Acquire) {
+			t.Committed, t.OffsetMetadata = 5, `dedupd:{"scope":"test","source":"kafka","began":0,"epoch":1}`
+		}, lane.Assignment{Next: 20, BrokerPosition: 10, Outdated: true}, nil},
+		"another scope's worker wrote it": {"next_position = 20, broker_position = 10", func(t *lane.Acquire) {
+			t.Committed, t.OffsetMetadata = 5, `dedupd:{"scope":"another","source":"kafka","began":0,"epoch":1}`
+		}, lane.Assignment{Next: 20, BrokerPosition: 10, Outdated: true, GroupOf: "another"}, nil},
+		"no row, and another scope's worker wrote it": {"", func(t *lane.Acquire) {
+			t.Committed, t.Start, t.OffsetMetadata = 5, 5, `dedupd:{"scope":"another","source":"kafka","began":0,"epoch":1}`
+		}, lane.Assignment{Next: 5, BrokerPosition: -1, GroupOf: "another"}, nil},
+		"never confirmed":     {"next_position = 20", func(t *lane.Acquire) { t.Committed = 5 }, lane.Assignment{Next: 20, BrokerPosition: 5}, nil},
+		"no start":            {"", func(t *lane.Acquire) { t.Start = -1 }, lane.Assignment{}, lane.ErrNoStart},
+		"no start but a row":  {"next_position = 20", func(t *lane.Acquire) { t.Start = -1 }, lane.Assignment{Next: 20, BrokerPosition: -1}, nil},
+		"late claimer":        {"broker_generation = 4, updated_at = now() - interval '1 minute'", nil, lane.Assignment{}, lane.ErrStale},
+		"generations restart": {"broker_generation = 4, claimed_at = now() - interval '1 minute', updated_at = now() - interval '1 minute'", nil, lane.Assignment{Next: 7, BrokerPosition: -1}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			if c.row != "" {
-				if _, err := f.Store.Take(t.Context(), take); err != nil {
+				if _, err := f.Store.Acquire(t.Context(), take); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET `+c.row); err != nil {
@@ -115,11 +117,11 @@ func TestStartRule(t *testing.T) {
 			if c.change != nil {
 				c.change(&asked)
 			}
-			got, err := f.Store.Take(t.Context(), asked)
+			got, err := f.Store.Acquire(t.Context(), asked)
 			if !errors.Is(err, c.err) {
 				t.Fatalf("got %v, want %v", err, c.err)
 			}
-			got.Epoch, got.Incarnation, got.Checkpoint, got.Origin = 0, "", message.Checkpoint{}, ""
+			got.Epoch, got.StreamID, got.Checkpoint, got.OffsetMetadata = 0, "", lane.Checkpoint{}, ""
 			if c.err == nil {
 				c.want.Cut, c.want.Reached = -1, c.want.Next
 			}
@@ -130,7 +132,7 @@ func TestStartRule(t *testing.T) {
 				t.Error(diff)
 			}
 			if c.want.Reset {
-				again, err := f.Store.Take(t.Context(), asked)
+				again, err := f.Store.Acquire(t.Context(), asked)
 				if err != nil || again.Reset || again.Next != c.want.Next {
 					t.Errorf("the same reset was seen twice: %+v, %v", again, err)
 				}
@@ -144,9 +146,9 @@ func TestStartRule(t *testing.T) {
 func TestALogCreatedAnewHoldsItsLane(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	lane := message.Lane{Source: "kafka", Name: "orders/0"}
-	take := func(log string) (message.Taken, error) {
-		return f.Store.Take(t.Context(), message.Take{Lane: lane, Ordered: true, Incarnation: log, Committed: -1})
+	l := message.Lane{Source: "kafka", Name: "orders/0"}
+	take := func(log string) (lane.Assignment, error) {
+		return f.Store.Acquire(t.Context(), lane.Acquire{Lane: l, Ordered: true, LogID: log, Committed: -1})
 	}
 	must := func(log string, next int64) string {
 		t.Helper()
@@ -154,11 +156,11 @@ func TestALogCreatedAnewHoldsItsLane(t *testing.T) {
 		if err != nil || taken.Next != next {
 			t.Fatalf("got %+v, %v, want position %d", taken, err, next)
 		}
-		return taken.Incarnation
+		return taken.StreamID
 	}
 	setPosition := func(to int64) {
 		t.Helper()
-		if _, err := f.Store.SetPosition(t.Context(), "ann@host", lane.Source, lane.Name, to); err != nil {
+		if _, err := f.Store.SetPosition(t.Context(), "ann@host", l.Source, l.Name, to); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -334,7 +336,7 @@ func TestWorkersRaceForTheSameIDs(t *testing.T) {
 				for i := range names {
 					names[i] = fmt.Sprint("id", random.IntN(ids))
 				}
-				if err := worker.Handle(t.Context(), []message.Batch{l.batch(names...)}); err != nil {
+				if err := worker.Handle(t.Context(), []lane.Batch{l.batch(names...)}); err != nil {
 					t.Errorf("worker %d: %v", w, err)
 					return
 				}
@@ -394,7 +396,7 @@ func TestACopyGivesUpOnTwins(t *testing.T) {
 
 // meetTwin hands over two ids, and more, while another transaction has just
 // claimed those two, and ends that one some time after.
-func (f *fixture) meetTwin(l *lane, commit bool, more ...string) {
+func (f *fixture) meetTwin(l *takenLane, commit bool, more ...string) {
 	t := f.t
 	t.Helper()
 	ids := []string{fmt.Sprint("a", l.at), fmt.Sprint("b", l.at)}
@@ -408,7 +410,7 @@ func (f *fixture) meetTwin(l *lane, commit bool, more ...string) {
 	}
 	done := make(chan error, 1)
 	b := l.batch(append(ids, more...)...)
-	go func() { done <- f.Handle(t.Context(), []message.Batch{b}) }()
+	go func() { done <- f.Handle(t.Context(), []lane.Batch{b}) }()
 	for waiting := false; !waiting; {
 		select {
 		case err := <-done:
@@ -451,7 +453,7 @@ func TestARotationIsNoticed(t *testing.T) {
 	}
 	f.handle(l.batch("b"))
 	var generation int
-	if err := f.pool.QueryRow(t.Context(), `SELECT generation FROM dedupd.claims WHERE key = $1::uuid`, dedup.KeyOf("b").String()).Scan(&generation); err != nil {
+	if err := f.pool.QueryRow(t.Context(), `SELECT generation FROM dedupd.claims WHERE key = $1::uuid`, claimkey.Of("b").String()).Scan(&generation); err != nil {
 		t.Fatal(err)
 	}
 	if generation != 2 {
@@ -464,7 +466,7 @@ func TestARotationIsNoticed(t *testing.T) {
 func TestManyWritersNoticeOneRotation(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	var lanes []*lane
+	var lanes []*takenLane
 	for i := range 4 {
 		lanes = append(lanes, f.take("kafka", fmt.Sprint("orders/", i)))
 	}
@@ -476,7 +478,7 @@ func TestManyWritersNoticeOneRotation(t *testing.T) {
 		for i, l := range lanes {
 			b := l.batch(fmt.Sprint(round, "/", i))
 			writers.Go(func() {
-				if err := f.Handle(t.Context(), []message.Batch{b}); err != nil {
+				if err := f.Handle(t.Context(), []lane.Batch{b}); err != nil {
 					t.Errorf("round %d, writer %d: %v", round, i, err)
 				}
 			})

@@ -8,13 +8,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
 // Gap notes what the broker of a queue has discarded before it was read, beside what
 // is noted already, and returns all of it. One that may be none of the queue's messages
 // is noted only where the queue's clock hasn't come so far.
-func (s *Store) Gap(ctx context.Context, lane message.Lane, found message.Gap) (noted message.Gap, err error) {
+func (s *Store) Gap(ctx context.Context, l message.Lane, found lane.Gap) (noted lane.Gap, err error) {
 	var before *time.Time
 	if !found.Before.IsZero() {
 		before = &found.Before
@@ -30,9 +31,9 @@ func (s *Store) Gap(ctx context.Context, lane message.Lane, found message.Gap) (
 		SELECT first, next FROM noted WHERE next > accepted
 		UNION ALL
 		SELECT g.first, g.next FROM `+s.name("gaps")+` g JOIN l ON l.id = g.lane WHERE g.next > g.accepted AND NOT EXISTS (SELECT FROM noted)`,
-		s.scope, lane.Source, lane.Name, found.From, found.Next, before).Scan(&noted.From, &noted.Next)
+		s.scope, l.Source, l.Name, found.From, found.Next, before).Scan(&noted.From, &noted.Next)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return message.Gap{}, fmt.Errorf("note what is missing in lane %s: %w", lane, err)
+		return lane.Gap{}, fmt.Errorf("note what is missing in lane %s: %w", l, err)
 	}
 	return noted, nil
 }
@@ -56,10 +57,10 @@ func (s *Store) acceptGap() string {
 
 // forgetGaps forgets what was missing in another log than the one that a queue is about
 // to read: its positions mean nothing there.
-func (s *Store) forgetGaps(ctx context.Context, tx pgx.Tx, t message.Take) error {
+func (s *Store) forgetGaps(ctx context.Context, tx pgx.Tx, t lane.Acquire) error {
 	_, err := tx.Exec(ctx, `DELETE FROM `+s.name("gaps")+` g USING `+s.name("lanes")+` l
 		WHERE l.id = g.lane AND l.scope = $1 AND l.source = $2 AND l.lane = $3 AND NOT l.ordered AND l.log <> nullif($4, '')`,
-		s.scope, t.Lane.Source, t.Lane.Name, t.Incarnation)
+		s.scope, t.Lane.Source, t.Lane.Name, t.LogID)
 	if err != nil {
 		return fmt.Errorf("forget what was missing in the log before: %w", err)
 	}

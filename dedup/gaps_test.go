@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/dedup"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // What a broker has discarded of a queue is kept until somebody accepts it.
@@ -16,20 +16,20 @@ func TestGaps(t *testing.T) {
 	f := newFixture(t)
 	l := f.takeQueue("nats")
 	f.handle(l.batch("a", "b"))
-	note := func(found, want message.Gap) {
+	note := func(found, want lane.Gap) {
 		t.Helper()
 		if got, err := f.Store.Gap(t.Context(), l.Lane, found); err != nil || got != want {
 			t.Errorf("%+v: noted are %+v, want %+v: %v", found, got, want, err)
 		}
 	}
-	none := message.Gap{}
+	none := lane.Gap{}
 	note(none, none)
 	f.exec(`UPDATE dedupd.lanes SET stream_time = '2026-01-02T00:00:00Z'`)
 	clock := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
-	note(message.Gap{From: 10, Next: 20, Before: clock}, none) // the lane has come so far
-	note(message.Gap{From: 10, Next: 20, Before: clock.Add(time.Second)}, message.Gap{From: 10, Next: 20})
-	note(message.Gap{From: 15, Next: 30}, message.Gap{From: 10, Next: 30})
-	note(none, message.Gap{From: 10, Next: 30})
+	note(lane.Gap{From: 10, Next: 20, Before: clock}, none) // the lane has come so far
+	note(lane.Gap{From: 10, Next: 20, Before: clock.Add(time.Second)}, lane.Gap{From: 10, Next: 20})
+	note(lane.Gap{From: 15, Next: 30}, lane.Gap{From: 10, Next: 30})
+	note(none, lane.Gap{From: 10, Next: 30})
 	if s := f.laneStates()["nats queue"]; s.GapFrom == nil || *s.GapFrom != 10 || s.GapNext == nil || *s.GapNext != 30 {
 		t.Errorf("the lane is listed as %+v", s)
 	}
@@ -53,15 +53,15 @@ func TestGaps(t *testing.T) {
 		t.Errorf("without a gap: %v", err)
 	}
 
-	note(message.Gap{From: 50, Next: 60}, message.Gap{From: 50, Next: 60})
+	note(lane.Gap{From: 50, Next: 60}, lane.Gap{From: 50, Next: 60})
 	if err := f.Store.AcceptGap(t.Context(), l.Lane, 60); err != nil {
 		t.Fatal(err)
 	}
 	note(none, none)
-	note(message.Gap{From: 50, Next: 60}, none) // as another worker finds it, too
-	note(message.Gap{From: 50, Next: 61}, message.Gap{From: 60, Next: 61})
+	note(lane.Gap{From: 50, Next: 60}, none) // as another worker finds it, too
+	note(lane.Gap{From: 50, Next: 61}, lane.Gap{From: 60, Next: 61})
 	if _, err := f.Store.ForgetLane(t.Context(), "test", "nats", "queue", true); err != nil {
 		t.Errorf("a queue with a gap can't be forgotten: %v", err)
 	}
-	note(message.Gap{From: 60, Next: 61}, none) // of no queue
+	note(lane.Gap{From: 60, Next: 61}, none) // of no queue
 }

@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/dedup/generations"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -26,7 +29,7 @@ const (
 
 // item is one message of a group.
 type item struct {
-	key         Key
+	key         claimkey.Key
 	fingerprint int64
 	batch       int32 // index into the group's batches
 	message     int32 // index into the batch's messages
@@ -69,23 +72,24 @@ const (
 // folded and sorted. It is made once for a hand-over and used again by every try.
 type group struct {
 	*handOver
-	batches []message.Batch
+	batches []lane.Batch
 	items   []item
 	// firsts are the items to claim: one for each key, sorted by key, which is
 	// the order in which every transaction of every version claims.
 	firsts []int32
 	// keys are those of the firsts, and hashes what filters know them by; made
 	// when there is a sealed generation to look through.
-	keys   []Key
+	keys   []claimkey.Key
 	hashes []uint64
 	// claims are the firsts that no sealed generation holds: what is claimed.
 	claims []int32
 	// metTwin is set when claims that were looked up before met a twin.
 	metTwin bool
-	// lanes are the numbers that claims know the batches' lanes by.
+	// lanes are the numbers that claims know the batches' lanes by; nil: the claims come
+	// by no lane.
 	lanes []int32
 	// catalog is the one that the last try was built for.
-	catalog *catalog
+	catalog *generations.Catalog
 	// began is doubts.now at the last try's beginning.
 	began uint64
 	// ages are those of the duplicates found by the last try, in seconds.
@@ -99,10 +103,10 @@ func (g *group) message(it *item) *message.Message {
 // prepare finds the ids, keys and fingerprints of a group's messages and folds
 // twins, so that it is the first copy in lane order that wins. The error is a *message.HoldError when the
 // policy is to stop at a message without an id.
-func (p *Processor) prepare(batches []message.Batch) (*group, error) {
+func (p *Processor) prepare(batches []lane.Batch) (*group, error) {
 	g := &group{batches: batches}
 	// Lane rows are touched in one order by everyone.
-	slices.SortStableFunc(g.batches, func(a, b message.Batch) int { return a.Lane.Compare(b.Lane) })
+	slices.SortStableFunc(g.batches, func(a, b lane.Batch) int { return a.Lane.Compare(b.Lane) })
 	n := 0
 	for i := range g.batches {
 		n += len(g.batches[i].Messages)
@@ -122,22 +126,22 @@ func (p *Processor) prepare(batches []message.Batch) (*group, error) {
 	return g, nil
 }
 
-func (p *Processor) identify(it *item, b *message.Batch, m *message.Message) error {
-	id, err := p.Identity.ID(m, b.Incarnation)
+func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error {
+	id, err := p.Identity.ID(m, b.StreamID)
 	switch {
 	case err == nil:
 		m.ID = id
-		it.key = KeyOf(id)
+		it.key = claimkey.Of(id)
 	case p.Missing == MissingStop:
-		return &message.HoldError{
+		return &lane.HoldError{
 			Lane: b.Lane, Err: fmt.Errorf("position %d: %w, and id.missing is stop", m.Position.Offset, err),
 			Summary: fmt.Sprintf("position %d: the message has no usable id, and id.missing is stop", m.Position.Offset),
 		}
 	default:
 		// Known by its place alone. A dead letter claims that place, too, so that
 		// a redelivery doesn't make a second one.
-		place := message.PositionID(b.Incarnation, m.Position)
-		it.key = positionKey(place)
+		place := message.PositionID(b.StreamID, m.Position)
+		it.key = claimkey.OfPlace(place)
 		m.ID = place
 		if p.Missing == MissingDeadLetter || !errors.Is(err, message.ErrNoID) {
 			m.ID = ""
@@ -155,8 +159,8 @@ func (p *Processor) identify(it *item, b *message.Batch, m *message.Message) err
 			it.reject.reason += "; " + m.Damaged
 		}
 	}
-	if !p.Fingerprint.none() {
-		it.fingerprint = p.Fingerprint.of(m)
+	if !p.Fingerprint.None() {
+		it.fingerprint = p.Fingerprint.Of(m)
 	}
 	return nil
 }
@@ -203,15 +207,15 @@ func (g *group) reset() {
 
 // won marks the item with that key as the winner of its claim. Keys come back in
 // the order they were sent; from is where the last one was found.
-func (g *group) won(key Key, from int) (at int, err error) {
+func (g *group) won(key claimkey.Key, from int) (at int, err error) {
 	for i := from; i < len(g.claims); i++ {
 		if it := &g.items[g.claims[i]]; it.key == key {
 			it.wins = true
 			return i + 1, nil
 		}
 	}
-	i, ok := slices.BinarySearchFunc(g.claims, &key, func(at int32, key *Key) int {
-		return g.items[at].key.compare(key)
+	i, ok := slices.BinarySearchFunc(g.claims, &key, func(at int32, key *claimkey.Key) int {
+		return g.items[at].key.Compare(key)
 	})
 	if !ok {
 		return 0, fmt.Errorf("claim: the server returned the key %s, which was not sent", key)
@@ -225,10 +229,10 @@ func (g *group) hash() {
 	if g.hashes != nil {
 		return
 	}
-	g.keys, g.hashes = make([]Key, len(g.firsts)), make([]uint64, len(g.firsts))
+	g.keys, g.hashes = make([]claimkey.Key, len(g.firsts)), make([]uint64, len(g.firsts))
 	for i, at := range g.firsts {
 		g.keys[i] = g.items[at].key
-		g.hashes[i] = g.keys[i].hash()
+		g.hashes[i] = g.keys[i].Hash()
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -34,16 +35,16 @@ func somewhatDead(prefix string, deads, n int) []string {
 	return all
 }
 
-func wantHeldLane(t *testing.T, err error, lane message.Lane) {
+func wantHeldLane(t *testing.T, err error, l message.Lane) {
 	t.Helper()
-	var hold *message.HoldError
-	if !errors.As(err, &hold) || hold.Lane != lane {
-		t.Fatalf("got %v, want a hold of lane %s", err, lane)
+	var hold *lane.HoldError
+	if !errors.As(err, &hold) || hold.Lane != l {
+		t.Fatalf("got %v, want a hold of lane %s", err, l)
 	}
 }
 
 // recentDead is what a lane's row remembers.
-func (f *fixture) recentDead(l *lane) (recent []int64) {
+func (f *fixture) recentDead(l *takenLane) (recent []int64) {
 	f.t.Helper()
 	if err := f.pool.QueryRow(f.t.Context(), `SELECT recent_dead FROM dedupd.lanes WHERE source = $1 AND lane = $2`, l.Source, l.Name).Scan(&recent); err != nil {
 		f.t.Fatal(err)
@@ -79,12 +80,12 @@ func TestEachLaneAnswersForItsOwnDeadLetters(t *testing.T) {
 
 	// And each is held for its own, by name: the first goes on without the second.
 	first, second := a.batch("", "", "a21"), b.batch("", "", "b21")
-	wantHeldLane(t, f.Handle(t.Context(), []message.Batch{first, second}), b.Lane)
+	wantHeldLane(t, f.Handle(t.Context(), []lane.Batch{first, second}), b.Lane)
 	f.handle(first)
-	wantHeldLane(t, f.Handle(t.Context(), []message.Batch{second}), b.Lane)
+	wantHeldLane(t, f.Handle(t.Context(), []lane.Batch{second}), b.Lane)
 	f.wantBooks(a, "14/0/0/0/0/10@24")
 	f.wantBooks(b, "12/0/0/0/0/9@21")
-	wantHeldLane(t, f.Handle(t.Context(), []message.Batch{c.batch(""), b.batchAt(21, "b22")}), c.Lane)
+	wantHeldLane(t, f.Handle(t.Context(), []lane.Batch{c.batch(""), b.batchAt(21, "b22")}), c.Lane)
 }
 
 // The slots of a queue share one row, and so they share their dead letters.
@@ -92,7 +93,7 @@ func TestAQueuesBatchesShareTheirDeadLetters(t *testing.T) {
 	t.Parallel()
 	f := newGuarded(t, 10, 100)
 	neighbour, q := f.take("kafka", "orders/0"), f.takeQueue("nats")
-	err := f.Handle(t.Context(), []message.Batch{
+	err := f.Handle(t.Context(), []lane.Batch{
 		q.batchAt(100, somewhatDead("x", 6, 6)...), neighbour.batch(somewhatDead("n", 1, 3)...), q.batchAt(200, somewhatDead("y", 6, 6)...),
 	})
 	wantHeldLane(t, err, q.Lane)
@@ -132,7 +133,7 @@ func TestTheWindowOfDeadLetters(t *testing.T) {
 					f.handle(l.batch(all[:len(all)-1]...))
 					all = all[len(all)-1:]
 				}
-				err := f.Handle(t.Context(), []message.Batch{l.batch(all...)})
+				err := f.Handle(t.Context(), []lane.Batch{l.batch(all...)})
 				if !test.held && err != nil {
 					t.Fatal(err)
 				}
@@ -146,7 +147,7 @@ func TestTheWindowOfDeadLetters(t *testing.T) {
 	t.Run("fewer messages than the window", func(t *testing.T) {
 		t.Parallel()
 		f := newGuarded(t, 1, window)
-		wantHold(t, f.Handle(t.Context(), []message.Batch{f.take("kafka", "orders/0").batch("a", "", "")}), "2 of the last 3 messages")
+		wantHold(t, f.Handle(t.Context(), []lane.Batch{f.take("kafka", "orders/0").batch("a", "", "")}), "2 of the last 3 messages")
 	})
 }
 
@@ -180,7 +181,7 @@ func TestAHalfThatFailsWhilePoisonIsFound(t *testing.T) {
 					return f.sink.Write(ctx, tx, msgs)
 				})
 				l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
-				group := []message.Batch{l.batch(ids.first...)}
+				group := []lane.Batch{l.batch(ids.first...)}
 				if ids.second != nil {
 					group = append(group, other.batch(ids.second...))
 				}
@@ -254,8 +255,8 @@ func TestSummariesOfHoldsQuoteNoMessage(t *testing.T) {
 			t.Parallel()
 			f := newGuarded(t, 1, 100)
 			c.change(f)
-			err := f.Handle(t.Context(), []message.Batch{f.take("kafka", "orders/0").batch(c.ids...)})
-			var hold *message.HoldError
+			err := f.Handle(t.Context(), []lane.Batch{f.take("kafka", "orders/0").batch(c.ids...)})
+			var hold *lane.HoldError
 			if !errors.As(err, &hold) {
 				t.Fatalf("got %v, want a hold", err)
 			}

@@ -12,6 +12,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/dedup/internal/admin"
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/sqlstate"
 )
 
 // importBatch is how many ids a transaction of an import claims. A copy that a
@@ -57,13 +62,13 @@ func (s *Store) Import(ctx context.Context, im Import) (n Imported, err error) {
 	if err != nil {
 		return n, fmt.Errorf("import: %w", err)
 	}
-	keys := make([]Key, 0, importBatch)
+	keys := make([]claimkey.Key, 0, importBatch)
 	var looked time.Time
 	flush := func() error {
 		// Without a filter, each key is looked up in each sealed generation. One
 		// may be sealed while this runs, and its filter come later.
-		if looked.IsZero() || s.FiltersBehind() && time.Since(looked) > 10*time.Second {
-			if err := s.LoadFilters(ctx); err != nil {
+		if looked.IsZero() || s.generations.FiltersBehind() && time.Since(looked) > 10*time.Second {
+			if err := s.generations.LoadFilters(ctx); err != nil {
 				return err
 			}
 			looked = time.Now()
@@ -86,7 +91,7 @@ func (s *Store) Import(ctx context.Context, im Import) (n Imported, err error) {
 		if err != nil {
 			return n, failedImport(n, err)
 		}
-		keys = append(keys, KeyOf(id))
+		keys = append(keys, claimkey.Of(id))
 		if len(keys) == importBatch {
 			if err := flush(); err != nil {
 				return n, failedImport(n, err)
@@ -122,8 +127,8 @@ func failedImport(n Imported, err error) error {
 // beginImport notes the import in the audit, which only the owner may, before any
 // work is done; and tells the time by the database's clock.
 func (s *Store) beginImport(ctx context.Context, im Import) (begun time.Time, err error) {
-	err = s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		if err := s.audit(ctx, tx, im.Actor, "claims import", im.Input, json.RawMessage(`{}`)); err != nil {
+	err = admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
+		if err := admin.Audit(ctx, tx, s.schema, im.Actor, "claims import", im.Input, json.RawMessage(`{}`)); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, `SELECT `+s.name("clock")+`()`).Scan(&begun)
@@ -132,13 +137,13 @@ func (s *Store) beginImport(ctx context.Context, im Import) (begun time.Time, er
 }
 
 // importKeys claims keys in a transaction of its own.
-func (s *Store) importKeys(ctx context.Context, keys []Key, begun time.Time) (n Imported, err error) {
+func (s *Store) importKeys(ctx context.Context, keys []claimkey.Key, begun time.Time) (n Imported, err error) {
 	g := &group{items: make([]item, len(keys))}
 	for i, key := range keys {
 		g.items[i] = item{key: key, twin: -1}
 	}
 	g.fold()
-	err = s.again(ctx, func() error {
+	err = s.retry(ctx, func() error {
 		n, err = s.importGroup(ctx, g, begun)
 		return err
 	})
@@ -146,38 +151,29 @@ func (s *Store) importKeys(ctx context.Context, keys []Key, begun time.Time) (n 
 }
 
 func (s *Store) importGroup(ctx context.Context, g *group, begun time.Time) (n Imported, err error) {
-	c, err := s.loaded(ctx)
-	if err != nil {
-		return n, err
-	}
-	err = s.onConnection(ctx, c, func(conn *pgx.Conn) error {
-		n, err = s.importOn(ctx, conn, c, g, begun)
-		return err
+	_, err = s.begin(ctx, g, func(t *txn) error {
+		t.reset()
+		var running float64
+		if err := t.claim(ctx, beginStep, s.sinceStep(begun, &running), t.enterStep()); err != nil {
+			return fmt.Errorf("claim: %w", err)
+		}
+		if err := t.commit(ctx); err != nil {
+			return err
+		}
+		n = t.imported(running)
+		return nil
 	})
 	return n, err
 }
 
-func (s *Store) importOn(ctx context.Context, conn *pgx.Conn, c *catalog, g *group, begun time.Time) (n Imported, err error) {
-	g.reset()
-	var running float64
-	rows, _, err := s.claimKeys(ctx, conn, s.prepare, c, g, []step{beginStep, s.sinceStep(begun, &running), s.enterStep(c)}, claimValues{})
-	if err != nil {
-		return n, fmt.Errorf("claim: %w", err)
-	}
-	if err := s.commit(ctx, conn, nil); err != nil {
-		return n, err
-	}
-	return g.imported(rows, running), nil
-}
-
 // sinceStep reads how many seconds have passed since a time of the database.
-func (s *Store) sinceStep(begun time.Time, seconds *float64) step {
-	return step{
-		sql:  `SELECT extract(epoch FROM ` + s.name("clock") + `() - $1::timestamptz)::float8`,
-		oids: []uint32{pgtype.TimestamptzOID}, params: [][]byte{timestamptz(begun)},
-		row: func(v [][]byte) error {
+func (s *Store) sinceStep(begun time.Time, seconds *float64) pipeline.Step {
+	return pipeline.Step{
+		SQL:  `SELECT extract(epoch FROM ` + s.name("clock") + `() - $1::timestamptz)::float8`,
+		OIDs: []uint32{pgtype.TimestamptzOID}, Params: [][]byte{pipeline.Timestamptz(begun)},
+		Row: func(v [][]byte) error {
 			if len(v[0]) != 8 {
-				return errShort
+				return pipeline.ErrShort
 			}
 			*seconds = math.Float64frombits(binary.BigEndian.Uint64(v[0]))
 			return nil
@@ -187,11 +183,11 @@ func (s *Store) sinceStep(begun time.Time, seconds *float64) step {
 
 // imported counts what became of the group. What was claimed by no lane since the
 // import began was claimed by the import.
-func (g *group) imported(rows map[Key]*claimRow, running float64) Imported {
-	n := Imported{Read: int64(len(g.items))}
-	for i := range g.items {
-		it := &g.items[i]
-		row := rows[it.key]
+func (t *txn) imported(running float64) Imported {
+	n := Imported{Read: int64(len(t.items))}
+	for i := range t.items {
+		it := &t.items[i]
+		row := t.found[it.key]
 		switch {
 		case it.wins:
 			n.New++
@@ -216,7 +212,7 @@ func (e *QueryError) Unwrap() error { return e.Err }
 // ofQuery tells an error of the query itself, which another try meets again, from
 // one that has other causes.
 func ofQuery(err error) error {
-	switch code := sqlstate(err); {
+	switch code := sqlstate.Of(err); {
 	case code == "", // not the server's word
 		code == "42501",                  // a grant is missing, and may be given
 		code == "25P03", code == "25P04": // the transaction took longer than the server allows

@@ -86,7 +86,7 @@ func TestImportBesideALane(t *testing.T) {
 func TestImportFollowsRotations(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.Store.SetChunkClaims(9_000)
+	f.Store.Generations().ChunkClaims = 9_000
 	other := attach(t, f.db)
 	list := ids("id-", 60_000)
 	list = append(list, list[:20_000]...)
@@ -121,7 +121,7 @@ func TestImportLoadsFilters(t *testing.T) {
 	f.buildFilters()
 	command := attach(t, f.db)
 	command.wantImport(only(ids("old-", 2000)...), dedup.Imported{Read: 2000, New: 1000, Known: 1000})
-	if command.Store.FilterBytes() == 0 || command.Store.FiltersBehind() {
+	if command.Store.Generations().FilterBytes() == 0 || command.Store.Generations().FiltersBehind() {
 		t.Error("no filter was loaded")
 	}
 }

@@ -8,6 +8,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/dedup/schema"
+	"github.com/dedupd/dedupd/internal/sqlstate"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -38,7 +41,7 @@ const takeGrace = 25 * time.Second
 // the database may lose what its broker can't deliver again, message.ErrNoStart
 // when neither the database nor the source knows where the lane begins, or a
 // *message.HoldError when the lane's stream isn't the one it was.
-func (s *Store) Take(ctx context.Context, t message.Take) (taken message.Taken, err error) {
+func (s *Store) Acquire(ctx context.Context, t lane.Acquire) (taken lane.Assignment, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -46,10 +49,10 @@ func (s *Store) Take(ctx context.Context, t message.Take) (taken message.Taken, 
 		return err
 	})
 	if err != nil {
-		return message.Taken{}, fmt.Errorf("take lane %s: %w", t.Lane, err)
+		return lane.Assignment{}, fmt.Errorf("take lane %s: %w", t.Lane, err)
 	}
 	if taken.Rewound {
-		s.Forget("lane " + t.Lane.String() + " went back")
+		s.generations.Forget("lane " + t.Lane.String() + " went back")
 	}
 	s.forgetAttempts(ctx, t.Lane, t.Ordered, taken.Next)
 	return taken, nil
@@ -64,7 +67,7 @@ func (s *Store) Take(ctx context.Context, t message.Take) (taken message.Taken, 
 // its next message only. The rows are read as the last commit left them, without a
 // lock. So a transaction of the lane that is under way changes nothing: till it
 // commits, the row is as told. Afterwards it stands above, which is no loss.
-func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []message.Lane, err error) {
+func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []message.Lane, err error) {
 	s.takeBackNotes(ctx)
 	var sources, names []string
 	var epochs, next, checkpoints []int64
@@ -110,7 +113,7 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 	}
 	switch {
 	case went != "":
-		s.Forget("lane " + went + " went back")
+		s.generations.Forget("lane " + went + " went back")
 	case len(gone) > 0:
 		s.forgetLanes()
 	}
@@ -120,7 +123,7 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 // Copied tells what the broker has confirmed of ordered lanes since their last
 // batches. A row that was taken by another since, or stands below, as it does when the
 // database has lost commits, is passed over; so is one that is just being moved.
-func (s *Store) Copied(ctx context.Context, all []message.Copied) error {
+func (s *Store) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) error {
 	var sources, names []string
 	var epochs, positions []int64
 	for _, c := range all {
@@ -144,7 +147,7 @@ func (s *Store) Copied(ctx context.Context, all []message.Copied) error {
 
 // LetGo tells that a lane was let go without having moved under that epoch, and
 // that nothing happened to it: the take doesn't count.
-func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {
+func (s *Store) Release(ctx context.Context, lane message.Lane, epoch int64) error {
 	id, err := s.laneID(lane)
 	if err != nil {
 		return err
@@ -155,7 +158,7 @@ func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 	return nil
 }
 
-func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken message.Taken, err error) {
+func (s *Store) take(ctx context.Context, tx pgx.Tx, t lane.Acquire) (taken lane.Assignment, err error) {
 	if !t.Ordered {
 		if err := s.forgetGaps(ctx, tx, t); err != nil {
 			return taken, err
@@ -166,9 +169,9 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		return taken, err
 	}
 	taken, id, log, began := row.taken, row.id, row.log, row.began
-	if t.Ordered && t.Incarnation != "" && log != t.Incarnation {
-		return taken, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew (its id is %s, the lane's was %s), so its positions mean other messages: \"dedupd lanes set-position %s %s 0\" has it read from its beginning",
-			t.Incarnation, log, t.Lane.Source, t.Lane.Name)}
+	if t.Ordered && t.LogID != "" && log != t.LogID {
+		return taken, &lane.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew (its id is %s, the lane's was %s), so its positions mean other messages: \"dedupd lanes set-position %s %s 0\" has it read from its beginning",
+			t.LogID, log, t.Lane.Source, t.Lane.Name)}
 	}
 	if !t.Ordered {
 		if err := s.takeQueue(ctx, tx, queueRow{id, log, began}, t, &taken); err != nil {
@@ -184,7 +187,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		}
 		began = &taken.Next
 	}
-	writer, byWorker := parseOrigin(t.Origin) // a person's offset has no such note
+	writer, byWorker := parseOrigin(t.OffsetMetadata) // a person's offset has no such note
 	if t.Ordered && byWorker && writer.Scope != s.scope {
 		taken.GroupOf = writer.Scope
 	}
@@ -202,7 +205,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 			if err := tx.QueryRow(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, broker_position = $2, stream_time = NULL, `+lowerBegan+`,
 				incarnation = CASE WHEN cut_at >= $2 THEN `+newIncarnation+` ELSE incarnation END, cut_at = CASE WHEN cut_at < $2 THEN cut_at END
 				WHERE id = $1 RETURNING began, incarnation, coalesce(cut_at, -1)`,
-				id, t.Committed).Scan(&began, &taken.Incarnation, &taken.Cut); err != nil {
+				id, t.Committed).Scan(&began, &taken.StreamID, &taken.Cut); err != nil {
 				return taken, err
 			}
 			taken.Reset, taken.Next, taken.BrokerPosition = true, t.Committed, t.Committed
@@ -215,7 +218,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 		}
 	}
 	if t.Ordered && began != nil {
-		taken.Origin = origin{Scope: s.scope, Source: t.Lane.Source, Began: *began, Epoch: taken.Epoch, Log: log}.String()
+		taken.OffsetMetadata = origin{Scope: s.scope, Source: t.Lane.Source, Began: *began, Epoch: taken.Epoch, Log: log}.String()
 	}
 	tried, err := s.openAttempts(ctx, tx, id, taken.Next)
 	if err != nil {
@@ -229,7 +232,7 @@ func (s *Store) take(ctx context.Context, tx pgx.Tx, t message.Take) (taken mess
 // takenRow is a lane's row as a take has left it, before what the broker tells of the
 // lane is compared with it.
 type takenRow struct {
-	taken   message.Taken
+	taken   lane.Assignment
 	id      int32
 	created bool
 	takes   int
@@ -254,7 +257,7 @@ type takenRow struct {
 // An epoch is the database's clock in microseconds, or one more than the
 // last: it only ever rises, and one that was lost with a failover is not
 // given out again, so that a worker from before can't pass for a new owner.
-func (s *Store) takeRow(ctx context.Context, tx pgx.Tx, t message.Take) (row takenRow, err error) {
+func (s *Store) takeRow(ctx context.Context, tx pgx.Tx, t lane.Acquire) (row takenRow, err error) {
 	var partitions *int
 	if t.Partition != nil {
 		partitions = &t.Partition.Of
@@ -263,19 +266,19 @@ func (s *Store) takeRow(ctx context.Context, tx pgx.Tx, t message.Take) (row tak
 		var how string
 		var epochs []int64
 		taken := &row.taken
-		err := tx.QueryRow(ctx, s.takeSQL(), s.scope, t.Lane.Source, t.Lane.Name, t.Incarnation, partitions, t.BrokerGeneration, s.owner, takeGrace.Seconds(), t.Ordered, t.Start).
-			Scan(&how, &row.id, &taken.Epoch, &taken.Next, &taken.BrokerPosition, &taken.Incarnation, &row.takes, &taken.Checkpoint.Number, &taken.Checkpoint.Instance, &row.log, &row.began, &epochs, &taken.Cut)
+		err := tx.QueryRow(ctx, s.takeSQL(), s.scope, t.Lane.Source, t.Lane.Name, t.LogID, partitions, t.BrokerGeneration, s.owner, takeGrace.Seconds(), t.Ordered, t.Start).
+			Scan(&how, &row.id, &taken.Epoch, &taken.Next, &taken.BrokerPosition, &taken.StreamID, &row.takes, &taken.Checkpoint.Number, &taken.Checkpoint.Instance, &row.log, &row.began, &epochs, &taken.Cut)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows) && t.Start < 0:
-			return takenRow{}, message.ErrNoStart
+			return takenRow{}, lane.ErrNoStart
 		case errors.Is(err, pgx.ErrNoRows):
 			continue // another worker made the row in this moment
-		case sqlstate(err) == "2200H":
+		case sqlstate.Of(err) == "2200H":
 			return takenRow{}, fmt.Errorf("no number is left for a new lane; the schema's owner restarts the sequence at the first number of a range that no lane uses: ALTER TABLE %s ALTER COLUMN id RESTART WITH …: %w", s.name("lanes"), err)
 		case err != nil:
 			return takenRow{}, err
 		case how == "stale":
-			return takenRow{}, message.ErrStale
+			return takenRow{}, lane.ErrStale
 		}
 		taken.LeaderEpochs, taken.Reached, row.created = leaderEpochs(epochs), taken.Next, how == "made"
 		return row, nil
@@ -326,7 +329,7 @@ func (s *Store) takeSQL() string {
 // for what was read before. Messages with ids of their own are told by these.
 //
 // The error is a *message.FencedError when the epoch isn't the lane's any more.
-func (s *Store) LogCut(ctx context.Context, cut message.LogCut) error {
+func (s *Store) LogCut(ctx context.Context, cut lane.LogCut) error {
 	set, which := `cut_at = $2`, ``
 	if cut.Follow {
 		which = ` AND ordered`
@@ -340,7 +343,7 @@ func (s *Store) LogCut(ctx context.Context, cut message.LogCut) error {
 	case err != nil:
 		return fmt.Errorf("tell that the log of lane %s was cut: %w", cut.Lane, err)
 	case done.RowsAffected() == 0:
-		return &message.FencedError{Lanes: []message.Lane{cut.Lane}}
+		return &lane.FencedError{Lanes: []message.Lane{cut.Lane}}
 	}
 	return nil
 }
@@ -355,7 +358,7 @@ const lowerBegan = `began = CASE WHEN $2 < began THEN $2 ELSE began END`
 func (s *Store) remember(lane message.Lane, id int32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.laneIDs[lane] = id
+	s.numbers[lane] = id
 	s.lanes[id] = lane
 }
 
@@ -363,11 +366,23 @@ func (s *Store) remember(lane message.Lane, id int32) {
 func (s *Store) laneID(lane message.Lane) (int32, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	id, ok := s.laneIDs[lane]
+	id, ok := s.numbers[lane]
 	if !ok {
 		return 0, fmt.Errorf("lane %s was never taken", lane)
 	}
 	return id, nil
+}
+
+// laneIDs are the numbers of the batches' lanes.
+func (s *Store) laneIDs(batches []lane.Batch) ([]int32, error) {
+	ids := make([]int32, len(batches))
+	for i := range batches {
+		var err error
+		if ids[i], err = s.laneID(batches[i].Lane); err != nil {
+			return nil, err
+		}
+	}
+	return ids, nil
 }
 
 // sourceOf tells which source a lane number belongs to; empty where the lane is
@@ -400,11 +415,11 @@ func (s *Store) refuseLoss(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	var replicated bool
-	err := tx.QueryRow(ctx, `SELECT `+waitsForStandby).Scan(&replicated)
+	err := tx.QueryRow(ctx, `SELECT `+schema.WaitsForStandby).Scan(&replicated)
 	if err != nil || replicated {
 		return err
 	}
-	return message.ErrLoss
+	return lane.ErrLoss
 }
 
 // standing is where a lane's row stands.
@@ -415,7 +430,7 @@ type standing struct {
 }
 
 // standings reads the rows of the batches' lanes.
-func (s *Store) standings(ctx context.Context, batches []message.Batch) ([]standing, error) {
+func (s *Store) standings(ctx context.Context, batches []lane.Batch) ([]standing, error) {
 	all := make([]standing, len(batches))
 	for i, b := range batches {
 		err := s.pool.QueryRow(ctx, `SELECT epoch, next_position, checkpoint, NOT ordered AND `+s.name("instance")+`(tableoid) <> $4 FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3`,

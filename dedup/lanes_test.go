@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -18,13 +19,13 @@ import (
 func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	gone := func(all ...*lane) (names []string) {
+	gone := func(all ...*takenLane) (names []string) {
 		t.Helper()
-		var told []message.CaughtUp
+		var told []lane.Heartbeat
 		for _, l := range all {
-			told = append(told, message.CaughtUp{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint})
+			told = append(told, lane.Heartbeat{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint})
 		}
-		lanes, err := f.Store.CaughtUp(t.Context(), told)
+		lanes, err := f.Store.Heartbeat(t.Context(), told)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,7 +43,7 @@ func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 	}
 	still, stolen, missing, back, moved := f.take("kafka", "still"), f.take("kafka", "stolen"), f.take("kafka", "missing"), f.take("kafka", "back"), f.take("kafka", "moved")
 	q := f.takeQueue("nats")
-	all := []*lane{still, stolen, missing, back, moved, q}
+	all := []*takenLane{still, stolen, missing, back, moved, q}
 	for _, l := range all {
 		f.handle(l.batch(l.Name+"-a", l.Name+"-b"))
 	}
@@ -64,7 +65,7 @@ func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 	if again := f.retake(q); !again.Rewound {
 		t.Error("the queue was taken anew, and not rewound")
 	}
-	q.Checkpoint = message.Checkpoint{Instance: "another"}
+	q.Checkpoint = lane.Checkpoint{Instance: "another"}
 	want(gone(still, q), "queue")
 }
 
@@ -106,7 +107,7 @@ func TestAQuietLaneGoesBackWithTheDatabase(t *testing.T) {
 	restore()
 	var asTold bool
 	f.again(func() error {
-		gone, err := f.Store.CaughtUp(t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint}})
+		gone, err := f.Store.Heartbeat(t.Context(), []lane.Heartbeat{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint}})
 		asTold = len(gone) == 0
 		return err
 	})
@@ -128,8 +129,8 @@ func TestCopied(t *testing.T) {
 	f.handle(queue.batch("e", "f"))
 	confirm := func(epoch, position int64, want string) {
 		t.Helper()
-		all := []message.Copied{{Lane: l.Lane, Epoch: epoch, Position: position}, {Lane: queue.Lane, Epoch: queue.Epoch, Position: 1}}
-		if err := f.Store.Copied(t.Context(), all); err != nil {
+		all := []lane.BrokerPosition{{Lane: l.Lane, Epoch: epoch, Position: position}, {Lane: queue.Lane, Epoch: queue.Epoch, Position: 1}}
+		if err := f.Store.BrokerConfirmed(t.Context(), all); err != nil {
 			t.Fatal(err)
 		}
 		got := ""
@@ -145,9 +146,9 @@ func TestCopied(t *testing.T) {
 	confirm(l.Epoch-1, 4, "")
 	confirm(l.Epoch, 5, "")
 	confirm(l.Epoch, 4, "orders/0@4")
-	take := func(committed int64) message.Taken {
+	take := func(committed int64) lane.Assignment {
 		t.Helper()
-		taken, err := f.Store.Take(t.Context(), message.Take{Lane: l.Lane, Ordered: true, Committed: committed, HonourReset: true})
+		taken, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: committed, HonourReset: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -157,7 +158,7 @@ func TestCopied(t *testing.T) {
 		t.Errorf("a group set back to 1 from 4: %+v", taken)
 	}
 	// An owner that was killed told nothing of what the broker has by then.
-	l.Taken, l.at = take(1), 1
+	l.Assignment, l.at = take(1), 1
 	f.handle(l.batch("b", "c", "d"))
 	if taken := take(3); taken.Reset || taken.Next != 4 || taken.BrokerPosition != 3 {
 		t.Errorf("a group that stands at 3: %+v", taken)
@@ -173,7 +174,7 @@ func TestABatchThatKnowsLessOfTheBroker(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	l, queue := f.take("kafka", "orders/0"), f.takeQueue("nats")
-	move := func(l *lane, position int64, id string, want string) {
+	move := func(l *takenLane, position int64, id string, want string) {
 		t.Helper()
 		b := l.batch(id)
 		b.BrokerPosition = position
@@ -190,7 +191,7 @@ func TestABatchThatKnowsLessOfTheBroker(t *testing.T) {
 		}
 	}
 	move(l, -1, "a", "-1")
-	if err := f.Store.Copied(t.Context(), []message.Copied{{Lane: l.Lane, Epoch: l.Epoch, Position: 1}}); err != nil {
+	if err := f.Store.BrokerConfirmed(t.Context(), []lane.BrokerPosition{{Lane: l.Lane, Epoch: l.Epoch, Position: 1}}); err != nil {
 		t.Fatal(err)
 	}
 	move(l, 0, "b", "1")
@@ -205,7 +206,7 @@ func TestABatchThatKnowsLessOfTheBroker(t *testing.T) {
 		t.Fatal(err)
 	}
 	old.BrokerPosition = 3
-	if err := f.Handle(t.Context(), []message.Batch{old}); !errors.As(err, new(*message.FencedError)) {
+	if err := f.Handle(t.Context(), []lane.Batch{old}); !errors.As(err, new(*lane.FencedError)) {
 		t.Errorf("a batch of before: %v", err)
 	}
 	for _, s := range f.laneStates() {
@@ -230,14 +231,14 @@ func TestATakeDrawsNoNumber(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	const workers, takes = 4, 10
-	race := func(lanes ...message.Take) {
+	race := func(lanes ...lane.Acquire) {
 		t.Helper()
 		var all sync.WaitGroup
 		for range workers {
 			all.Go(func() {
 				for range takes {
 					for _, take := range lanes {
-						if _, err := f.Store.Take(t.Context(), take); err != nil && !errors.Is(err, message.ErrStale) {
+						if _, err := f.Store.Acquire(t.Context(), take); err != nil && !errors.Is(err, lane.ErrStale) {
 							t.Error(err)
 						}
 					}
@@ -246,9 +247,9 @@ func TestATakeDrawsNoNumber(t *testing.T) {
 		}
 		all.Wait()
 	}
-	lanes := []message.Take{
+	lanes := []lane.Acquire{
 		{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Committed: -1, BrokerGeneration: 2},
-		{Lane: message.Lane{Source: "nats", Name: "queue"}, Incarnation: "stream-1", Committed: -1},
+		{Lane: message.Lane{Source: "nats", Name: "queue"}, LogID: "stream-1", Committed: -1},
 	}
 	race(lanes...)
 	if n := f.laneNumbers(); n > int64(workers*len(lanes)) {
@@ -259,8 +260,8 @@ func TestATakeDrawsNoNumber(t *testing.T) {
 	late.BrokerGeneration = 1 // refused
 	unknown.Lane.Name, unknown.Start = "orders/1", -1
 	race(append(lanes, late)...)
-	if _, err := f.Store.Take(t.Context(), unknown); !errors.Is(err, message.ErrNoStart) {
-		t.Errorf("a lane of which nobody knows where it begins: %v, want %v", err, message.ErrNoStart)
+	if _, err := f.Store.Acquire(t.Context(), unknown); !errors.Is(err, lane.ErrNoStart) {
+		t.Errorf("a lane of which nobody knows where it begins: %v, want %v", err, lane.ErrNoStart)
 	}
 	if n := f.laneNumbers(); n != before {
 		t.Errorf("%d numbers were drawn for lanes that have one", n-before)
@@ -271,7 +272,7 @@ func TestATakeDrawsNoNumber(t *testing.T) {
 // stays.
 func TestATakeWaitsForTheRow(t *testing.T) {
 	t.Parallel()
-	take := message.Take{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Start: 7, Committed: -1, BrokerGeneration: 3}
+	take := lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Start: 7, Committed: -1, BrokerGeneration: 3}
 	const insert = `INSERT INTO dedupd.lanes (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position)
 		VALUES ('test', 'kafka', 'orders/0', true, '/6f9a3d2e-0000-4000-8000-000000000000', 1, $1, 'another', 20)`
 	for name, c := range map[string]struct {
@@ -284,12 +285,12 @@ func TestATakeWaitsForTheRow(t *testing.T) {
 	}{
 		"another makes it":           {sql: insert, generation: 2, commit: true, next: 20},
 		"another doesn't make it":    {sql: insert, generation: 2, next: 7},
-		"a newer owner makes it":     {sql: insert, generation: 4, commit: true, err: message.ErrStale},
+		"a newer owner makes it":     {sql: insert, generation: 4, commit: true, err: lane.ErrStale},
 		"it goes":                    {there: true, sql: `DELETE FROM dedupd.lanes`, commit: true, next: 7},
 		"it stays":                   {there: true, sql: `DELETE FROM dedupd.lanes`, next: 20},
 		"a newer owner's goes":       {there: true, stale: true, sql: `DELETE FROM dedupd.lanes`, commit: true, next: 7},
-		"a newer owner's stays":      {there: true, stale: true, sql: `DELETE FROM dedupd.lanes`, err: message.ErrStale},
-		"a newer owner takes it":     {there: true, sql: `UPDATE dedupd.lanes SET broker_generation = 4, next_position = 30`, commit: true, err: message.ErrStale},
+		"a newer owner's stays":      {there: true, stale: true, sql: `DELETE FROM dedupd.lanes`, err: lane.ErrStale},
+		"a newer owner takes it":     {there: true, sql: `UPDATE dedupd.lanes SET broker_generation = 4, next_position = 30`, commit: true, err: lane.ErrStale},
 		"the last owner moves it":    {there: true, sql: `UPDATE dedupd.lanes SET next_position = 30`, commit: true, next: 30},
 		"the last owner falls short": {there: true, sql: `UPDATE dedupd.lanes SET next_position = 30`, next: 20},
 	} {
@@ -315,11 +316,11 @@ func TestATakeWaitsForTheRow(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), c.sql, args...); err != nil {
 				t.Fatal(err)
 			}
-			var taken message.Taken
+			var taken lane.Assignment
 			done := make(chan error, 1)
 			go func() {
 				var err error
-				taken, err = f.Store.Take(t.Context(), take)
+				taken, err = f.Store.Acquire(t.Context(), take)
 				done <- err
 			}()
 			for !f.waitsForLock() {
@@ -350,7 +351,7 @@ func TestLanesNumbersEnd(t *testing.T) {
 	f.exec(`ALTER TABLE dedupd.lanes ALTER COLUMN id RESTART WITH 2147483647`)
 	last := f.take("kafka", "orders/0")
 	f.handle(last.batch("a"))
-	_, err := f.Store.Take(t.Context(), message.Take{Lane: message.Lane{Source: "kafka", Name: "orders/1"}, Ordered: true, Committed: -1})
+	_, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/1"}, Ordered: true, Committed: -1})
 	if err == nil || !strings.Contains(err.Error(), `ALTER TABLE "dedupd"."lanes" ALTER COLUMN id RESTART WITH`) {
 		t.Errorf("got %v, want what to do about it", err)
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/dedup/internal/admin"
 )
 
 // LaneState is where a lane stands.
@@ -96,7 +98,7 @@ func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, pos
 	if position < 0 {
 		return m, fmt.Errorf("position %d is below 0", position)
 	}
-	err = s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err = admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
 		m = LaneMove{Source: source, Lane: lane, To: position}
 		var id int32
 		var ordered bool
@@ -112,7 +114,7 @@ func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, pos
 			if err := s.skipGap(ctx, tx, &m); err != nil {
 				return err
 			}
-			return s.audit(ctx, tx, actor, "lanes set-position", laneSubject(source, lane), m)
+			return admin.Audit(ctx, tx, s.schema, actor, "lanes set-position", laneSubject(source, lane), m)
 		}
 		// The epoch as Take makes it. No position of the broker is known any more:
 		// a group's offset below one that was confirmed passes for an operator's
@@ -136,7 +138,7 @@ func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, pos
 		if m.ClaimsSince, err = s.claimsSince(ctx, tx); err != nil {
 			return err
 		}
-		return s.audit(ctx, tx, actor, "lanes set-position", laneSubject(source, lane), m)
+		return admin.Audit(ctx, tx, s.schema, actor, "lanes set-position", laneSubject(source, lane), m)
 	})
 	if err != nil {
 		return LaneMove{}, fmt.Errorf("set the position of %s: %w", laneSubject(source, lane), err)
@@ -151,7 +153,7 @@ var ErrLaneInUse = errors.New("it was taken, moved or caught up in the last 5 mi
 // came by it stay. A lane that is in use is kept, unless force is given; taken
 // again, it begins as a new one would.
 func (s *Store) ForgetLane(ctx context.Context, actor, source, lane string, force bool) (row json.RawMessage, err error) {
-	err = s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err = admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
 		var id int32
 		var inUse bool
 		// A lane that has nothing to read isn't moved; its clock is.
@@ -171,7 +173,7 @@ func (s *Store) ForgetLane(ctx context.Context, actor, source, lane string, forc
 			return err
 		}
 		row = json.RawMessage(text)
-		return s.audit(ctx, tx, actor, "lanes forget", laneSubject(source, lane), row)
+		return admin.Audit(ctx, tx, s.schema, actor, "lanes forget", laneSubject(source, lane), row)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("forget %s: %w", laneSubject(source, lane), err)

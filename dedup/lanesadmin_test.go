@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -58,7 +59,7 @@ func (f *fixture) laneStates() map[string]dedup.LaneState {
 	return all
 }
 
-func (f *fixture) setPosition(l *lane, position int64) dedup.LaneMove {
+func (f *fixture) setPosition(l *takenLane, position int64) dedup.LaneMove {
 	f.t.Helper()
 	m, err := f.Store.SetPosition(f.t.Context(), "ann@host", l.Source, l.Name, position)
 	if err != nil {
@@ -69,17 +70,17 @@ func (f *fixture) setPosition(l *lane, position int64) dedup.LaneMove {
 
 // takeCommitted is what a Kafka source does: it tells the group's offset, and
 // honours a reset.
-func (f *fixture) takeCommitted(l *lane, committed int64) *lane {
+func (f *fixture) takeCommitted(l *takenLane, committed int64) *takenLane {
 	f.t.Helper()
-	taken, err := f.Store.Take(f.t.Context(), message.Take{Lane: l.Lane, Ordered: true, Committed: committed, HonourReset: true})
+	taken, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: committed, HonourReset: true})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	return &lane{l.Lane, taken, taken.Next, true}
+	return &takenLane{l.Lane, taken, taken.Next, true}
 }
 
 // commitAt has the lane confirm a position of the broker.
-func (f *fixture) commitAt(l *lane, broker int64, ids ...string) {
+func (f *fixture) commitAt(l *takenLane, broker int64, ids ...string) {
 	f.t.Helper()
 	b := l.batch(ids...)
 	b.BrokerPosition = broker
@@ -140,11 +141,11 @@ func TestMovingALaneBack(t *testing.T) {
 
 	// The owner is fenced, and neither its batch nor its word for the lane's clock
 	// counts any more.
-	var fenced *message.FencedError
-	if err := f.Handle(t.Context(), []message.Batch{l.batch("e")}); !errors.As(err, &fenced) {
+	var fenced *lane.FencedError
+	if err := f.Handle(t.Context(), []lane.Batch{l.batch("e")}); !errors.As(err, &fenced) {
 		t.Fatalf("a running owner: %v", err)
 	}
-	f.caughtUp(&lane{l.Lane, l.Taken, 1, true})
+	f.caughtUp(&takenLane{l.Lane, l.Assignment, 1, true})
 	if f.laneStates()["kafka orders/0"].StreamTime != nil {
 		t.Error("the fenced owner moved the lane's clock")
 	}
@@ -180,7 +181,7 @@ func TestMovingALaneForward(t *testing.T) {
 	}
 	l = f.takeCommitted(l, 2)
 	if l.Next != 10 || l.Reset || l.Rewound {
-		t.Fatalf("the lane begins at %+v", l.Taken)
+		t.Fatalf("the lane begins at %+v", l.Assignment)
 	}
 	f.handle(l.batch("k"))
 	f.wantLanded("a", "b", "k")
@@ -307,7 +308,7 @@ func TestForgettingALane(t *testing.T) {
 	f.passTime(48 * time.Hour)
 	f.caughtUp(lives)
 	expire := func() int {
-		n, _, err := f.Store.Expire(t.Context(), 24*time.Hour, 28*24*time.Hour)
+		n, _, err := f.Store.Generations().Expire(t.Context(), 24*time.Hour, 28*24*time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -344,22 +345,22 @@ func TestForgettingALane(t *testing.T) {
 // places, and dead letters that are known by theirs, must not pass for the old ones.
 func TestAForgottenLanesPlacesAreNew(t *testing.T) {
 	t.Parallel()
-	for name, take := range map[string]message.Take{
-		"a partition": {Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Incarnation: "topic-1", Committed: -1},
-		"a queue":     {Lane: message.Lane{Source: "nats", Name: "queue"}, Incarnation: "stream-1", Committed: -1},
+	for name, take := range map[string]lane.Acquire{
+		"a partition": {Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, LogID: "topic-1", Committed: -1},
+		"a queue":     {Lane: message.Lane{Source: "nats", Name: "queue"}, LogID: "stream-1", Committed: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			taken := func() *lane {
+			taken := func() *takenLane {
 				t.Helper()
-				taken, err := f.Store.Take(t.Context(), take)
+				taken, err := f.Store.Acquire(t.Context(), take)
 				if err != nil {
 					t.Fatal(err)
 				}
-				return &lane{take.Lane, taken, 0, take.Ordered}
+				return &takenLane{take.Lane, taken, 0, take.Ordered}
 			}
-			read := func(l *lane, value string) {
+			read := func(l *takenLane, value string) {
 				t.Helper()
 				f.Missing = dedup.MissingPosition
 				f.handle(l.batch("="+value, "="+value))
@@ -368,18 +369,18 @@ func TestAForgottenLanesPlacesAreNew(t *testing.T) {
 			}
 			first := taken()
 			read(first, "v")
-			if again := taken(); again.Incarnation != first.Incarnation {
-				t.Errorf("taken again, its incarnation is %s, was %s", again.Incarnation, first.Incarnation)
+			if again := taken(); again.StreamID != first.StreamID {
+				t.Errorf("taken again, its incarnation is %s, was %s", again.StreamID, first.StreamID)
 			}
 			if !take.Ordered { // a worker that hasn't noticed yet that the stream is another one
 				late := take
-				late.Incarnation = "stream-0"
-				other, err := f.Store.Take(t.Context(), late)
-				if err != nil || other.Incarnation == first.Incarnation {
+				late.LogID = "stream-0"
+				other, err := f.Store.Acquire(t.Context(), late)
+				if err != nil || other.StreamID == first.StreamID {
 					t.Errorf("taken from another stream: %+v, %v", other, err)
 				}
-				if again := taken(); again.Incarnation != first.Incarnation {
-					t.Errorf("after that its incarnation is %s, was %s", again.Incarnation, first.Incarnation)
+				if again := taken(); again.StreamID != first.StreamID {
+					t.Errorf("after that its incarnation is %s, was %s", again.StreamID, first.StreamID)
 				}
 			}
 			if _, err := f.Store.ForgetLane(t.Context(), "ann@host", take.Lane.Source, take.Lane.Name, true); err != nil {
@@ -404,8 +405,8 @@ func TestForgettingALaneInUse(t *testing.T) {
 	if _, err := f.Store.ForgetLane(t.Context(), "ann@host", "kafka", "orders/0", true); err != nil {
 		t.Fatal(err)
 	}
-	var fenced *message.FencedError
-	if err := f.Handle(t.Context(), []message.Batch{l.batch("b")}); !errors.As(err, &fenced) {
+	var fenced *lane.FencedError
+	if err := f.Handle(t.Context(), []lane.Batch{l.batch("b")}); !errors.As(err, &fenced) {
 		t.Errorf("its owner: %v", err)
 	}
 	f.wantLanded("a")
@@ -423,7 +424,7 @@ func TestWorkByHandNeedsTheOwner(t *testing.T) {
 	t.Cleanup(func() {
 		_, _ = f.pool.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role)
 	})
-	f.exec(f.Store.GrantSQL(role))
+	f.exec(f.Store.Schema().GrantSQL(role))
 	store := newStore(t, as(t, f.db, role), "dedupd", "test")
 	for what, do := range map[string]func() error{
 		"set-position": func() error { _, err := store.SetPosition(t.Context(), "x", "kafka", "orders/0", 0); return err },

@@ -15,8 +15,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/dedup/schema"
 	"github.com/dedupd/dedupd/internal/pgtest"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 func newStore(t *testing.T, pool *pgxpool.Pool, schema, scope string) *dedup.Store {
@@ -37,7 +39,7 @@ func TestManyPodsMigrateAtOnce(t *testing.T) {
 	for i := range 8 {
 		store := newStore(t, db.Pool(t), "dedupd", fmt.Sprint("scope-", i%2))
 		all.Go(func() {
-			applied, err := store.Migrate(t.Context())
+			applied, err := store.Schema().Migrate(t.Context())
 			if err == nil {
 				err = store.Load(t.Context())
 			}
@@ -61,11 +63,11 @@ func TestSchemasOfOtherVersionsAreRefused(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t).Pool(t)
 	store := newStore(t, pool, "dedupd", "test")
-	var wrong *dedup.SchemaError
+	var wrong *schema.Error
 	if err := store.Load(t.Context()); !errors.As(err, &wrong) || wrong.Have != 0 || !strings.Contains(err.Error(), "dedupd migrate up") {
 		t.Errorf("no schema: %v", err)
 	}
-	if _, err := store.Migrate(t.Context()); err != nil {
+	if _, err := store.Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := newStore(t, pool, "dedupd", "other").Load(t.Context()); !errors.As(err, &wrong) || !strings.Contains(err.Error(), `no scope "other"`) {
@@ -77,10 +79,10 @@ func TestSchemasOfOtherVersionsAreRefused(t *testing.T) {
 	if err := store.Load(t.Context()); !errors.As(err, &wrong) || wrong.Have != 99 || !strings.Contains(err.Error(), "newer") {
 		t.Errorf("newer schema: %v", err)
 	}
-	if _, err := store.Migrate(t.Context()); !errors.As(err, &wrong) {
+	if _, err := store.Schema().Migrate(t.Context()); !errors.As(err, &wrong) {
 		t.Errorf("migrate on a newer schema: %v", err)
 	}
-	status, err := store.MigrationStatus(t.Context())
+	status, err := store.Schema().Migrations(t.Context())
 	if err != nil || status[len(status)-1].Version != 99 || status[0].AppliedAt == nil {
 		t.Errorf("status %+v, %v", status, err)
 	}
@@ -127,12 +129,12 @@ func TestLeastPrivilege(t *testing.T) {
 		}
 	}
 	limited := asRole(t, db, pool, role)
-	exec(newStore(t, pool, schema, "a-b").MigrationSQL(role))
+	exec(newStore(t, pool, schema, "a-b").Schema().SQL(role))
 	exec(createRows + `; GRANT INSERT ON public.rows TO ` + role)
 
 	store := newStore(t, limited, schema, "a-b")
 	// A start with database.migrate: true and nothing to do needs no rights.
-	if applied, err := store.Migrate(t.Context()); err != nil || len(applied) != 0 {
+	if applied, err := store.Schema().Migrate(t.Context()); err != nil || len(applied) != 0 {
 		t.Fatalf("migrate without rights: %v, %v", applied, err)
 	}
 	f := newFixture(t)
@@ -149,7 +151,7 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 	lacks := func(want ...string) {
 		t.Helper()
-		if got, err := store.MissingRights(t.Context()); err != nil || !slices.Equal(got, want) {
+		if got, err := store.Schema().MissingRights(t.Context()); err != nil || !slices.Equal(got, want) {
 			t.Errorf("the role is said to lack %q, %v; want %q", got, err, want)
 		}
 	}
@@ -170,32 +172,32 @@ func TestLeastPrivilege(t *testing.T) {
 		t.Errorf("confirm: %v", err)
 	}
 	q = f.retake(q)
-	if sure, err := store.Resumed(t.Context(), q.Lane, q.Taken, 0); err != nil || sure != 100 {
+	if sure, err := store.ConfirmRewind(t.Context(), q.Lane, q.Assignment, 0); err != nil || sure != 100 {
 		t.Errorf("resume: %d, %v", sure, err)
 	}
 	// The leader's work needs no more than the grants either.
-	if led, err := store.PrepareGeneration(t.Context()); err != nil || !led {
+	if led, err := store.Generations().Prepare(t.Context()); err != nil || !led {
 		t.Fatalf("prepare: %v, %v", led, err)
 	}
-	if rotated, led, _, err := store.Rotate(t.Context(), 1); err != nil || !led || !rotated {
+	if rotated, led, _, err := store.Generations().Rotate(t.Context(), 1); err != nil || !led || !rotated {
 		t.Fatalf("rotate: %v, %v, %v", rotated, led, err)
 	}
-	if n, led, err := store.BuildFilter(t.Context()); err != nil || !led || n == 0 {
+	if n, led, err := store.Generations().BuildFilter(t.Context()); err != nil || !led || n == 0 {
 		t.Fatalf("build a filter: %v, %v, %v", n, led, err)
 	}
-	if err := store.LoadFilters(t.Context()); err != nil || store.FilterBytes() == 0 {
-		t.Fatalf("load filters: %v, %d bytes", err, store.FilterBytes())
+	if err := store.Generations().LoadFilters(t.Context()); err != nil || store.Generations().FilterBytes() == 0 {
+		t.Fatalf("load filters: %v, %d bytes", err, store.Generations().FilterBytes())
 	}
 	f.handle(l.batch("a", "x"))
 	f.wantBooks(l, "4/0/3/0/1/1@9")
 	exec(`UPDATE "De""dup".lanes SET stream_time = now() + interval '1 day'; UPDATE "De""dup".generations SET sealed_at = now() - interval '1 day' WHERE state = 'sealed'`)
-	if n, led, err := store.Expire(t.Context(), time.Hour, 24*time.Hour); err != nil || !led || n != 1 {
+	if n, led, err := store.Generations().Expire(t.Context(), time.Hour, 24*time.Hour); err != nil || !led || n != 1 {
 		t.Fatalf("expire: %v, %v, %v", n, led, err)
 	}
-	if led, err := store.DropExpired(t.Context(), 1); err != nil || !led {
+	if led, err := store.Generations().Drop(t.Context(), 1); err != nil || !led {
 		t.Fatalf("drop: %v, %v", led, err)
 	}
-	if dropped, led, err := store.Sweep(t.Context()); err != nil || !led || len(dropped) != 0 {
+	if dropped, led, err := store.Generations().Sweep(t.Context()); err != nil || !led || len(dropped) != 0 {
 		t.Fatalf("sweep: %v, %v, %v", dropped, led, err)
 	}
 	// The duplicates above are counted, and old counts deleted, all by the grants.
@@ -252,9 +254,9 @@ func TestLeastPrivilege(t *testing.T) {
 		}
 	}
 	// A later start must not need the owner either.
-	var held *message.HoldError
+	var held *lane.HoldError
 	exec(`REVOKE INSERT ON public.rows FROM ` + role)
-	if err := f.Handle(t.Context(), []message.Batch{l.batch("c")}); !errors.As(err, &held) || !strings.Contains(err.Error(), "permission denied") {
+	if err := f.Handle(t.Context(), []lane.Batch{l.batch("c")}); !errors.As(err, &held) || !strings.Contains(err.Error(), "permission denied") {
 		t.Errorf("a missing grant: %v", err)
 	}
 }
@@ -274,11 +276,11 @@ func TestGrantsNameEveryFunction(t *testing.T) {
 			t.Fatal(err)
 		}
 		owner := newStore(t, pool, "dedupd", "test")
-		if _, err := owner.Migrate(t.Context()); err != nil {
+		if _, err := owner.Schema().Migrate(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		store := newStore(t, limited, "dedupd", "test")
-		if err := owner.Grant(t.Context(), role); err != nil {
+		if err := owner.Schema().Grant(t.Context(), role); err != nil {
 			t.Fatal(err)
 		}
 		var strangers, worker []string
@@ -288,7 +290,7 @@ func TestGrantsNameEveryFunction(t *testing.T) {
 			FROM pg_proc p WHERE pronamespace = 'dedupd'::regnamespace`, role).Scan(&strangers, &worker); err != nil || !slices.Equal(strangers, []string{"clock", "enter", "stream_clock"}) || len(worker) > 0 {
 			t.Errorf("%s: everybody may call %q, the worker may not call %q: %v", defaults, strangers, worker, err)
 		}
-		if missing, err := store.MissingRights(t.Context()); err != nil || len(missing) > 0 {
+		if missing, err := store.Schema().MissingRights(t.Context()); err != nil || len(missing) > 0 {
 			t.Errorf("%s: the role is said to lack %q, %v", defaults, missing, err)
 		}
 		f := newFixture(t)
@@ -298,7 +300,7 @@ func TestGrantsNameEveryFunction(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), `REVOKE EXECUTE ON FUNCTION dedupd.leave() FROM `+role); err != nil {
 			t.Fatal(err)
 		}
-		if missing, err := store.MissingRights(t.Context()); err != nil || !slices.Equal(missing, []string{`EXECUTE ON FUNCTION "dedupd"."leave"()`}) {
+		if missing, err := store.Schema().MissingRights(t.Context()); err != nil || !slices.Equal(missing, []string{`EXECUTE ON FUNCTION "dedupd"."leave"()`}) {
 			t.Errorf("%s: the role is said to lack %q, %v", defaults, missing, err)
 		}
 	}
@@ -315,14 +317,14 @@ func TestScopesShareADatabase(t *testing.T) {
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	store := newStore(t, f.pool, "dedupd", "other")
-	if _, err := store.Migrate(t.Context()); err != nil {
+	if _, err := store.Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	f.Store = store
 	f.handle(f.take("kafka", "orders/0").batch("a"))
 	f.wantLanded("a", "a") // each scope applies it once
 	var claims int
-	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM dedupd.claims WHERE key = $1::uuid AND lane = 'orders/0'`, dedup.KeyOf("a").String()).Scan(&claims); err != nil || claims != 2 {
+	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM dedupd.claims WHERE key = $1::uuid AND lane = 'orders/0'`, claimkey.Of("a").String()).Scan(&claims); err != nil || claims != 2 {
 		t.Errorf("the view claims shows %d, %v", claims, err)
 	}
 }
@@ -353,6 +355,6 @@ func TestTheCatalogIsLost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("b")}), "no scope")
+	wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("b")}), "no scope")
 	f.wantLanded("a")
 }

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // dropTables drops tables of claims by hand.
@@ -26,11 +26,11 @@ func TestALostNextTableIsMadeAgain(t *testing.T) {
 	f := newFixture(t)
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a"))
-	if _, err := f.Store.PrepareGeneration(t.Context()); err != nil {
+	if _, err := f.Store.Generations().Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	f.dropTables(2)
-	rotated, led, _, err := f.Store.Rotate(t.Context(), 1)
+	rotated, led, _, err := f.Store.Generations().Rotate(t.Context(), 1)
 	if err != nil || !led || rotated {
 		t.Fatalf("rotated to a table that isn't there: %v, led %v, %v", rotated, led, err)
 	}
@@ -63,15 +63,15 @@ func TestALostOpenTableIsGivenUp(t *testing.T) {
 			f.rotate()
 			f.handle(l.batch("c"))
 			if c.prepared {
-				if _, err := f.Store.PrepareGeneration(t.Context()); err != nil {
+				if _, err := f.Store.Generations().Prepare(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}
 			f.dropTables(c.drop...)
-			wantHold(t, f.Handle(t.Context(), []message.Batch{l.batchAt(l.at, "a", "c", "d")}), `claims_test_`)
+			wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batchAt(l.at, "a", "c", "d")}), `claims_test_`)
 
 			other := attach(t, f.db)
-			given, err := other.Store.AcceptMissing(t.Context(), "tester")
+			given, err := other.Store.Generations().AcceptMissing(t.Context(), "tester")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -79,7 +79,7 @@ func TestALostOpenTableIsGivenUp(t *testing.T) {
 			if slices.Sort(given); !slices.Equal(given, want) {
 				t.Errorf("gave up %d, want %d", given, want)
 			}
-			if again, err := other.Store.AcceptMissing(t.Context(), "tester"); err != nil || len(again) > 0 {
+			if again, err := other.Store.Generations().AcceptMissing(t.Context(), "tester"); err != nil || len(again) > 0 {
 				t.Errorf("gave up %d once more: %v", again, err)
 			}
 			if open := f.generation("open"); open != c.open {
@@ -94,7 +94,7 @@ func TestALostOpenTableIsGivenUp(t *testing.T) {
 				f.wantLanded("a", "b", "c", "c", "d")
 			}
 			for _, g := range given {
-				if _, err := f.Store.DropExpired(t.Context(), g); err != nil {
+				if _, err := f.Store.Generations().Drop(t.Context(), g); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -127,11 +127,11 @@ func TestAnOpenTableIsGivenUpOnce(t *testing.T) {
 					return
 				default:
 				}
-				if _, err := leader.Store.PrepareGeneration(t.Context()); err != nil {
+				if _, err := leader.Store.Generations().Prepare(t.Context()); err != nil {
 					t.Error(err)
 					return
 				}
-				if _, _, err := leader.Store.Expire(t.Context(), expiryWindow, expiryMaxHold); err != nil {
+				if _, _, err := leader.Store.Generations().Expire(t.Context(), expiryWindow, expiryMaxHold); err != nil {
 					t.Error(err)
 					return
 				}
@@ -142,7 +142,7 @@ func TestAnOpenTableIsGivenUpOnce(t *testing.T) {
 	for range 4 {
 		person := attach(t, f.db)
 		people.Go(func() {
-			all, err := person.Store.AcceptMissing(t.Context(), "tester")
+			all, err := person.Store.Generations().AcceptMissing(t.Context(), "tester")
 			if err != nil {
 				t.Error(err)
 			}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -60,7 +62,7 @@ func (s *Store) originOf(lane message.Lane, text string) (o origin, ok bool) {
 func (s *Store) forgotten(ctx context.Context, tx pgx.Tx, lane message.Lane, epoch int64) (yes bool, err error) {
 	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("audit")+`
 		WHERE scope = $1 AND CASE WHEN action = 'lanes forget' AND subject = $2 THEN (detail->>'epoch')::bigint >= $3 END)`,
-		s.scope, string(cleanText(laneSubject(lane.Source, lane.Name))), epoch).Scan(&yes)
+		s.scope, string(pipeline.CleanText(laneSubject(lane.Source, lane.Name))), epoch).Scan(&yes)
 	return yes, err
 }
 
@@ -70,9 +72,9 @@ func (s *Store) forgotten(ctx context.Context, tx pgx.Tx, lane message.Lane, epo
 //
 // It is asked in a statement of its own, behind the row's: that one has waited for
 // whoever was deleting the old row, and its snapshot is older than what it waited for.
-func (s *Store) beginAgain(ctx context.Context, tx pgx.Tx, id int32, t message.Take, taken *message.Taken) error {
-	was, ok := s.originOf(t.Lane, t.Origin)
-	if !ok || t.Committed <= was.Began || was.Began < 0 || was.Log != "" && t.Incarnation != "" && was.Log != t.Incarnation {
+func (s *Store) beginAgain(ctx context.Context, tx pgx.Tx, id int32, t lane.Acquire, taken *lane.Assignment) error {
+	was, ok := s.originOf(t.Lane, t.OffsetMetadata)
+	if !ok || t.Committed <= was.Began || was.Began < 0 || was.Log != "" && t.LogID != "" && was.Log != t.LogID {
 		return nil
 	}
 	forgotten, err := s.forgotten(ctx, tx, t.Lane, was.Epoch)
@@ -90,7 +92,7 @@ func (s *Store) beginAgain(ctx context.Context, tx pgx.Tx, id int32, t message.T
 // have that partition yet when another of its lanes was first taken. Partitions are
 // numbered in the order in which they come, and none goes. So where a topic is first
 // read, by however many workers, none of its partitions passes for an added one.
-func (s *Store) beginAdded(ctx context.Context, tx pgx.Tx, id int32, t message.Take, taken *message.Taken) error {
+func (s *Store) beginAdded(ctx context.Context, tx pgx.Tx, id int32, t lane.Acquire, taken *lane.Assignment) error {
 	p := t.Partition
 	if p == nil || p.Added < 0 || t.Committed >= 0 {
 		return nil

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -13,15 +14,15 @@ import (
 func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 	t.Parallel()
 	const began, committed = 100, 140
-	lane := message.Lane{Source: "kafka", Name: "orders/0"}
+	l := message.Lane{Source: "kafka", Name: "orders/0"}
 	type state struct {
 		*fixture
-		take message.Take
+		take lane.Acquire
 	}
-	begin := func(s *state, start int64) message.Taken {
+	begin := func(s *state, start int64) lane.Assignment {
 		s.t.Helper()
 		s.take.Start = start
-		taken, err := s.Store.Take(s.t.Context(), s.take)
+		taken, err := s.Store.Acquire(s.t.Context(), s.take)
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -39,17 +40,17 @@ func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 	}
 	forget := func(s *state) {
 		s.t.Helper()
-		if _, err := s.Store.ForgetLane(s.t.Context(), "somebody", lane.Source, lane.Name, true); err != nil {
+		if _, err := s.Store.ForgetLane(s.t.Context(), "somebody", l.Source, l.Name, true); err != nil {
 			s.t.Fatal(err)
 		}
 	}
 	origin := func(s *state, what, instead string) {
 		s.t.Helper()
-		changed := strings.Replace(s.take.Origin, what, instead, 1)
-		if changed == s.take.Origin {
-			s.t.Fatalf("no %s in %s", what, s.take.Origin)
+		changed := strings.Replace(s.take.OffsetMetadata, what, instead, 1)
+		if changed == s.take.OffsetMetadata {
+			s.t.Fatalf("no %s in %s", what, s.take.OffsetMetadata)
 		}
-		s.take.Origin = changed
+		s.take.OffsetMetadata = changed
 	}
 	for name, c := range map[string]struct {
 		do   func(s *state)
@@ -58,23 +59,23 @@ func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 		"the database lost it": {fail, began},
 		"the database lost it, and the group has no origin": {func(s *state) {
 			fail(s)
-			s.take.Origin = ""
+			s.take.OffsetMetadata = ""
 		}, committed},
 		"the database lost it, and the group has what another program wrote": {func(s *state) {
 			fail(s)
-			s.take.Origin = `{"began": 3}`
+			s.take.OffsetMetadata = `{"began": 3}`
 		}, committed},
 		"the database lost it, and the origin is broken": {func(s *state) {
 			fail(s)
-			s.take.Origin = s.take.Origin[:len(s.take.Origin)-1]
+			s.take.OffsetMetadata = s.take.OffsetMetadata[:len(s.take.OffsetMetadata)-1]
 		}, committed},
 		"the topic was created anew": {func(s *state) {
 			fail(s)
-			s.take.Incarnation = "topic-2"
+			s.take.LogID = "topic-2"
 		}, committed},
 		"the broker no longer tells the topic's id": {func(s *state) {
 			fail(s)
-			s.take.Incarnation = ""
+			s.take.LogID = ""
 		}, began},
 		"it was another scope's lane": {func(s *state) {
 			fail(s)
@@ -86,69 +87,69 @@ func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 		}, committed},
 		"an operator let it go": {forget, committed},
 		"an operator let it go, and the group still has an earlier word of it": {func(s *state) {
-			was := s.take.Origin
+			was := s.take.OffsetMetadata
 			begin(s, began)
-			s.take.Origin = was
+			s.take.OffsetMetadata = was
 			forget(s)
 		}, committed},
 		"an operator let it go, and a failover lost what came after": {func(s *state) {
 			forget(s)
-			s.take.Origin = begin(s, began+10).Origin
+			s.take.OffsetMetadata = begin(s, began+10).OffsetMetadata
 			fail(s)
 		}, began + 10},
 		"it was set back below where it began": {func(s *state) {
-			if _, err := s.Store.SetPosition(s.t.Context(), "somebody", lane.Source, lane.Name, 7); err != nil {
+			if _, err := s.Store.SetPosition(s.t.Context(), "somebody", l.Source, l.Name, 7); err != nil {
 				s.t.Fatal(err)
 			}
 			s.take.Committed = -1
-			s.take.Origin = begin(s, began).Origin
+			s.take.OffsetMetadata = begin(s, began).OffsetMetadata
 			s.take.Committed = committed
 			fail(s)
 		}, 7},
 		"it was set forward": {func(s *state) {
-			if _, err := s.Store.SetPosition(s.t.Context(), "somebody", lane.Source, lane.Name, 120); err != nil {
+			if _, err := s.Store.SetPosition(s.t.Context(), "somebody", l.Source, l.Name, 120); err != nil {
 				s.t.Fatal(err)
 			}
-			s.take.Origin = begin(s, began).Origin
+			s.take.OffsetMetadata = begin(s, began).OffsetMetadata
 			fail(s)
 		}, began},
 		"the group was reset below where it began": {func(s *state) {
 			exec(s, `UPDATE dedupd.lanes SET broker_position = 110, next_position = 110`)
-			s.take.Committed, s.take.HonourReset, s.take.Origin = 30, true, "" // by hand
-			s.take.Origin = begin(s, began).Origin
+			s.take.Committed, s.take.HonourReset, s.take.OffsetMetadata = 30, true, "" // by hand
+			s.take.OffsetMetadata = begin(s, began).OffsetMetadata
 			s.take.Committed = committed
 			fail(s)
 		}, 30},
 		"it was set to the beginning of a new topic": {func(s *state) {
-			if _, err := s.Store.SetPosition(s.t.Context(), "somebody", lane.Source, lane.Name, 130); err != nil {
+			if _, err := s.Store.SetPosition(s.t.Context(), "somebody", l.Source, l.Name, 130); err != nil {
 				s.t.Fatal(err)
 			}
-			s.take.Incarnation = "topic-2"
-			s.take.Origin = begin(s, began).Origin
+			s.take.LogID = "topic-2"
+			s.take.OffsetMetadata = begin(s, began).OffsetMetadata
 			fail(s)
 		}, 130},
 		"it is of before origins were noted": {func(s *state) {
 			exec(s, `UPDATE dedupd.lanes SET began = NULL`)
-			if s.take.Origin = begin(s, began).Origin; s.take.Origin != "" {
-				s.t.Errorf("an origin of a lane that has none: %s", s.take.Origin)
+			if s.take.OffsetMetadata = begin(s, began).OffsetMetadata; s.take.OffsetMetadata != "" {
+				s.t.Errorf("an origin of a lane that has none: %s", s.take.OffsetMetadata)
 			}
 			fail(s)
 		}, committed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := &state{newFixture(t), message.Take{Lane: lane, Ordered: true, Incarnation: "topic-1", Committed: -1}}
-			s.take.Origin = begin(s, began).Origin
+			s := &state{newFixture(t), lane.Acquire{Lane: l, Ordered: true, LogID: "topic-1", Committed: -1}}
+			s.take.OffsetMetadata = begin(s, began).OffsetMetadata
 			s.take.Committed = committed
 			c.do(s)
 			taken := begin(s, committed)
 			if taken.Next != c.next || taken.Rewound != (c.next < committed) {
-				t.Errorf("began at %d, rewound: %t; want %d. The origin: %s", taken.Next, taken.Rewound, c.next, s.take.Origin)
+				t.Errorf("began at %d, rewound: %t; want %d. The origin: %s", taken.Next, taken.Rewound, c.next, s.take.OffsetMetadata)
 			}
 			// Both are in the row.
-			s.take.Origin, s.take.Committed = "", -1
-			if again := begin(s, 0); again.Next != c.next || !strings.Contains(again.Origin, fmt.Sprintf(`"began":%d,`, c.next)) && taken.Origin != "" {
-				t.Errorf("taken again it goes on at %d, with %s", again.Next, again.Origin)
+			s.take.OffsetMetadata, s.take.Committed = "", -1
+			if again := begin(s, 0); again.Next != c.next || !strings.Contains(again.OffsetMetadata, fmt.Sprintf(`"began":%d,`, c.next)) && taken.OffsetMetadata != "" {
+				t.Errorf("taken again it goes on at %d, with %s", again.Next, again.OffsetMetadata)
 			}
 		})
 	}
@@ -166,9 +167,9 @@ func TestWhereAnAddedPartitionBegins(t *testing.T) {
 		if committed >= 0 {
 			start = committed
 		}
-		taken, err := f.Store.Take(t.Context(), message.Take{
+		taken, err := f.Store.Acquire(t.Context(), lane.Acquire{
 			Lane: message.Lane{Source: source, Name: fmt.Sprint(topic, "/", number)}, Ordered: true, Committed: committed, Start: start,
-			Partition: &message.Partition{Topic: topic, Number: number, Of: of, Added: added},
+			Partition: &lane.Partition{Topic: topic, Number: number, Of: of, Added: added},
 		})
 		if err != nil {
 			t.Fatal(err)

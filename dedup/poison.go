@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/sqlstate"
+	"github.com/dedupd/dedupd/internal/wait"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -24,13 +27,13 @@ type deadGuard struct {
 }
 
 // check refuses a group that would bring a lane above the limit.
-func (d deadGuard) check(ctx context.Context, conn *pgx.Conn, s *Store, g *group, all []tally) error {
+func (d deadGuard) check(ctx context.Context, t *txn, all []tally) error {
 	if d.window == 0 {
 		return nil
 	}
-	for _, part := range g.deadParts(all) {
+	for _, part := range t.deadParts(all) {
 		seen, recent := int64(0), []int64(nil)
-		if err := roundTrip(ctx, conn, s.prepare, []step{s.recentDeadStep(part.lane, &seen, &recent)}); err != nil {
+		if err := t.send(ctx, t.store.recentDeadStep(part.lane, &seen, &recent)); err != nil {
 			return &ownError{fmt.Errorf("read the last dead letters of lane %s: %w", part.lane, err)}
 		}
 		for i := range part.items {
@@ -45,7 +48,7 @@ func (d deadGuard) check(ctx context.Context, conn *pgx.Conn, s *Store, g *group
 			if len(recent) > d.limit && it.outcome == dead {
 				why := fmt.Sprintf("%d of the last %d messages can't be applied, which is more than dead_letters.max_share allows, so the fault is hardly theirs",
 					len(recent), min(seen, d.window))
-				return &message.HoldError{
+				return &lane.HoldError{
 					Lane: part.lane, Err: fmt.Errorf("%s; the last one: %s", why, it.reject.reason),
 					Summary: fmt.Sprintf("%s; the last one: %s %s", why, it.reject.class, it.reject.sqlstate),
 				}
@@ -56,11 +59,11 @@ func (d deadGuard) check(ctx context.Context, conn *pgx.Conn, s *Store, g *group
 }
 
 // steps write down which messages are dead, before their lanes are moved.
-func (d deadGuard) steps(s *Store, g *group, all []tally) map[message.Lane]step {
+func (d deadGuard) steps(s *Store, g *group, all []tally) map[message.Lane]pipeline.Step {
 	if d.window == 0 {
 		return nil
 	}
-	var steps map[message.Lane]step
+	var steps map[message.Lane]pipeline.Step
 	for _, part := range g.deadParts(all) {
 		var at []int64 // counted from 1
 		for i := range part.items {
@@ -69,35 +72,35 @@ func (d deadGuard) steps(s *Store, g *group, all []tally) map[message.Lane]step 
 			}
 		}
 		if steps == nil {
-			steps = make(map[message.Lane]step)
+			steps = make(map[message.Lane]pipeline.Step)
 		}
-		steps[part.lane] = step{
-			name: "dedupd_recent_dead",
-			sql: `UPDATE ` + s.name("lanes") + ` SET recent_dead = ARRAY(SELECT n FROM (
+		steps[part.lane] = pipeline.Step{
+			Name: "dedupd_recent_dead",
+			SQL: `UPDATE ` + s.name("lanes") + ` SET recent_dead = ARRAY(SELECT n FROM (
 				SELECT unnest(recent_dead) AS n UNION ALL SELECT fetched + unnest($4::bigint[])) AS d WHERE n > fetched + $5::bigint ORDER BY n)
 				WHERE scope = $1::text AND source = $2::text AND lane = $3::text`,
-			oids: []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.Int8ArrayOID, pgtype.Int8OID},
-			params: [][]byte{
+			OIDs: []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.TextOID, pgtype.Int8ArrayOID, pgtype.Int8OID},
+			Params: [][]byte{
 				[]byte(s.scope), []byte(part.lane.Source), []byte(part.lane.Name),
-				appendInt8s(nil, len(at), func(i int) int64 { return at[i] }), int8b(int64(len(part.items)) - d.window),
+				pipeline.AppendInt8s(nil, len(at), func(i int) int64 { return at[i] }), pipeline.Int8(int64(len(part.items)) - d.window),
 			},
 		}
 	}
 	return steps
 }
 
-func (s *Store) recentDeadStep(lane message.Lane, seen *int64, recent *[]int64) step {
-	return step{
-		name: "dedupd_read_recent_dead",
-		sql: `SELECT l.fetched, d.n FROM ` + s.name("lanes") + ` l LEFT JOIN LATERAL unnest(l.recent_dead) AS d (n) ON true
+func (s *Store) recentDeadStep(lane message.Lane, seen *int64, recent *[]int64) pipeline.Step {
+	return pipeline.Step{
+		Name: "dedupd_read_recent_dead",
+		SQL: `SELECT l.fetched, d.n FROM ` + s.name("lanes") + ` l LEFT JOIN LATERAL unnest(l.recent_dead) AS d (n) ON true
 			WHERE l.scope = $1::text AND l.source = $2::text AND l.lane = $3::text ORDER BY d.n`,
-		oids:   []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
-		params: [][]byte{[]byte(s.scope), []byte(lane.Source), []byte(lane.Name)},
-		row: func(v [][]byte) (err error) {
-			if *seen, err = readInt8(v[0]); err != nil || v[1] == nil {
+		OIDs:   []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
+		Params: [][]byte{[]byte(s.scope), []byte(lane.Source), []byte(lane.Name)},
+		Row: func(v [][]byte) (err error) {
+			if *seen, err = pipeline.ReadInt8(v[0]); err != nil || v[1] == nil {
 				return err
 			}
-			n, err := readInt8(v[1])
+			n, err := pipeline.ReadInt8(v[1])
 			*recent = append(*recent, n)
 			return err
 		},
@@ -137,7 +140,7 @@ type handOver struct {
 
 	// What there is of doubt: see doubt.go.
 	suspects map[message.Position]*suspect
-	putOff   []message.Batch
+	putOff   []lane.Batch
 	landed   []*group // since the first doubt
 	doubted  bool
 	examined bool
@@ -173,12 +176,12 @@ func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handO
 	candidates := len(g.winners())
 	if candidates == 0 {
 		// The database objects to data although the sink was given none.
-		return &message.HoldError{Err: cause}
+		return &lane.HoldError{Err: cause}
 	}
 	bad := sinks.AllPermanent(cause)
 	if candidates == 1 {
 		if react(cause) != isolate {
-			if !h.suspect(g.message(g.candidate(0)), cause) && !pause(ctx, doubtPause) {
+			if !h.suspect(g.message(g.candidate(0)), cause) && !wait.For(ctx, doubtPause) {
 				return ctx.Err()
 			}
 			return p.apply(ctx, g.batches, h)
@@ -188,7 +191,7 @@ func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handO
 	found := false
 	for at, why := range bad {
 		if at >= 0 && at < candidates {
-			h.reject(g.message(g.candidate(at)), &rejection{class: classPoison, reason: why.Error(), sqlstate: sqlstate(why)})
+			h.reject(g.message(g.candidate(at)), &rejection{class: classPoison, reason: why.Error(), sqlstate: sqlstate.Of(why)})
 			found = true
 		}
 	}
@@ -206,16 +209,16 @@ func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handO
 // divide cuts a group in two: between lanes, or within the one lane so that each
 // part has half of what went to the sink. If the first part lands and the second
 // doesn't, the lane stands in between, which the next try finds out.
-func (g *group) divide(candidates int) (left, right []message.Batch) {
+func (g *group) divide(candidates int) (left, right []lane.Batch) {
 	if n := len(g.batches); n > 1 {
 		return slices.Clone(g.batches[:n/2]), slices.Clone(g.batches[n/2:])
 	}
 	first, second := cutAt(g.batches[0], int(g.candidate(candidates/2).message))
-	return []message.Batch{first}, []message.Batch{second}
+	return []lane.Batch{first}, []lane.Batch{second}
 }
 
 // cutAt cuts a batch before one of its messages.
-func cutAt(b message.Batch, at int) (first, second message.Batch) {
+func cutAt(b lane.Batch, at int) (first, second lane.Batch) {
 	first, second = b, b
 	first.Messages, second.Messages = b.Messages[:at:at], b.Messages[at:]
 	if len(second.Messages) == 0 {

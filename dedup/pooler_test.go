@@ -13,11 +13,12 @@ import (
 
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
 // delivered marks messages of a queue as delivered so many times.
-func delivered(b message.Batch, times int) message.Batch {
+func delivered(b lane.Batch, times int) lane.Batch {
 	for i := range b.Messages {
 		b.Messages[i].Deliveries = times
 	}
@@ -32,9 +33,9 @@ func TestAPoolerThatNobodyHasToldOf(t *testing.T) {
 		f.sink.fail = func(*message.Message) error {
 			return &pgconn.PgError{Severity: "ERROR", Code: code, Message: "prepared statement \"dedupd_begin\""}
 		}
-		err := f.Handle(t.Context(), []message.Batch{f.take("kafka", "orders/0").batch("a")})
+		err := f.Handle(t.Context(), []lane.Batch{f.take("kafka", "orders/0").batch("a")})
 		wantHold(t, err, code, "database.pooler: pgbouncer_transaction")
-		if hold := (*message.HoldError)(nil); errors.As(err, &hold) && !strings.Contains(hold.Summary, "database.pooler") {
+		if hold := (*lane.HoldError)(nil); errors.As(err, &hold) && !strings.Contains(hold.Summary, "database.pooler") {
 			t.Errorf("/readyz would say %q", hold.Summary)
 		}
 	}
@@ -61,11 +62,11 @@ func TestBehindATransactionPooler(t *testing.T) {
 	if err := f.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Store.Migrate(t.Context()); err != nil {
+	if _, err := f.Store.Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	f.Store.SetChunkClaims(300)
-	var lanes []*lane
+	f.Store.Generations().ChunkClaims = 300
+	var lanes []*takenLane
 	for _, name := range []string{"orders/0", "orders/1", "orders/2", "orders/3"} {
 		lanes = append(lanes, f.take("kafka", name))
 	}
@@ -75,7 +76,7 @@ func TestBehindATransactionPooler(t *testing.T) {
 		for i, l := range lanes {
 			b := l.batch(append(ids("new-"+string(rune('a'+round))+string(rune('a'+i)), 300), old...)...)
 			writers.Go(func() {
-				if err := f.Handle(t.Context(), []message.Batch{b}); err != nil {
+				if err := f.Handle(t.Context(), []lane.Batch{b}); err != nil {
 					t.Errorf("round %d, lane %d: %v", round, i, err)
 				}
 			})
@@ -84,7 +85,7 @@ func TestBehindATransactionPooler(t *testing.T) {
 		f.rotate()
 		f.buildFilters()
 		f.loadFilters()
-		if f.Store.FiltersBehind() {
+		if f.Store.Generations().FiltersBehind() {
 			t.Error("filters were not loaded")
 		}
 		for _, l := range lanes {
@@ -108,24 +109,24 @@ func TestBehindATransactionPooler(t *testing.T) {
 	if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.filters SET checksum = checksum + 1 WHERE chunk = 1`); err != nil {
 		t.Fatal(err)
 	}
-	f.Store.Forget("the test")
+	f.Store.Generations().Forget("the test")
 	f.loadFilters()
 	f.buildFilters()
 	f.loadFilters()
-	if f.Store.FiltersBehind() {
+	if f.Store.Generations().FiltersBehind() {
 		t.Error("a broken filter was not built again")
 	}
 	f.passTime(25 * time.Hour)
 	for _, l := range lanes {
 		f.caughtUp(l)
 	}
-	if n, led, err := f.Store.Expire(t.Context(), 24*time.Hour, 48*time.Hour); err != nil || !led || n != 3 {
+	if n, led, err := f.Store.Generations().Expire(t.Context(), 24*time.Hour, 48*time.Hour); err != nil || !led || n != 3 {
 		t.Errorf("expire: %d, led %v, %v", n, led, err)
 	}
-	if led, err := f.Store.DropExpired(t.Context(), 1); err != nil || !led {
+	if led, err := f.Store.Generations().Drop(t.Context(), 1); err != nil || !led {
 		t.Errorf("drop: led %v, %v", led, err)
 	}
-	if dropped, led, err := f.Store.Sweep(t.Context()); err != nil || !led || len(dropped) != 0 {
+	if dropped, led, err := f.Store.Generations().Sweep(t.Context()); err != nil || !led || len(dropped) != 0 {
 		t.Errorf("sweep: %v, led %v, %v", dropped, led, err)
 	}
 	if _, _, err := f.Store.ExpireDeadLetters(t.Context(), time.Hour); err != nil {
@@ -152,10 +153,10 @@ func TestBehindATransactionPooler(t *testing.T) {
 	}
 	// What may have ended a process; its lane holds up expiry until it is caught up.
 	queue := f.takeQueue("nats")
-	if err := f.Handle(t.Context(), []message.Batch{delivered(queue.batch("often"), 9)}); err != nil {
+	if err := f.Handle(t.Context(), []lane.Batch{delivered(queue.batch("often"), 9)}); err != nil {
 		t.Error("a message that was delivered often: ", err)
 	}
-	if err := f.Store.LetGo(t.Context(), lanes[0].Lane, lanes[0].Epoch); err != nil {
+	if err := f.Store.Release(t.Context(), lanes[0].Lane, lanes[0].Epoch); err != nil {
 		t.Error(err)
 	}
 }

@@ -10,6 +10,9 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/internal/wait"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -35,7 +38,7 @@ type Processor struct {
 	Store       *Store
 	Sink        sinks.Sink
 	Identity    *message.Identity
-	Fingerprint Fingerprint
+	Fingerprint claimkey.Fingerprint
 	// Missing is what happens to a message without an id, OnDuplicate to a copy,
 	// OnConflict to a copy with another payload: one of the constants.
 	Missing, OnDuplicate, OnConflict string
@@ -107,7 +110,7 @@ func (p *Processor) prepareSink(ctx context.Context) error {
 // Handle makes the batches durable in one transaction, or in several where a
 // message that the sink can't take has to be found among them. It is
 // consumer.Handler's method; the errors are described there.
-func (p *Processor) Handle(ctx context.Context, batches []message.Batch) error {
+func (p *Processor) Handle(ctx context.Context, batches []lane.Batch) error {
 	if p.sinkStale.Load() {
 		if err := p.prepareSink(ctx); err != nil {
 			return holdUnlessPassing(err)
@@ -131,7 +134,7 @@ func (p *Processor) Handle(ctx context.Context, batches []message.Batch) error {
 }
 
 // together applies batches in one transaction, beside others.
-func (p *Processor) together(ctx context.Context, batches []message.Batch, clocks clocks) error {
+func (p *Processor) together(ctx context.Context, batches []lane.Batch, clocks clocks) error {
 	if err := p.sinking.Acquire(ctx, 1); err != nil {
 		return err
 	}
@@ -140,7 +143,7 @@ func (p *Processor) together(ctx context.Context, batches []message.Batch, clock
 }
 
 // handOver applies batches, and settles what they left in doubt.
-func (p *Processor) handOver(ctx context.Context, batches []message.Batch, h *handOver) error {
+func (p *Processor) handOver(ctx context.Context, batches []lane.Batch, h *handOver) error {
 	batches, slow := p.slow.split(batches)
 	if len(batches) > 0 {
 		if err := p.apply(ctx, batches, h); err != nil {
@@ -156,7 +159,7 @@ func (p *Processor) handOver(ctx context.Context, batches []message.Batch, h *ha
 }
 
 // apply tries a group until it is durable, put off, or the worker has to decide.
-func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handOver) error {
+func (p *Processor) apply(ctx context.Context, batches []lane.Batch, h *handOver) error {
 	g, err := p.prepare(h.join(batches))
 	if err != nil {
 		return err
@@ -207,7 +210,7 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handO
 			if h.internal++; h.internal > internalTries {
 				return p.doubt(ctx, g, err, h)
 			}
-			if !pause(ctx, doubtPause) {
+			if !wait.For(ctx, doubtPause) {
 				return err
 			}
 		case doubt:
@@ -217,7 +220,7 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handO
 			if !isLost {
 				return p.slow.timedOut(g, time.Since(began), err)
 			}
-			if !pause(ctx, 50*time.Millisecond) {
+			if !wait.For(ctx, 50*time.Millisecond) {
 				return err
 			}
 		default:
@@ -226,19 +229,83 @@ func (p *Processor) apply(ctx context.Context, batches []message.Batch, h *handO
 	}
 }
 
+// transact runs the claim transaction of a group: claim, write, dead-letter, move the
+// lanes, commit.
+//
+// Nil means durable, and gives the outcomes by batch. A *commitError means that
+// nobody knows; any other error that nothing was done.
+func (p *Processor) transact(ctx context.Context, g *group) (all []tally, err error) {
+	began, err := p.Store.begin(ctx, g, func(t *txn) error {
+		all, err = p.transactOn(ctx, t)
+		return err
+	})
+	if err != nil && !began {
+		err = &ownError{err}
+	}
+	return all, err
+}
+
+func (p *Processor) transactOn(ctx context.Context, t *txn) (all []tally, err error) {
+	start := time.Now()
+	t.reset()
+	t.began = p.doubts.now.Load()
+	if err := p.claim(ctx, t); err != nil {
+		return nil, &ownError{fmt.Errorf("claim: %w", err)}
+	}
+	claimed := time.Now()
+	p.Metrics.claim.Observe(claimed.Sub(start).Seconds())
+
+	if err := t.write(ctx, p.Sink); err != nil {
+		return nil, &sinkError{err}
+	}
+	p.Metrics.sink.Observe(time.Since(claimed).Seconds())
+
+	all, err = t.tallies()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.prove(t.group); err != nil {
+		return nil, err
+	}
+	if err := p.guard.check(ctx, t, all); err != nil {
+		return nil, err
+	}
+	if err := p.commit(ctx, t, all); err != nil {
+		return all, err
+	}
+	p.Metrics.transaction.Observe(time.Since(start).Seconds())
+	return all, nil
+}
+
+// claim opens the transaction, claims the group's keys, and gives every message its
+// outcome.
+func (p *Processor) claim(ctx context.Context, t *txn) error {
+	var err error
+	if t.lanes, err = p.Store.laneIDs(t.batches); err != nil {
+		return err
+	}
+	t.fingerprint, t.byCopy = !p.Fingerprint.None(), p.claimsByCopy(t.group)
+	err = t.claim(ctx, beginStep, t.enterStep())
+	p.Metrics.probed(t.probed)
+	if err != nil {
+		return err
+	}
+	return p.settle(ctx, t)
+}
+
 // reload reads the catalog anew. The error is a *message.HoldError where nothing
 // has changed, so that the next try would fail as well.
 func (p *Processor) reload(ctx context.Context, g *group, cause error) error {
-	if now, err := p.Store.loaded(ctx); err == nil && g.catalog != nil && now.identity != g.catalog.identity {
+	if now, err := p.Store.generations.Loaded(ctx); err == nil && g.catalog != nil && now.Identity != g.catalog.Identity {
 		return nil // another writer has read it anew
 	}
-	now, err := p.Store.refresh(ctx)
+	now, err := p.Store.generations.Refresh(ctx)
 	if err != nil {
 		return holdUnlessPassing(err)
 	}
-	if g.catalog != nil && now.identity == g.catalog.identity {
+	if g.catalog != nil && now.Identity == g.catalog.Identity {
 		const gone = "a table of claims is gone that the catalog has (`dedupd retention status` tells which)"
-		return &message.HoldError{Err: fmt.Errorf(gone+": %w", cause), Summary: gone}
+		return &lane.HoldError{Err: fmt.Errorf(gone+": %w", cause), Summary: gone}
 	}
 	return nil
 }
@@ -246,7 +313,7 @@ func (p *Processor) reload(ctx context.Context, g *group, cause error) error {
 // held makes an error one that the worker understands. What the sink knows of the
 // database may be out of date then.
 func (p *Processor) held(err error) error {
-	var held *message.HoldError
+	var held *lane.HoldError
 	if errors.As(err, &held) {
 		return held
 	}
@@ -259,12 +326,12 @@ func (p *Processor) held(err error) error {
 
 // holdFor holds a lane for an error, and says what to do where the error's own words
 // don't.
-func holdFor(err error) *message.HoldError {
+func holdFor(err error) *lane.HoldError {
 	cure := PoolerCure(err)
 	if cure == "" {
-		return &message.HoldError{Err: err}
+		return &lane.HoldError{Err: err}
 	}
-	return &message.HoldError{Err: fmt.Errorf("%w (%s)", err, cure), Summary: cure}
+	return &lane.HoldError{Err: fmt.Errorf("%w (%s)", err, cure), Summary: cure}
 }
 
 // holdUnlessPassing makes an error of dedupd's own look-ups one that the worker
@@ -274,15 +341,6 @@ func holdUnlessPassing(err error) error {
 		return err
 	}
 	return holdFor(err)
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // landed counts what has become durable.

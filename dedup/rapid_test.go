@@ -22,7 +22,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -99,7 +101,7 @@ type machine struct {
 type modelWorker struct {
 	*dedup.Processor
 	pool   *pgxpool.Pool
-	epochs map[*modelLane]message.Taken // as this worker took them
+	epochs map[*modelLane]lane.Assignment // as this worker took them
 }
 
 type modelLane struct {
@@ -116,7 +118,7 @@ type modelLane struct {
 type modelGeneration struct {
 	state  string
 	sealed int
-	claims map[dedup.Key]modelClaim
+	claims map[claimkey.Key]modelClaim
 }
 
 type modelClaim struct {
@@ -128,7 +130,7 @@ type modelClaim struct {
 func newMachine(t *rapid.T, tb *exampleTB) *machine {
 	m := &machine{
 		tb: tb, chunkClaims: rapid.IntRange(1, 6).Draw(t, "claims of a chunk"),
-		generations: map[int]*modelGeneration{1: {state: "open", claims: map[dedup.Key]modelClaim{}}},
+		generations: map[int]*modelGeneration{1: {state: "open", claims: map[claimkey.Key]modelClaim{}}},
 	}
 	m.db = pgtest.NewFrom(tb, "rapid", func(ctx context.Context, url string) error {
 		pool, err := pgxpool.New(ctx, url)
@@ -143,7 +145,7 @@ func newMachine(t *rapid.T, tb *exampleTB) *machine {
 		if err != nil {
 			return err
 		}
-		_, err = store.Migrate(ctx)
+		_, err = store.Schema().Migrate(ctx)
 		return err
 	})
 	m.pool = m.db.Pool(tb)
@@ -159,17 +161,17 @@ func newMachine(t *rapid.T, tb *exampleTB) *machine {
 }
 
 func (m *machine) newWorker(t *rapid.T) *modelWorker {
-	w := &modelWorker{pool: m.db.Pool(m.tb), epochs: map[*modelLane]message.Taken{}}
+	w := &modelWorker{pool: m.db.Pool(m.tb), epochs: map[*modelLane]lane.Assignment{}}
 	store, err := dedup.NewStore(dedup.StoreConfig{Pool: w.pool, Scope: "test", Owner: "model", FilterMemory: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
-	store.SetChunkClaims(m.chunkClaims)
+	store.Generations().ChunkClaims = m.chunkClaims
 	identity, err := message.NewIdentity([]string{"header:id"}, 64<<10)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fingerprint, err := dedup.NewFingerprint([]string{"value"})
+	fingerprint, err := claimkey.NewFingerprint([]string{"value"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,14 +191,14 @@ func (m *machine) worker(t *rapid.T) *modelWorker {
 }
 
 func (m *machine) take(t *rapid.T, w *modelWorker, l *modelLane) {
-	taken, err := w.Store.Take(t.Context(), message.Take{Lane: l.Lane, Ordered: l.ordered, Incarnation: l.incarnation, Committed: -1})
+	taken, err := w.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: l.ordered, LogID: l.incarnation, Committed: -1})
 	if err != nil {
 		t.Fatalf("take: %v", err)
 	}
 	if taken.Next != l.next {
 		t.Fatalf("lane %s starts at %d, want %d", l.Lane, taken.Next, l.next)
 	}
-	l.incarnation, l.owner, w.epochs[l] = taken.Incarnation, w, taken
+	l.incarnation, l.owner, w.epochs[l] = taken.StreamID, w, taken
 }
 
 // id is the text of the nth id: hashed ones, UUIDs of two versions, and ULIDs.
@@ -225,7 +227,7 @@ func (m *machine) id(t *rapid.T) string {
 }
 
 // find is the claim of an id that has not expired.
-func (m *machine) find(key dedup.Key) (modelClaim, bool) {
+func (m *machine) find(key claimkey.Key) (modelClaim, bool) {
 	for _, g := range m.generations {
 		if c, ok := g.claims[key]; ok && (g.state == "open" || g.state == "sealed") {
 			return c, true
@@ -254,8 +256,8 @@ func (m *machine) inState(state string) (numbers []int) {
 }
 
 // batch draws messages for a lane, and the hours that its clock goes by.
-func (m *machine) batch(t *rapid.T, l *modelLane, w *modelWorker) (b message.Batch, hours []int) {
-	b = message.Batch{Lane: l.Lane, Ordered: l.ordered, Incarnation: l.incarnation, Epoch: w.epochs[l].Epoch, Checkpoint: w.epochs[l].Checkpoint, From: l.next, Lag: 0, BrokerPosition: l.next - 1}
+func (m *machine) batch(t *rapid.T, l *modelLane, w *modelWorker) (b lane.Batch, hours []int) {
+	b = lane.Batch{Lane: l.Lane, Ordered: l.ordered, StreamID: l.incarnation, Epoch: w.epochs[l].Epoch, Checkpoint: w.epochs[l].Checkpoint, From: l.next, Lag: 0, BrokerPosition: l.next - 1}
 	if !l.ordered && rapid.Bool().Draw(t, "delivered again") {
 		b.From = rapid.Int64Range(0, l.next).Draw(t, "from")
 	}
@@ -292,7 +294,7 @@ func (m *machine) batch(t *rapid.T, l *modelLane, w *modelWorker) (b message.Bat
 // other's.
 func (m *machine) Handle(t *rapid.T) {
 	w := m.worker(t)
-	var batches []message.Batch
+	var batches []lane.Batch
 	var lanes []*modelLane // in their order, as m.lanes are
 	var hours [][]int
 	for _, l := range m.lanes {
@@ -320,7 +322,7 @@ func (m *machine) Handle(t *rapid.T) {
 	if err := w.Handle(t.Context(), batches); err != nil {
 		t.Fatalf("handle: %v", err)
 	}
-	firsts := map[dedup.Key]modelClaim{}
+	firsts := map[claimkey.Key]modelClaim{}
 	for _, i := range order {
 		l := lanes[i]
 		for _, msg := range batches[i].Messages {
@@ -344,8 +346,8 @@ func (m *machine) Handle(t *rapid.T) {
 
 // settle books what becomes of one message; firsts are the claims that its group
 // has won so far.
-func (m *machine) settle(firsts map[dedup.Key]modelClaim, l *modelLane, text, value string, position int64) {
-	key := dedup.KeyOf(text)
+func (m *machine) settle(firsts map[claimkey.Key]modelClaim, l *modelLane, text, value string, position int64) {
+	key := claimkey.Of(text)
 	original, claimed := m.find(key)
 	if c, ok := firsts[key]; ok {
 		original, claimed = c, true
@@ -384,15 +386,15 @@ func (m *machine) Claim(t *rapid.T) {
 		list[i] = m.id(t)
 	}
 	won, err := m.claim(t, w, list, commit)
-	if sqlstate(err) == "DD002" {
+	if codeOf(err) == "DD002" {
 		won, err = m.claim(t, w, list, commit)
 	}
 	if err != nil {
 		t.Fatalf("claim: %v", err)
 	}
-	firsts := map[dedup.Key]modelClaim{}
+	firsts := map[claimkey.Key]modelClaim{}
 	for i, text := range list {
-		key := dedup.KeyOf(text)
+		key := claimkey.Of(text)
 		_, claimed := m.find(key)
 		if _, ok := firsts[key]; ok {
 			claimed = true
@@ -425,7 +427,7 @@ func (m *machine) claim(t *rapid.T, w *modelWorker, list []string, commit bool) 
 
 var errRollback = errors.New("the model wants it so")
 
-func sqlstate(err error) string {
+func codeOf(err error) string {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
 		return pg.Code
@@ -440,8 +442,8 @@ func (m *machine) Zombie(t *rapid.T) {
 		t.Skip("it has not lost it")
 	}
 	b, _ := m.batch(t, l, w)
-	var fenced *message.FencedError
-	if err := w.Handle(t.Context(), []message.Batch{b}); !errors.As(err, &fenced) {
+	var fenced *lane.FencedError
+	if err := w.Handle(t.Context(), []lane.Batch{b}); !errors.As(err, &fenced) {
 		t.Fatalf("a worker that lost its lane got %v, want a fence", err)
 	}
 }
@@ -454,7 +456,7 @@ func (m *machine) Reset(t *rapid.T) {
 		t.Skip("the broker has confirmed nothing")
 	}
 	to := rapid.Int64Range(0, l.broker-1).Draw(t, "to")
-	taken, err := w.Store.Take(t.Context(), message.Take{Lane: l.Lane, Ordered: true, Committed: to, HonourReset: true})
+	taken, err := w.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: to, HonourReset: true})
 	if err != nil || !taken.Reset || taken.Next != to {
 		t.Fatalf("reset to %d: %+v, %v", to, taken, err)
 	}
@@ -463,18 +465,18 @@ func (m *machine) Reset(t *rapid.T) {
 }
 
 func (m *machine) Prepare(t *rapid.T) {
-	if led, err := m.worker(t).Store.PrepareGeneration(t.Context()); err != nil || !led {
+	if led, err := m.worker(t).Store.Generations().Prepare(t.Context()); err != nil || !led {
 		t.Fatalf("prepare: led %v, %v", led, err)
 	}
 	if m.generation("next") == 0 {
-		m.generations[1+slices.Max(slices.Collect(maps.Keys(m.generations)))] = &modelGeneration{state: "next", claims: map[dedup.Key]modelClaim{}}
+		m.generations[1+slices.Max(slices.Collect(maps.Keys(m.generations)))] = &modelGeneration{state: "next", claims: map[claimkey.Key]modelClaim{}}
 	}
 }
 
 func (m *machine) Rotate(t *rapid.T) {
 	open, next := m.generation("open"), m.generation("next")
 	asked := open + rapid.SampledFrom([]int{0, 0, 0, 0, -1, 1}).Draw(t, "off by")
-	rotated, led, _, err := m.worker(t).Store.Rotate(t.Context(), asked)
+	rotated, led, _, err := m.worker(t).Store.Generations().Rotate(t.Context(), asked)
 	if err != nil || !led || rotated != (asked == open && next != 0) {
 		t.Fatalf("rotate %d of %d: %v, led %v, %v", asked, open, rotated, led, err)
 	}
@@ -493,7 +495,7 @@ func (m *machine) PrepareAndRotate(t *rapid.T) {
 // BuildFilter builds a few chunks, often not all.
 func (m *machine) BuildFilter(t *rapid.T) {
 	for range rapid.SampledFrom([]int{1, 2, 4, 100}).Draw(t, "chunks") {
-		n, led, err := m.worker(t).Store.BuildFilter(t.Context())
+		n, led, err := m.worker(t).Store.Generations().BuildFilter(t.Context())
 		if err != nil || !led {
 			t.Fatalf("build a filter: led %v, %v", led, err)
 		}
@@ -507,7 +509,7 @@ func (m *machine) BuildFilter(t *rapid.T) {
 }
 
 func (m *machine) LoadFilters(t *rapid.T) {
-	if err := m.worker(t).Store.LoadFilters(t.Context()); err != nil {
+	if err := m.worker(t).Store.Generations().LoadFilters(t.Context()); err != nil {
 		t.Fatalf("load filters: %v", err)
 	}
 }
@@ -518,7 +520,7 @@ func (m *machine) BuildAndLoad(t *rapid.T) {
 }
 
 func (m *machine) ChangeBudget(t *rapid.T) {
-	m.worker(t).Store.SetFilterMemory(rapid.SampledFrom([]int64{0, 100, 300, 1000, 1 << 20}).Draw(t, "bytes"))
+	m.worker(t).Store.Generations().FilterMemory = rapid.SampledFrom([]int64{0, 100, 300, 1000, 1 << 20}).Draw(t, "bytes")
 }
 
 // DamageFilters spoils what is stored of them; what is loaded stays.
@@ -553,7 +555,7 @@ func (m *machine) Restart(t *rapid.T) {
 	m.workers[i] = m.newWorker(t)
 }
 
-func (m *machine) Forget(t *rapid.T) { m.worker(t).Store.Forget("the model says so") }
+func (m *machine) Forget(t *rapid.T) { m.worker(t).Store.Generations().Forget("the model says so") }
 
 func (m *machine) PassTime(t *rapid.T) {
 	m.hours += 5 * rapid.IntRange(1, 10).Draw(t, "hours/5")
@@ -563,7 +565,7 @@ func (m *machine) PassTime(t *rapid.T) {
 // CatchUp tells of a worker's lanes that nothing is left to read.
 func (m *machine) CatchUp(t *rapid.T) {
 	w := m.worker(t)
-	var told []message.CaughtUp
+	var told []lane.Heartbeat
 	var lost []message.Lane
 	for _, l := range m.lanes {
 		taken, known := w.epochs[l]
@@ -571,14 +573,14 @@ func (m *machine) CatchUp(t *rapid.T) {
 			continue
 		}
 		age := 5 * rapid.IntRange(0, 2).Draw(t, "age/5")
-		told = append(told, message.CaughtUp{Lane: l.Lane, Epoch: taken.Epoch, Next: l.next, Checkpoint: taken.Checkpoint, Age: time.Duration(age) * time.Hour})
+		told = append(told, lane.Heartbeat{Lane: l.Lane, Epoch: taken.Epoch, Next: l.next, Checkpoint: taken.Checkpoint, Age: time.Duration(age) * time.Hour})
 		if l.owner == w || !l.ordered {
 			l.follow(m.hours - age)
 		} else {
 			lost = append(lost, l.Lane)
 		}
 	}
-	gone, err := w.Store.CaughtUp(t.Context(), told)
+	gone, err := w.Store.Heartbeat(t.Context(), told)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -605,7 +607,7 @@ func (m *machine) Expire(t *rapid.T) {
 			want++
 		}
 	}
-	n, led, err := m.worker(t).Store.Expire(t.Context(), modelWindow*time.Hour, modelMaxHold*time.Hour)
+	n, led, err := m.worker(t).Store.Generations().Expire(t.Context(), modelWindow*time.Hour, modelMaxHold*time.Hour)
 	if err != nil || !led || n != want {
 		t.Fatalf("%d generations expired, want %d; led %v, %v", n, want, led, err)
 	}
@@ -613,7 +615,7 @@ func (m *machine) Expire(t *rapid.T) {
 
 func (m *machine) Drop(t *rapid.T) {
 	number := rapid.SampledFrom(append(m.inState("dropping"), m.generation("open"))).Draw(t, "generation")
-	if led, err := m.worker(t).Store.DropExpired(t.Context(), number); err != nil || !led {
+	if led, err := m.worker(t).Store.Generations().Drop(t.Context(), number); err != nil || !led {
 		t.Fatalf("drop generation %d: led %v, %v", number, led, err)
 	}
 	if m.generations[number].state == "dropping" {
@@ -622,7 +624,7 @@ func (m *machine) Drop(t *rapid.T) {
 }
 
 func (m *machine) Sweep(t *rapid.T) {
-	if dropped, led, err := m.worker(t).Store.Sweep(t.Context()); err != nil || !led || len(dropped) > 0 {
+	if dropped, led, err := m.worker(t).Store.Generations().Sweep(t.Context()); err != nil || !led || len(dropped) > 0 {
 		t.Fatalf("swept %q, led %v, %v", dropped, led, err)
 	}
 }
@@ -662,7 +664,7 @@ func (m *machine) Check(t *rapid.T) {
 		}
 	}
 
-	generations, err := m.workers[1].Store.Generations(t.Context())
+	generations, err := m.workers[1].Store.Generations().List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -689,7 +691,7 @@ func (m *machine) Check(t *rapid.T) {
 	n := len(claims)
 	for _, c := range claims {
 		if _, ok := m.generations[c.Generation].claims[c.Key]; !ok {
-			t.Fatalf("generation %d holds the key %s, which it should not", c.Generation, dedup.Key(c.Key))
+			t.Fatalf("generation %d holds the key %s, which it should not", c.Generation, claimkey.Key(c.Key))
 		}
 	}
 	for _, g := range m.generations {

@@ -10,7 +10,13 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/dedup/generations"
+	"github.com/dedupd/dedupd/dedup/internal/admin"
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/sqlstate"
+	"github.com/dedupd/dedupd/internal/wait"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/sinks"
 )
 
@@ -58,7 +64,7 @@ type Replayed struct {
 // error is a person's to mend first; the dead letter then is as it was.
 func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Replayed, err error) {
 	var unknown *lostReplay
-	wait := 50 * time.Millisecond
+	l := 50 * time.Millisecond
 	for n := 1; ; n++ {
 		r, err = p.tryReplay(ctx, actor, id)
 		if err == nil {
@@ -76,7 +82,7 @@ func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Repla
 			return p.Store.confirmReplay(ctx, unknown)
 		}
 		if refused := refusalOf(err); refused != nil {
-			r = Replayed{ID: id, Outcome: refused.outcome, MessageID: r.MessageID, Reason: string(cleanText(refused.reason)), SQLState: refused.sqlstate}
+			r = Replayed{ID: id, Outcome: refused.outcome, MessageID: r.MessageID, Reason: string(pipeline.CleanText(refused.reason)), SQLState: refused.sqlstate}
 			return p.Store.refuse(ctx, actor, r)
 		}
 		reaction := react(err)
@@ -87,20 +93,20 @@ func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Repla
 			if table := p.prepareSink(ctx); table != nil {
 				return r, fmt.Errorf("replay dead letter %d: %w", id, table)
 			}
-			r = Replayed{ID: id, Outcome: ReplayDead, MessageID: r.MessageID, Reason: string(cleanText(err.Error())), SQLState: sqlstate(err)}
+			r = Replayed{ID: id, Outcome: ReplayDead, MessageID: r.MessageID, Reason: string(pipeline.CleanText(err.Error())), SQLState: sqlstate.Of(err)}
 			return p.Store.refuse(ctx, actor, r)
 		}
 		if reaction == reload && n < tries {
-			_, failed := p.Store.refresh(ctx)
+			_, failed := p.Store.generations.Refresh(ctx)
 			if failed == nil {
 				continue
 			}
 			err, reaction = failed, react(failed)
 		}
-		if reaction != retry && reaction != internal || n == tries || !pause(ctx, wait) {
+		if reaction != retry && reaction != internal || n == tries || !wait.For(ctx, l) {
 			return r, fmt.Errorf("replay dead letter %d: %w", id, err)
 		}
-		wait = min(2*wait, 2*time.Second)
+		l = min(2*l, 2*time.Second)
 	}
 }
 
@@ -153,13 +159,13 @@ func refusalOf(err error) *refusal {
 	if named, ok := sinks.AllPermanent(err)[0]; ok {
 		err = named
 	}
-	return &refusal{ReplayDead, rejection{reason: err.Error(), sqlstate: sqlstate(err)}}
+	return &refusal{ReplayDead, rejection{reason: err.Error(), sqlstate: sqlstate.Of(err)}}
 }
 
 // refuse notes a try that failed.
 func (s *Store) refuse(ctx context.Context, actor string, r Replayed) (Replayed, error) {
-	err := s.again(ctx, func() error {
-		return s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err := s.retry(ctx, func() error {
+		return admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
 			d, err := s.readDeadLetter(ctx, tx, r.ID, "FOR UPDATE OF d")
 			if errors.Is(err, ErrNoDeadLetter) {
 				r = Replayed{ID: r.ID, Outcome: ReplayGone} // somebody else had more luck
@@ -189,7 +195,7 @@ func (s *Store) refuse(ctx context.Context, actor string, r Replayed) (Replayed,
 func (d *DeadLetter) replayNote(r Replayed) ([]byte, error) {
 	note := d.note()
 	if r.MessageID != nil {
-		note.MessageID = string(cleanText(string(r.MessageID)))
+		note.MessageID = string(pipeline.CleanText(string(r.MessageID)))
 	}
 	note.Outcome, note.Reason = r.Outcome, r.Reason
 	return json.Marshal(note)
@@ -201,12 +207,8 @@ const replayTime = time.Minute
 func (p *Processor) tryReplay(ctx context.Context, actor string, id int64) (r Replayed, err error) {
 	ctx, cancel := context.WithTimeout(ctx, replayTime)
 	defer cancel()
-	c, err := p.Store.loaded(ctx)
-	if err != nil {
-		return r, err
-	}
-	err = p.Store.onConnection(ctx, c, func(conn *pgx.Conn) error {
-		r, err = p.replayOn(ctx, conn, c, actor, id)
+	_, err = p.Store.begin(ctx, &group{}, func(t *txn) error {
+		r, err = p.replayOn(ctx, t, actor, id)
 		return err
 	})
 	return r, err
@@ -221,33 +223,33 @@ func (p *Processor) tryReplay(ctx context.Context, actor string, id int64) (r Re
 // deleted by replayed() at the end, when all that is left to lock is the lane's
 // row; and whoever holds that, locks nothing after it. What else is locked, is
 // locked in the order of transact. Expiry passes locked rows over.
-func (p *Processor) replayOn(ctx context.Context, conn *pgx.Conn, c *catalog, actor string, id int64) (r Replayed, err error) {
+func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64) (r Replayed, err error) {
 	r.ID = id
-	if err := roundTrip(ctx, conn, p.Store.prepare, []step{beginStep, limitsStep}); err != nil {
+	if err := t.send(ctx, beginStep, limitsStep); err != nil {
 		return r, &ownError{err}
 	}
-	d, err := p.Store.readDeadLetter(ctx, conn, id, "FOR UPDATE OF d")
+	d, err := p.Store.readDeadLetter(ctx, t.conn, id, "FOR UPDATE OF d")
 	if err != nil {
 		return r, &ownError{err}
 	}
-	g, err := p.prepare([]message.Batch{d.batch()})
-	var held *message.HoldError
+	t.group, err = p.prepare([]lane.Batch{d.batch()})
+	var held *lane.HoldError
 	if errors.As(err, &held) { // id.missing is stop
 		return r, &refusal{ReplayDead, rejection{reason: held.Err.Error()}}
 	}
 	if err != nil {
 		return r, err
 	}
-	it := &g.items[0]
+	it := &t.items[0]
 	if it.reject != nil {
 		return r, &refusal{ReplayDead, *it.reject}
 	}
-	r.MessageID = []byte(g.message(it).ID)
+	r.MessageID = []byte(t.message(it).ID)
 
-	if err := p.claimAgain(ctx, conn, c, g, &d); err != nil {
+	if err := p.claimAgain(ctx, t, &d); err != nil {
 		return r, err
 	}
-	if err := p.write(ctx, conn, g); err != nil {
+	if err := t.write(ctx, p.Sink); err != nil {
 		return r, &sinkError{err}
 	}
 	r.Outcome = ReplayDuplicate
@@ -258,7 +260,7 @@ func (p *Processor) replayOn(ctx context.Context, conn *pgx.Conn, c *catalog, ac
 	if err != nil {
 		return r, err
 	}
-	err = p.Store.commit(ctx, conn, steps)
+	err = t.commit(ctx, steps...)
 	var lost *commitError
 	if errors.As(err, &lost) {
 		return r, &lostReplay{err, r, d.LaneNumber}
@@ -269,17 +271,17 @@ func (p *Processor) replayOn(ctx context.Context, conn *pgx.Conn, c *catalog, ac
 // claimAgain claims the id of a dead letter's message, or finds that the claim is
 // its own, and gives the message its outcome. A claim that it lost to, or holds,
 // can't be forgotten any more before the transaction ends.
-func (p *Processor) claimAgain(ctx context.Context, conn *pgx.Conn, c *catalog, g *group, d *DeadLetter) error {
-	g.lanes = []int32{d.LaneNumber}
-	values := claimValues{lanes: g.lanes, fingerprint: !p.Fingerprint.none()}
-	rows, counts, err := p.Store.claimKeys(ctx, conn, p.Store.prepare, c, g, []step{p.Store.enterStep(c)}, values)
-	p.Metrics.probed(counts)
+func (p *Processor) claimAgain(ctx context.Context, t *txn, d *DeadLetter) error {
+	t.lanes = []int32{d.LaneNumber}
+	t.fingerprint = !p.Fingerprint.None()
+	err := t.claim(ctx, t.enterStep())
+	p.Metrics.probed(t.probed)
 	if err != nil {
 		return &ownError{fmt.Errorf("claim: %w", err)}
 	}
-	it := &g.items[0]
-	if row := rows[it.key]; row != nil {
-		own, err := p.Store.holdClaim(ctx, conn, row.generation, it.key, d)
+	it := &t.items[0]
+	if row := t.found[it.key]; row != nil {
+		own, err := p.Store.holdClaim(ctx, t.conn, row.table, it.key, d)
 		if err != nil {
 			return &ownError{fmt.Errorf("claim: %w", err)}
 		}
@@ -287,7 +289,7 @@ func (p *Processor) claimAgain(ctx context.Context, conn *pgx.Conn, c *catalog, 
 			it.outcome = applied
 		}
 	}
-	err = p.settle(ctx, conn, g, rows)
+	err = p.settle(ctx, t)
 	if it.outcome == conflict { // whatever dedup.on_conflict says
 		return &refusal{ReplayConflict, rejection{reason: "the id was claimed with another payload"}}
 	}
@@ -299,10 +301,10 @@ func (p *Processor) claimAgain(ctx context.Context, conn *pgx.Conn, c *catalog, 
 
 // holdClaim keeps a claim from being forgotten before the transaction ends, and
 // tells whether it is the one that the dead letter's burial made.
-func (s *Store) holdClaim(ctx context.Context, conn *pgx.Conn, g *generation, key Key, d *DeadLetter) (own bool, err error) {
+func (s *Store) holdClaim(ctx context.Context, conn *pgx.Conn, g *generations.Table, key claimkey.Key, d *DeadLetter) (own bool, err error) {
 	var position *int64
 	var claimedAt time.Time
-	err = conn.QueryRow(ctx, `SELECT r_position, r_claimed_at FROM `+s.name("hold_claim")+`($1::text::uuid, $2::text::uuid)`, g.identity.String(), key.String()).
+	err = conn.QueryRow(ctx, `SELECT r_position, r_claimed_at FROM `+s.name("hold_claim")+`($1::text::uuid, $2::text::uuid)`, g.Identity.String(), key.String()).
 		Scan(&position, &claimedAt)
 	if err != nil {
 		return false, err
@@ -314,14 +316,14 @@ func (s *Store) holdClaim(ctx context.Context, conn *pgx.Conn, g *generation, ke
 }
 
 // limitsStep sets the time-outs for what comes before enter().
-var limitsStep = step{
-	name: "dedupd_limits", sql: setLimits,
-	oids:   []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
-	params: [][]byte{[]byte(lockTimeout), []byte(statementTimeout), []byte(idleTimeout)},
+var limitsStep = pipeline.Step{
+	Name: "dedupd_limits", SQL: pipeline.SetLimits,
+	OIDs:   []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
+	Params: [][]byte{[]byte(pipeline.LockTimeout), []byte(pipeline.StatementTimeout), []byte(pipeline.IdleTimeout)},
 }
 
 // replayedSteps take a dead letter away, book what it has become, and note it.
-func (s *Store) replayedSteps(actor string, d *DeadLetter, r Replayed, o outcome) ([]step, error) {
+func (s *Store) replayedSteps(actor string, d *DeadLetter, r Replayed, o outcome) ([]pipeline.Step, error) {
 	booked := map[outcome]string{applied: "applied", redelivered: "redelivered", resent: "resent", crossSource: "cross_source"}[o]
 	if booked == "" {
 		return nil, fmt.Errorf("bug: the dead letter %d was left without an outcome", d.ID)
@@ -330,15 +332,15 @@ func (s *Store) replayedSteps(actor string, d *DeadLetter, r Replayed, o outcome
 	if err != nil {
 		return nil, err
 	}
-	return []step{{
-		name:   "dedupd_replayed",
-		sql:    `SELECT ` + s.name("replayed") + `($1::bigint, $2::integer, $3::text)`,
-		oids:   []uint32{pgtype.Int8OID, pgtype.Int4OID, pgtype.TextOID},
-		params: [][]byte{int8b(d.ID), int4(d.LaneNumber), []byte(booked)},
+	return []pipeline.Step{{
+		Name:   "dedupd_replayed",
+		SQL:    `SELECT ` + s.name("replayed") + `($1::bigint, $2::integer, $3::text)`,
+		OIDs:   []uint32{pgtype.Int8OID, pgtype.Int4OID, pgtype.TextOID},
+		Params: [][]byte{pipeline.Int8(d.ID), pipeline.Int4(d.LaneNumber), []byte(booked)},
 	}, {
-		name:   "dedupd_note_dead_letter",
-		sql:    `SELECT ` + s.name("note_dead_letter") + `($1::text, $2::text, 'replay', $3::bigint, $4::text)`,
-		oids:   []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.Int8OID, pgtype.TextOID},
-		params: [][]byte{[]byte(s.scope), []byte(actor), int8b(d.ID), detail},
+		Name:   "dedupd_note_dead_letter",
+		SQL:    `SELECT ` + s.name("note_dead_letter") + `($1::text, $2::text, 'replay', $3::bigint, $4::text)`,
+		OIDs:   []uint32{pgtype.TextOID, pgtype.TextOID, pgtype.Int8OID, pgtype.TextOID},
+		Params: [][]byte{[]byte(s.scope), []byte(actor), pipeline.Int8(d.ID), detail},
 	}}, nil
 }

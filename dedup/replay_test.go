@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -149,7 +150,7 @@ func TestReplayGivesTheWholeMessage(t *testing.T) {
 
 func TestReplayOfMessagesWithoutID(t *testing.T) {
 	t.Parallel()
-	bury := func(t *testing.T) (*fixture, *lane) {
+	bury := func(t *testing.T) (*fixture, *takenLane) {
 		t.Parallel()
 		f := newFixture(t)
 		l := f.take("kafka", "orders/0")
@@ -319,7 +320,7 @@ func TestReplayOfAnIDThatHadItsEffect(t *testing.T) {
 // forgotten: the claim that is there then looks like the dead letter's own.
 func TestReplayKnowsItsOwnClaim(t *testing.T) {
 	t.Parallel()
-	bury := func(t *testing.T) (*fixture, *lane) {
+	bury := func(t *testing.T) (*fixture, *takenLane) {
 		t.Parallel()
 		f := newFixture(t)
 		l := f.take("kafka", "orders/0")
@@ -382,7 +383,7 @@ func TestReplayWhenTheLaneIsGone(t *testing.T) {
 	f.handle(l.batch("a=check", "b=check"))
 	f.mend()
 	f.exec(`DELETE FROM dedupd.lanes`)
-	f.Store.Forget("its lanes are gone")
+	f.Store.Generations().Forget("its lanes are gone")
 	f.replay(f.letters()[0].ID)
 	again := f.take("kafka", "orders/0")
 	f.exec(`UPDATE dedupd.lanes SET dead = 1, fetched = 1`)
@@ -817,7 +818,7 @@ func TestBuryingDoesntWaitForAReplay(t *testing.T) {
 		g := newGate(t, worker.sink)
 		worker.Sink = g
 		handled := make(chan error, 1)
-		go func() { handled <- worker.Handle(context.Background(), []message.Batch{q.batchAt(1, "a=2", "b")}) }()
+		go func() { handled <- worker.Handle(context.Background(), []lane.Batch{q.batchAt(1, "a=2", "b")}) }()
 		<-g.entered // it has looked at the claim, and found a conflict
 		f.forget("a")
 		end := f.replayHeld(f.letters()[0].ID)
@@ -856,7 +857,7 @@ func TestBuryingDoesntWaitForAReplay(t *testing.T) {
 			return g.Write(ctx, tx, msgs)
 		})
 		handled := make(chan error, 1)
-		go func() { handled <- worker.Handle(context.Background(), []message.Batch{l.batch("a=check", "b")}) }()
+		go func() { handled <- worker.Handle(context.Background(), []lane.Batch{l.batch("a=check", "b")}) }()
 		<-g.entered // it has claimed a, and is to bury it
 		f.mend()
 		replayed := make(chan dedup.Replayed, 1)
@@ -1043,12 +1044,12 @@ func TestReplayInAllTheNoise(t *testing.T) {
 	}
 	for i := range 2 {
 		worker := attach(t, f.db)
-		lane := worker.take("kafka", fmt.Sprint("resends/", i))
+		name := worker.take("kafka", fmt.Sprint("resends/", i))
 		all.Go(func() {
 			for range rounds {
 				b := values("m", letters, "check")
 				rand.Shuffle(len(b), func(i, j int) { b[i], b[j] = b[j], b[i] })
-				if err := worker.Handle(t.Context(), []message.Batch{lane.batch(b[:letters/2]...)}); err != nil {
+				if err := worker.Handle(t.Context(), []lane.Batch{name.batch(b[:letters/2]...)}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -1129,7 +1130,7 @@ func TestOtherScopesDeadLettersAreNotTouched(t *testing.T) {
 	f.handle(f.take("kafka", "orders/0").batch("a=check"))
 	id := f.letters()[0].ID
 	store := newStore(t, f.pool, "dedupd", "other")
-	if _, err := store.Migrate(t.Context()); err != nil {
+	if _, err := store.Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	f.mend()

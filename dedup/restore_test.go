@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -60,8 +61,8 @@ func (f *fixture) again(do func() error) {
 	f.t.Helper()
 	var err error
 	for range 10 {
-		var fenced *message.FencedError
-		var held *message.HoldError
+		var fenced *lane.FencedError
+		var held *lane.HoldError
 		if err = do(); err == nil || errors.As(err, &fenced) || errors.As(err, &held) {
 			break
 		}
@@ -71,7 +72,7 @@ func (f *fixture) again(do func() error) {
 	}
 }
 
-func (f *fixture) handleAgain(batches ...message.Batch) {
+func (f *fixture) handleAgain(batches ...lane.Batch) {
 	f.t.Helper()
 	f.again(func() error { return f.Handle(f.t.Context(), batches) })
 }
@@ -100,7 +101,7 @@ func restored(t *testing.T, f *fixture, seals int) {
 	f.buildFilters()
 	f.loadFilters()
 	f.handle(l.batch(ids("lost-later-", 10)...))
-	if f.Store.FilterBytes() == 0 {
+	if f.Store.Generations().FilterBytes() == 0 {
 		t.Fatal("no filter is loaded")
 	}
 	restore()
@@ -112,10 +113,10 @@ func restored(t *testing.T, f *fixture, seals int) {
 		other.buildFilters()
 	}
 	// A new lane: it has no position that went back, which would give all away.
-	var fresh *lane
+	var fresh *takenLane
 	f.again(func() error {
-		taken, err := f.Store.Take(t.Context(), message.Take{Lane: message.Lane{Source: "kafka", Name: "orders/2"}, Ordered: true, Committed: -1})
-		fresh = &lane{message.Lane{Source: "kafka", Name: "orders/2"}, taken, taken.Next, true}
+		taken, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/2"}, Ordered: true, Committed: -1})
+		fresh = &takenLane{message.Lane{Source: "kafka", Name: "orders/2"}, taken, taken.Next, true}
 		return err
 	})
 	for _, list := range [][]string{ids("since-", 300), ids("before-", 300), ids("lost-", 300), ids("since-", 300), ids("lost-later-", 10)} {
@@ -174,7 +175,7 @@ func TestATableOfTheSameNumberIsAnotherTable(t *testing.T) {
 	other := attach(t, f.db)
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a"))
-	if _, err := f.Store.PrepareGeneration(t.Context()); err != nil {
+	if _, err := f.Store.Generations().Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	exec := func(sql string) {
@@ -263,11 +264,11 @@ func TestLanesThatWentBackAreReadAgain(t *testing.T) {
 	// It has the missing lane's number, and stands where that one stood.
 	other.handle(another.batch(append(ids("c", 18), "a5", "b5")...))
 
-	var fenced *message.FencedError
-	for _, lost := range []*lane{l, missing} {
+	var fenced *lane.FencedError
+	for _, lost := range []*takenLane{l, missing} {
 		next := lost.batch("a59", "b59")
 		for try := 0; ; try++ {
-			err := f.Handle(t.Context(), []message.Batch{next})
+			err := f.Handle(t.Context(), []lane.Batch{next})
 			if errors.As(err, &fenced) {
 				break
 			}
@@ -277,15 +278,15 @@ func TestLanesThatWentBackAreReadAgain(t *testing.T) {
 		}
 		lost.at -= 2
 	}
-	retake := func(lost *lane, next int64) {
+	retake := func(lost *takenLane, next int64) {
 		t.Helper()
-		take := message.Take{Lane: lost.Lane, Ordered: true, Committed: lost.at, Start: lost.at, Origin: lost.Origin, HonourReset: true}
+		take := lane.Acquire{Lane: lost.Lane, Ordered: true, Committed: lost.at, Start: lost.at, OffsetMetadata: lost.OffsetMetadata, HonourReset: true}
 		f.again(func() (err error) {
-			lost.Taken, err = f.Store.Take(t.Context(), take)
+			lost.Assignment, err = f.Store.Acquire(t.Context(), take)
 			return err
 		})
 		if lost.Next != next || !lost.Rewound {
-			t.Fatalf("lane %s was taken as %+v, want it to start at %d", lost.Lane, lost.Taken, next)
+			t.Fatalf("lane %s was taken as %+v, want it to start at %d", lost.Lane, lost.Assignment, next)
 		}
 		lost.at = next
 	}
@@ -316,8 +317,8 @@ func TestALostEpochIsNotGivenOutAgain(t *testing.T) {
 	}
 	late := zombie.batch("b")
 	for try := 0; ; try++ {
-		err := f.Handle(t.Context(), []message.Batch{late})
-		var fenced *message.FencedError
+		err := f.Handle(t.Context(), []lane.Batch{late})
+		var fenced *lane.FencedError
 		if errors.As(err, &fenced) {
 			break
 		}
@@ -344,7 +345,7 @@ func (f *fixture) whileLoading(do func()) {
 	loaded := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(f.t.Context(), 5*time.Second)
 	defer cancel()
-	go func() { loaded <- f.Store.LoadFilters(ctx) }()
+	go func() { loaded <- f.Store.Generations().LoadFilters(ctx) }()
 	f.someoneWaitsFor("filters")
 	do()
 	if err := tx.Rollback(f.t.Context()); err != nil {
@@ -376,20 +377,20 @@ func (f *fixture) someoneWaitsFor(table string) {
 func TestForgettingWhileFiltersLoad(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.Store.SetChunkClaims(300)
+	f.Store.Generations().ChunkClaims = 300
 	l := f.take("kafka", "orders/0")
 	old := ids("old-", 1000)
 	f.handle(l.batch(old...))
 	f.rotate()
 	f.buildFilters()
-	f.Store.SetFilterMemory(f.generations()[0].FilterBytes / 2)
+	f.Store.Generations().FilterMemory = f.generations()[0].FilterBytes / 2
 	f.loadFilters()
-	if f.Store.FilterBytes() == 0 {
+	if f.Store.Generations().FilterBytes() == 0 {
 		t.Fatal("no chunk was loaded")
 	}
-	f.Store.SetFilterMemory(1 << 20)
+	f.Store.Generations().FilterMemory = 1 << 20
 	f.whileLoading(func() {
-		f.Store.Forget("a lane went back")
+		f.Store.Generations().Forget("a lane went back")
 		f.handle(l.batch("new"))
 	})
 	f.handle(l.batch(old...))
@@ -403,12 +404,12 @@ func TestForgettingWhileFiltersLoad(t *testing.T) {
 // generation expire, while its filter is read: there is nothing to load it into.
 func TestLoadingFiltersEndsWhenTheyAreForgotten(t *testing.T) {
 	t.Parallel()
-	for name, do := range map[string]func(f *fixture, l *lane){
-		"the catalog is forgotten": func(f *fixture, _ *lane) { f.Store.Forget("the database went back") },
-		"the generation expires": func(f *fixture, l *lane) {
+	for name, do := range map[string]func(f *fixture, l *takenLane){
+		"the catalog is forgotten": func(f *fixture, _ *takenLane) { f.Store.Generations().Forget("the database went back") },
+		"the generation expires": func(f *fixture, l *takenLane) {
 			f.passTime(25 * time.Hour)
 			f.caughtUp(l)
-			if n, _, err := f.Store.Expire(f.t.Context(), 24*time.Hour, 28*24*time.Hour); err != nil || n != 1 {
+			if n, _, err := f.Store.Generations().Expire(f.t.Context(), 24*time.Hour, 28*24*time.Hour); err != nil || n != 1 {
 				f.t.Fatalf("%d generations expired: %v", n, err)
 			}
 			f.handle(l.batch("new"))
@@ -422,7 +423,7 @@ func TestLoadingFiltersEndsWhenTheyAreForgotten(t *testing.T) {
 			f.rotate()
 			f.buildFilters()
 			f.whileLoading(func() { do(f, l) })
-			if n := f.Store.FilterBytes(); n != 0 {
+			if n := f.Store.Generations().FilterBytes(); n != 0 {
 				t.Errorf("%d bytes of filters are kept", n)
 			}
 		})

@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dedupd/dedupd/dedup"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // A group that is tried again after the answer to COMMIT was lost must find out
@@ -117,7 +117,7 @@ func TestAClaimThatVanishes(t *testing.T) {
 			FROM dedupd.generations WHERE state = 'open'); END $$`); err != nil {
 		t.Fatal(err)
 	}
-	err := f.Handle(t.Context(), []message.Batch{l.batch("b")})
+	err := f.Handle(t.Context(), []lane.Batch{l.batch("b")})
 	if pg := (*pgconn.PgError)(nil); !errors.As(err, &pg) || pg.Code != "40001" {
 		t.Fatalf("Handle: %v", err)
 	}

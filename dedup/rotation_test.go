@@ -8,17 +8,17 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/dedupd/dedupd/dedup"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/dedup/generations"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // rotate seals the open generation.
 func (f *fixture) rotate() {
 	f.t.Helper()
-	if led, err := f.Store.PrepareGeneration(f.t.Context()); err != nil || !led {
+	if led, err := f.Store.Generations().Prepare(f.t.Context()); err != nil || !led {
 		f.t.Fatalf("prepare: led %v, %v", led, err)
 	}
-	rotated, led, _, err := f.Store.Rotate(f.t.Context(), f.generation("open"))
+	rotated, led, _, err := f.Store.Generations().Rotate(f.t.Context(), f.generation("open"))
 	if err != nil || !led || !rotated {
 		f.t.Fatalf("rotate: %v, led %v, %v", rotated, led, err)
 	}
@@ -35,9 +35,9 @@ func (f *fixture) generation(state string) int {
 	return 0
 }
 
-func (f *fixture) generations() []dedup.Generation {
+func (f *fixture) generations() []generations.Generation {
 	f.t.Helper()
-	all, err := f.Store.Generations(f.t.Context())
+	all, err := f.Store.Generations().List(f.t.Context())
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func (f *fixture) generations() []dedup.Generation {
 func (f *fixture) buildFilters() (chunks int) {
 	f.t.Helper()
 	for {
-		n, led, err := f.Store.BuildFilter(f.t.Context())
+		n, led, err := f.Store.Generations().BuildFilter(f.t.Context())
 		if err != nil || !led {
 			f.t.Fatalf("build a filter: led %v, %v", led, err)
 		}
@@ -61,7 +61,7 @@ func (f *fixture) buildFilters() (chunks int) {
 
 func (f *fixture) loadFilters() {
 	f.t.Helper()
-	if err := f.Store.LoadFilters(f.t.Context()); err != nil {
+	if err := f.Store.Generations().LoadFilters(f.t.Context()); err != nil {
 		f.t.Fatal(err)
 	}
 }
@@ -120,7 +120,7 @@ func testClaimsAreKnownAfterRotations(t *testing.T, f *fixture) {
 func TestFiltersSpareLookUps(t *testing.T) { bothWays(t, testFiltersSpareLookUps) }
 
 func testFiltersSpareLookUps(t *testing.T, f *fixture) {
-	f.Store.SetChunkClaims(300)
+	f.Store.Generations().ChunkClaims = 300
 	l := f.take("kafka", "orders/0")
 	old := ids("old-", 1000)
 	f.handle(l.batch(old...))
@@ -134,8 +134,8 @@ func testFiltersSpareLookUps(t *testing.T, f *fixture) {
 		}
 	}
 	f.loadFilters()
-	if f.Store.FiltersBehind() || f.Store.FilterBytes() < 2000 {
-		t.Errorf("filters behind: %v, %d bytes", f.Store.FiltersBehind(), f.Store.FilterBytes())
+	if f.Store.Generations().FiltersBehind() || f.Store.Generations().FilterBytes() < 2000 {
+		t.Errorf("filters behind: %v, %d bytes", f.Store.Generations().FiltersBehind(), f.Store.Generations().FilterBytes())
 	}
 	f.handle(l.batch(ids("new-", 1000)...))
 	f.handle(l.batch(old...))
@@ -154,7 +154,7 @@ func TestTimeOrderedIDsNeedNoProbes(t *testing.T) {
 	f := newFixture(t)
 	l := f.take("kafka", "orders/0")
 	at := 0
-	batch := func(n int) message.Batch {
+	batch := func(n int) lane.Batch {
 		list := make([]string, n)
 		for i := range list {
 			at++
@@ -183,7 +183,7 @@ func TestTimeOrderedIDsNeedNoProbes(t *testing.T) {
 func TestTheBudgetOfFiltersIsKept(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.Store.SetChunkClaims(300)
+	f.Store.Generations().ChunkClaims = 300
 	l := f.take("kafka", "orders/0")
 	var all []string
 	for g := range 4 {
@@ -194,29 +194,29 @@ func TestTheBudgetOfFiltersIsKept(t *testing.T) {
 		f.buildFilters()
 	}
 	f.loadFilters()
-	whole := f.Store.FilterBytes()
+	whole := f.Store.Generations().FilterBytes()
 	for _, budget := range []int64{whole / 2, whole / 3, 100, 0} {
 		other := attach(t, f.db)
-		other.Store.SetFilterMemory(budget)
+		other.Store.Generations().FilterMemory = budget
 		other.loadFilters()
-		if n := other.Store.FilterBytes(); n > budget || n < budget-whole/12 {
+		if n := other.Store.Generations().FilterBytes(); n > budget || n < budget-whole/12 {
 			t.Errorf("%d bytes of filters within %d", n, budget)
 		}
-		if other.Store.FiltersBehind() {
+		if other.Store.Generations().FiltersBehind() {
 			t.Errorf("with a budget of %d it never comes to rest", budget)
 		}
 		lane := other.take("kafka", "orders/0")
 		other.handle(lane.batch(append(slices.Clone(all), fmt.Sprint("new-", budget))...))
 	}
 	// A newer generation's filter takes the place of an older one's.
-	f.Store.SetFilterMemory(whole)
+	f.Store.Generations().FilterMemory = whole
 	f.take("kafka", "orders/0")
 	l = f.take("kafka", "orders/0")
 	f.handle(l.batch(ids("last-", 900)...))
 	f.rotate()
 	f.buildFilters()
 	f.loadFilters()
-	if n := f.Store.FilterBytes(); n > whole {
+	if n := f.Store.Generations().FilterBytes(); n > whole {
 		t.Errorf("%d bytes of filters within %d", n, whole)
 	}
 	f.handle(l.batch(append(slices.Clone(all), ids("last-", 900)...)...))
@@ -244,7 +244,7 @@ func TestBrokenFiltersAreBuiltAgain(t *testing.T) {
 		t.Run(damage, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			f.Store.SetChunkClaims(300)
+			f.Store.Generations().ChunkClaims = 300
 			l := f.take("kafka", "orders/0")
 			old := ids("old-", 1000)
 			f.handle(l.batch(old...))
@@ -260,7 +260,7 @@ func TestBrokenFiltersAreBuiltAgain(t *testing.T) {
 				f.buildFilters()
 				f.loadFilters()
 			}
-			if f.Store.FiltersBehind() {
+			if f.Store.Generations().FiltersBehind() {
 				t.Error("the filter was not built again")
 			}
 			f.handle(l.batch(ids("new-", 1000)...))
@@ -281,7 +281,7 @@ func TestExpiryFollowsTheSlowestLane(t *testing.T) {
 	f.handle(fast.batch("a"), slow.batch("b"))
 	f.rotate()
 	expire := func() int {
-		n, led, err := f.Store.Expire(t.Context(), 24*time.Hour, 28*24*time.Hour)
+		n, led, err := f.Store.Generations().Expire(t.Context(), 24*time.Hour, 28*24*time.Hour)
 		if err != nil || !led {
 			t.Fatalf("expire: led %v, %v", led, err)
 		}
@@ -299,7 +299,7 @@ func TestExpiryFollowsTheSlowestLane(t *testing.T) {
 	if n := expire(); n != 1 {
 		t.Errorf("%d generations expired though every lane had passed them, want 1", n)
 	}
-	if _, err := f.Store.DropExpired(t.Context(), 1); err != nil {
+	if _, err := f.Store.Generations().Drop(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
 	f.handle(fast.batch("a"))
@@ -328,9 +328,9 @@ func (f *fixture) passTime(d time.Duration) {
 }
 
 // caughtUp tells that a lane is, and whether it is the one that was told.
-func (f *fixture) caughtUp(l *lane) (asTold bool) {
+func (f *fixture) caughtUp(l *takenLane) (asTold bool) {
 	f.t.Helper()
-	gone, err := f.Store.CaughtUp(f.t.Context(), []message.CaughtUp{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint}})
+	gone, err := f.Store.Heartbeat(f.t.Context(), []lane.Heartbeat{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint}})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -344,23 +344,23 @@ func (f *fixture) caughtUp(l *lane) (asTold bool) {
 func TestAFilterBuiltAnewWithOtherChunksIsNotMixed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.Store.SetChunkClaims(300)
+	f.Store.Generations().ChunkClaims = 300
 	l := f.take("kafka", "orders/0")
 	old := ids("old-", 1000)
 	f.handle(l.batch(old...))
 	f.rotate()
 	f.buildFilters()
-	f.Store.SetFilterMemory(f.generations()[0].FilterBytes / 2)
+	f.Store.Generations().FilterMemory = f.generations()[0].FilterBytes / 2
 	f.loadFilters()
-	if f.Store.FilterBytes() == 0 {
+	if f.Store.Generations().FilterBytes() == 0 {
 		t.Fatal("no chunk was loaded")
 	}
 	if _, err := f.pool.Exec(t.Context(), `DELETE FROM dedupd.filters`); err != nil {
 		t.Fatal(err)
 	}
-	f.Store.SetChunkClaims(400)
+	f.Store.Generations().ChunkClaims = 400
 	f.buildFilters()
-	f.Store.SetFilterMemory(1 << 20)
+	f.Store.Generations().FilterMemory = 1 << 20
 	f.loadFilters()
 	f.handle(l.batch(old...))
 	f.wantBooks(l, "1000/0/1000/0/0/0@2000")

@@ -14,7 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // rotationsUnderLoad is how often the load is rotated: DEDUPD_ROTATIONS=2000 for
@@ -141,10 +141,10 @@ func newRotationLoad(t *testing.T, change func(enter string) string) *rotationLo
 			w.CopyFrom = 1
 			w.SetTwinsHold(0)
 		}
-		w.Store.SetChunkClaims(50)
+		w.Store.Generations().ChunkClaims = 50
 		l.workers = append(l.workers, w)
 	}
-	l.Store.SetChunkClaims(50)
+	l.Store.Generations().ChunkClaims = 50
 	return l
 }
 
@@ -159,7 +159,7 @@ func (l *rotationLoad) run(rotations int) {
 		work.Go(func() { l.work(i, w, lane) })
 		follow.Go(func() {
 			for ctx.Err() == nil {
-				if err := w.Store.LoadFilters(ctx); err != nil && ctx.Err() == nil {
+				if err := w.Store.Generations().LoadFilters(ctx); err != nil && ctx.Err() == nil {
 					l.t.Errorf("load filters: %v", err)
 				}
 				time.Sleep(20 * time.Millisecond)
@@ -179,7 +179,7 @@ func (l *rotationLoad) run(rotations int) {
 
 // work hands over one block after the other. Nobody is more than a block ahead of
 // the slowest, so that all copies of an id are under way at the same time.
-func (l *rotationLoad) work(i int, w *fixture, lane *lane) {
+func (l *rotationLoad) work(i int, w *fixture, name *takenLane) {
 	for block := 0; ; block++ {
 		l.mu.Lock()
 		l.progress[i] = block
@@ -197,10 +197,10 @@ func (l *rotationLoad) work(i int, w *fixture, lane *lane) {
 			ids[at] = fmt.Sprint(block, "/", n)
 		}
 		if rand.N(40) == 0 {
-			w.Store.Forget("the load says so")
+			w.Store.Generations().Forget("the load says so")
 		}
 		start := time.Now()
-		if err := w.Handle(l.t.Context(), []message.Batch{lane.batch(ids...)}); err != nil {
+		if err := w.Handle(l.t.Context(), []lane.Batch{name.batch(ids...)}); err != nil {
 			l.t.Errorf("worker %d: %v", i, err)
 			l.finish()
 			return
@@ -227,14 +227,14 @@ func (l *rotationLoad) keepHouse(n int) {
 	if n%10 != 0 {
 		return
 	}
-	expired, _, err := l.Store.Expire(ctx, loadWindow, time.Hour)
+	expired, _, err := l.Store.Generations().Expire(ctx, loadWindow, time.Hour)
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	l.expired += expired
 	for _, g := range l.generations() {
 		if g.State == "dropping" {
-			if _, err := l.Store.DropExpired(ctx, g.Generation); err != nil {
+			if _, err := l.Store.Generations().Drop(ctx, g.Generation); err != nil {
 				l.t.Fatal(err)
 			}
 		}

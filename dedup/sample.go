@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/dedup/generations"
 )
 
 // Sample is what the database tells of a scope at one moment, for somebody who
@@ -21,7 +23,7 @@ type Sample struct {
 	// Behind a pooler there may be none.
 	Connections int
 	Lanes       []SampledLane
-	Generations []Generation
+	Generations []generations.Generation
 	// DeadLetters are those kept, counted up to one more than MostDeadLetters.
 	DeadLetters int64
 	// LatestDuplicate bounds the age, in seconds, of the oldest duplicate of today
@@ -90,9 +92,9 @@ func (s *Store) Sample(ctx context.Context) (v Sample, err error) {
 			})
 			return err
 		})
-	sql, args := s.generationsQuery()
+	sql, args := s.generations.ListQuery()
 	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
-		v.Generations, err = pgx.CollectRows(rows, scanGeneration)
+		v.Generations, err = pgx.CollectRows(rows, generations.ScanGeneration)
 		return err
 	})
 	batch.Queue(`COMMIT`)

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -34,10 +35,10 @@ func TestSeriesAreBounded(t *testing.T) {
 	f.MaxDeadShare = 1
 	random := rand.New(rand.NewPCG(1, 2))
 	text := func() string { return fmt.Sprintf("%x", random.Uint64()) }
-	lanes := []*lane{f.take("kafka", "orders/0"), f.take("nats", "orders/0")}
+	lanes := []*takenLane{f.take("kafka", "orders/0"), f.take("nats", "orders/0")}
 	// some is one message of each outcome: new, twice, with another payload, without an
 	// id, and refused by the sink; and n more.
-	some := func(l *lane, n int) message.Batch {
+	some := func(l *takenLane, n int) lane.Batch {
 		a := text()
 		ids := []string{a, a, a + "=other", "", text() + "=check"}
 		for range n {
@@ -57,7 +58,7 @@ func TestSeriesAreBounded(t *testing.T) {
 		f.sink.fail = func(*message.Message) error { return err }
 		l := lanes[0]
 		at := l.at
-		if f.Handle(t.Context(), []message.Batch{l.batch(text())}) != nil {
+		if f.Handle(t.Context(), []lane.Batch{l.batch(text())}) != nil {
 			l.at = at
 		}
 		f.sink.fail = nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -104,7 +105,7 @@ func TestSystemicPoisonHoldsTheLane(t *testing.T) {
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("", "", "", "", "", "", "", "", "", ""))
 	b := l.batch("a", "", "b")
-	wantHold(t, f.Handle(t.Context(), []message.Batch{b}), "max_share")
+	wantHold(t, f.Handle(t.Context(), []lane.Batch{b}), "max_share")
 	f.wantBooks(l, "0/0/0/0/0/10@10")
 	// Once enough good ones have passed, single ones are single again.
 	var good []string
@@ -154,7 +155,7 @@ func TestSinksThatBreakTheirPromise(t *testing.T) {
 			f := newFixture(t)
 			f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, _ []message.Message) error { return c.write(ctx, tx) })
 			l := f.take("kafka", "orders/0")
-			wantHold(t, f.Handle(t.Context(), []message.Batch{l.batch("a")}), c.want)
+			wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("a")}), c.want)
 			f.Sink, l.at = f.sink, 0
 			if strings.HasPrefix(name, "commits") {
 				return // that sink has left the promise; it is told, not undone

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/sizing"
 )
 
@@ -25,7 +25,7 @@ func TestClaimsTakeWhatIsEstimated(t *testing.T) {
 			for b := range batches {
 				ids := make([]string, of)
 				for i := range ids {
-					var key dedup.Key
+					var key claimkey.Key
 					binary.BigEndian.PutUint64(key[:], rng.Uint64())
 					binary.BigEndian.PutUint64(key[8:], rng.Uint64())
 					if kind == sizing.IDUUIDv7 { // milliseconds first
@@ -35,7 +35,7 @@ func TestClaimsTakeWhatIsEstimated(t *testing.T) {
 				}
 				f.handle(l.batch(ids...))
 			}
-			generations, err := f.Store.Generations(t.Context())
+			generations, err := f.Store.Generations().List(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dedupd/dedupd/internal/sqlstate"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -52,7 +54,7 @@ func (s *slowLanes) most(lane message.Lane) int {
 }
 
 // split tells the batches of slow lanes from the others.
-func (s *slowLanes) split(batches []message.Batch) (plain, slow []message.Batch) {
+func (s *slowLanes) split(batches []lane.Batch) (plain, slow []lane.Batch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.lanes) == 0 {
@@ -70,7 +72,7 @@ func (s *slowLanes) split(batches []message.Batch) (plain, slow []message.Batch)
 
 // landed lets a lane's transactions grow. After one of as many messages as a batch
 // may have nothing is left of it.
-func (s *slowLanes) landed(batches []message.Batch, whole int) {
+func (s *slowLanes) landed(batches []lane.Batch, whole int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.lanes) == 0 {
@@ -98,13 +100,13 @@ func (s *slowLanes) landed(batches []message.Batch, whole int) {
 // *message.HoldError once a message alone takes too long.
 func (s *slowLanes) timedOut(g *group, took time.Duration, cause error) error {
 	var sink *sinkError
-	lane, n := g.batches[0].Lane, len(g.items)
-	isTime := sqlstate(cause) == "57014" || errors.Is(cause, context.DeadlineExceeded)
+	name, n := g.batches[0].Lane, len(g.items)
+	isTime := sqlstate.Of(cause) == "57014" || errors.Is(cause, context.DeadlineExceeded)
 	after := s.after
 	if after == 0 {
 		after = slowAfter
 	}
-	if !errors.As(cause, &sink) || !isTime || took < after || g.batches[len(g.batches)-1].Lane != lane {
+	if !errors.As(cause, &sink) || !isTime || took < after || g.batches[len(g.batches)-1].Lane != name {
 		return cause
 	}
 	s.mu.Lock()
@@ -112,10 +114,10 @@ func (s *slowLanes) timedOut(g *group, took time.Duration, cause error) error {
 	if s.lanes == nil {
 		s.lanes = make(map[message.Lane]*slowLane)
 	}
-	l := s.lanes[lane]
+	l := s.lanes[name]
 	if l == nil {
 		l = &slowLane{}
-		s.lanes[lane] = l
+		s.lanes[name] = l
 	}
 	l.most, l.fast = max(n/2, 1), 0
 	if n > 1 {
@@ -126,18 +128,18 @@ func (s *slowLanes) timedOut(g *group, took time.Duration, cause error) error {
 	}
 	what := fmt.Sprintf("position %d: the sink takes more than %s for this message alone, so it can't be written in time: look at the table's locks, indexes and triggers, or at the statement's plan",
 		g.message(&g.items[0]).Position.Offset, took.Round(time.Second))
-	return &message.HoldError{Lane: lane, Err: fmt.Errorf("%s: %w", what, cause), Summary: what}
+	return &lane.HoldError{Lane: name, Err: fmt.Errorf("%s: %w", what, cause), Summary: what}
 }
 
 // inPieces applies a batch of a slow lane in as many transactions as it needs.
-func (p *Processor) inPieces(ctx context.Context, b message.Batch, h *handOver) error {
+func (p *Processor) inPieces(ctx context.Context, b lane.Batch, h *handOver) error {
 	b, there, err := p.unlanded(ctx, b)
 	for err == nil && there {
-		run, rest := b, message.Batch{}
+		run, rest := b, lane.Batch{}
 		if most := p.slow.most(b.Lane); most > 0 && most < len(b.Messages) {
 			run, rest = cutAt(b, most)
 		}
-		err = p.apply(ctx, []message.Batch{run}, h)
+		err = p.apply(ctx, []lane.Batch{run}, h)
 		b, there = rest, len(rest.Messages) > 0
 	}
 	return err
@@ -145,18 +147,18 @@ func (p *Processor) inPieces(ctx context.Context, b message.Batch, h *handOver) 
 
 // unlanded is what is left of a batch that is tried again, of which a part may have
 // landed.
-func (p *Processor) unlanded(ctx context.Context, b message.Batch) (rest message.Batch, there bool, err error) {
+func (p *Processor) unlanded(ctx context.Context, b lane.Batch) (rest lane.Batch, there bool, err error) {
 	if !b.Ordered {
 		return b, true, nil // claims tell
 	}
-	at, err := p.Store.standings(ctx, []message.Batch{b})
+	at, err := p.Store.standings(ctx, []lane.Batch{b})
 	if err != nil {
 		return b, false, holdUnlessPassing(err)
 	}
 	if at[0] == (standing{epoch: b.Epoch, next: b.From}) {
 		return b, true, nil
 	}
-	left, err := p.fenced(ctx, []message.Batch{b})
+	left, err := p.fenced(ctx, []lane.Batch{b})
 	if err != nil || len(left) == 0 {
 		return b, false, err
 	}

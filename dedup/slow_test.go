@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -28,13 +29,13 @@ func (s *slowSink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Messag
 }
 
 // handSlowly hands over as a worker does, again and again, with so long for each.
-func (f *fixture) handSlowly(within time.Duration, tries int, batches ...message.Batch) (err error) {
+func (f *fixture) handSlowly(within time.Duration, tries int, batches ...lane.Batch) (err error) {
 	f.t.Helper()
 	for range tries {
 		ctx, cancel := context.WithTimeout(f.t.Context(), within)
 		err = f.Handle(ctx, slices.Clone(batches))
 		cancel()
-		if hold := (*message.HoldError)(nil); err == nil || errors.As(err, &hold) {
+		if hold := (*lane.HoldError)(nil); err == nil || errors.As(err, &hold) {
 			return err
 		}
 	}
@@ -46,9 +47,9 @@ func (f *fixture) handSlowly(within time.Duration, tries int, batches ...message
 func TestABatchThatIsTooSlowIsDivided(t *testing.T) {
 	t.Parallel()
 	const n = 16
-	for name, take := range map[string]func(f *fixture) *lane{
-		"ordered": func(f *fixture) *lane { return f.take("kafka", "orders/0") },
-		"a queue": func(f *fixture) *lane { return f.takeQueue("nats") },
+	for name, take := range map[string]func(f *fixture) *takenLane{
+		"ordered": func(f *fixture) *takenLane { return f.take("kafka", "orders/0") },
+		"a queue": func(f *fixture) *takenLane { return f.takeQueue("nats") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -98,7 +99,7 @@ func TestAMessageThatIsTooSlowAlone(t *testing.T) {
 	wantHold(t, err, "position 3", "alone")
 	f.wantLanded("a", "b", "c")
 	f.wantDead()
-	var hold *message.HoldError
+	var hold *lane.HoldError
 	if errors.As(err, &hold); hold.Lane != l.Lane || hold.Summary == "" {
 		t.Errorf("the hold is of %s: %q", hold.Lane, hold.Summary)
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/internal/pgtest"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // lonely is a worker on a server of its own, whose synchronous standby goes away and
@@ -36,7 +36,7 @@ func newLonely(t *testing.T) *lonely {
 	}
 	t.Cleanup(f.admin.Close)
 	f.exec(createRows)
-	if _, err := newStore(t, f.admin, "dedupd", "test").Migrate(t.Context()); err != nil {
+	if _, err := newStore(t, f.admin, "dedupd", "test").Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	config, err := pgxpool.ParseConfig(server.URL("postgres"))
@@ -83,7 +83,7 @@ func TestACommitThatNoStandbyHasIsNotAcknowledged(t *testing.T) {
 	b := l.batch("a", "a")
 	ctx, cancel := context.WithTimeout(t.Context(), 13*time.Second)
 	defer cancel()
-	if err := f.Handle(ctx, []message.Batch{b}); err == nil {
+	if err := f.Handle(ctx, []lane.Batch{b}); err == nil {
 		t.Error("a commit that no standby has was taken for durable")
 	}
 	f.standbys("")
@@ -117,15 +117,15 @@ func TestACommitWhoseWaitIsCancelledIsNotAcknowledged(t *testing.T) {
 	}()
 	first, second := l.batch("a", "a"), q.batch("b")
 	for range 3 { // the second time it is the lane's row that tells
-		if err := f.Handle(t.Context(), []message.Batch{first}); err == nil {
+		if err := f.Handle(t.Context(), []lane.Batch{first}); err == nil {
 			t.Error("a commit whose wait was cancelled was taken for durable")
-		} else if held := (*message.HoldError)(nil); errors.As(err, &held) {
+		} else if held := (*lane.HoldError)(nil); errors.As(err, &held) {
 			t.Errorf("it ends by itself, and is held: %v", err)
 		}
 	}
 	brief, end := context.WithTimeout(t.Context(), 2*time.Second)
 	defer end()
-	if err := f.Handle(brief, []message.Batch{second}); err == nil {
+	if err := f.Handle(brief, []lane.Batch{second}); err == nil {
 		t.Error("a queue's commit whose wait was cancelled was taken for durable")
 	}
 	cancel()
@@ -135,7 +135,7 @@ func TestACommitWhoseWaitIsCancelledIsNotAcknowledged(t *testing.T) {
 
 	// Nobody cancels any more, and so it waits.
 	done := make(chan error, 1)
-	go func() { done <- f.Handle(t.Context(), []message.Batch{first}) }()
+	go func() { done <- f.Handle(t.Context(), []lane.Batch{first}) }()
 	select {
 	case err := <-done:
 		t.Errorf("answered without a standby: %v", err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -23,7 +24,7 @@ type Status struct {
 	// LanesAhead is how many lanes have a clock that is ahead of the database's.
 	LanesAhead int
 	// Generations are all of the scope's, oldest first.
-	Generations []Generation
+	Generations []generations.Generation
 }
 
 // Status reads the scope's clocks and generations.
@@ -47,6 +48,6 @@ func (s *Store) Status(ctx context.Context) (status Status, err error) {
 	if source != nil && name != nil {
 		status.Lane = message.Lane{Source: *source, Name: *name}.String()
 	}
-	status.Generations, err = s.Generations(ctx)
+	status.Generations, err = s.generations.List(ctx)
 	return status, err
 }

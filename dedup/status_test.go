@@ -43,7 +43,7 @@ func TestStatusNamesTheLaneBehind(t *testing.T) {
 	f.caughtUp(slow)
 	// The lanes of another scope hold up nothing here.
 	other := newStore(t, f.pool, "dedupd", "other")
-	if _, err := other.Migrate(t.Context()); err != nil {
+	if _, err := other.Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := f.pool.Exec(t.Context(), `INSERT INTO dedupd.lanes (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position)

@@ -13,48 +13,35 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/dedup/generations"
+	"github.com/dedupd/dedupd/dedup/schema"
 	"github.com/dedupd/dedupd/message"
 )
-
-// rotationLock is the class of the advisory lock, taken shared by each claim
-// transaction with the scope's number as second key, and exclusively by whoever
-// changes the scope's generations. ("dedu"; advisory locks share one space in a
-// database.)
-const rotationLock = 0x64656475
 
 // Store is the claims, lanes and dead letters of one scope in one database. It
 // may be used by many goroutines.
 type Store struct {
-	pool       *pgxpool.Pool
-	schema     string // as given
-	scope      string
-	owner      string
-	acceptLoss bool
-	prepare    bool
-	log        *slog.Logger
+	pool        *pgxpool.Pool
+	schema      *schema.Schema
+	generations *generations.Set
+	scope       string
+	owner       string
+	acceptLoss  bool
+	prepare     bool
+	log         *slog.Logger
 
 	// process is this store among all there ever were, in any process.
 	process    string
 	suspicions suspicions
 	wrong      wrongNotes
 
-	filterMemory int64
-	chunkClaims  int
-
-	refreshing sync.Mutex
-	catalog    atomic.Pointer[catalog]
-	filters    filterCache
-	// outlasted is when a rotation last gave up its longest wait, in Unix nanoseconds.
-	outlasted atomic.Int64
-
 	mu      sync.RWMutex
-	laneIDs map[message.Lane]int32
+	numbers map[message.Lane]int32
 	lanes   map[int32]message.Lane
 }
 
@@ -101,14 +88,17 @@ func NewStore(c StoreConfig) (*Store, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	var process Key
+	var process claimkey.Key
 	_, _ = rand.Read(process[:]) // it never fails
-	return &Store{
+	tables := &schema.Schema{Pool: c.Pool, Name: c.Schema, Scope: c.Scope}
+	s := &Store{
 		process: process.String(),
-		pool:    c.Pool, schema: c.Schema, scope: c.Scope, owner: c.Owner,
-		prepare: !c.TransactionPooler, log: c.Logger, filterMemory: c.FilterMemory, chunkClaims: chunkClaims,
-		laneIDs: make(map[message.Lane]int32), lanes: make(map[int32]message.Lane),
-	}, nil
+		pool:    c.Pool, schema: tables, scope: c.Scope, owner: c.Owner,
+		prepare: !c.TransactionPooler, log: c.Logger,
+		numbers: make(map[message.Lane]int32), lanes: make(map[int32]message.Lane),
+	}
+	s.generations = generations.NewSet(tables, c.FilterMemory, c.Logger, s.forgetLanes)
+	return s, nil
 }
 
 // AcceptLoss lets queues be taken whose broker deletes what is acknowledged,
@@ -119,47 +109,23 @@ func (s *Store) AcceptLoss() { s.acceptLoss = true }
 // Scope is the store's scope.
 func (s *Store) Scope() string { return s.scope }
 
+// Schema is the database's schema of dedupd.
+func (s *Store) Schema() *schema.Schema { return s.schema }
+
+// Generations are the scope's.
+func (s *Store) Generations() *generations.Set { return s.generations }
+
 // name quotes one of dedupd's own names with its schema.
-func (s *Store) name(object string) string { return pgx.Identifier{s.schema, object}.Sanitize() }
-
-// claimsTable is the name of a generation's table, without its schema.
-func claimsTable(scope string, generation int) string {
-	return fmt.Sprintf("claims_%s_%d", scope, generation)
-}
-
-// SchemaError says that the database's schema isn't the one this program works
-// with, or lacks the scope. The cure is part of the text.
-type SchemaError struct {
-	// Have and Want are schema versions; Have is 0 where there is no schema.
-	Have, Want int
-	Reason     string
-}
-
-func (e *SchemaError) Error() string {
-	if e.Reason != "" {
-		return e.Reason
-	}
-	if e.Have > e.Want {
-		return fmt.Sprintf("the database's schema has version %d, but this dedupd knows only versions up to %d: run the newer dedupd that upgraded it", e.Have, e.Want)
-	}
-	return fmt.Sprintf("the database's schema has version %d, but this dedupd needs version %d: run `dedupd migrate up` with the owner's rights (or set database.migrate: true)", e.Have, e.Want)
-}
+func (s *Store) name(object string) string { return s.schema.Object(object) }
 
 // Load checks the database's encoding and the schema's version, and reads the scope's
 // catalog. The error is an *EncodingError, or a *SchemaError where the schema or the
 // scope isn't there as it must be.
 func (s *Store) Load(ctx context.Context) error {
-	if err := s.checkEncoding(ctx); err != nil {
+	if err := s.schema.Check(ctx); err != nil {
 		return err
 	}
-	have, err := s.SchemaVersion(ctx)
-	if err != nil {
-		return err
-	}
-	if have != latestVersion() {
-		return &SchemaError{Have: have, Want: latestVersion()}
-	}
-	_, err = s.refresh(ctx)
+	_, err := s.generations.Refresh(ctx)
 	return err
 }
 

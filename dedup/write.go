@@ -12,8 +12,8 @@ import (
 )
 
 // write gives the winners to the sink, in lane order.
-func (p *Processor) write(ctx context.Context, conn *pgx.Conn, g *group) (err error) {
-	winners := g.winners()
+func (t *txn) write(ctx context.Context, sink sinks.Sink) (err error) {
+	winners := t.winners()
 	if len(winners) == 0 {
 		return nil
 	}
@@ -22,11 +22,11 @@ func (p *Processor) write(ctx context.Context, conn *pgx.Conn, g *group) (err er
 			err = sinks.Recovered(r)
 		}
 	}()
-	if err := p.Sink.Write(ctx, sinkTx{conn}, winners); err != nil {
+	if err := sink.Write(ctx, sinkTx{t.conn}, winners); err != nil {
 		return err
 	}
-	switch status := conn.PgConn().TxStatus(); {
-	case conn.PgConn().IsBusy():
+	switch status := t.conn.PgConn().TxStatus(); {
+	case t.conn.PgConn().IsBusy():
 		return errors.New("the sink left a query open: it must close its rows and batch results")
 	case status == 'E':
 		return errors.New("the sink hid an error of the database: the transaction has failed, yet Write returned nil")

@@ -25,8 +25,8 @@ type Store interface {
 	// Status looks at what is kept, by the database's clock.
 	Status(ctx context.Context) (Status, error)
 
-	// PrepareGeneration makes the table for the next rotation, again if it is gone.
-	PrepareGeneration(ctx context.Context) (led bool, err error)
+	// Prepare makes the table for the next rotation, again if it is gone.
+	Prepare(ctx context.Context) (led bool, err error)
 	// Rotate seals the open generation, if it is the one of that number, and
 	// opens the prepared one. took is how long claims were held up at most.
 	// rotated may be true beside an error: of what came after it.
@@ -37,8 +37,8 @@ type Store interface {
 	// Expire takes generations out of use that every lane has passed by the
 	// window, or that are older than maxHold, and tells how many.
 	Expire(ctx context.Context, window, maxHold time.Duration) (n int, led bool, err error)
-	// DropExpired drops the table of a generation that was taken out of use.
-	DropExpired(ctx context.Context, generation int) (led bool, err error)
+	// Drop drops the table of a generation that was taken out of use.
+	Drop(ctx context.Context, generation int) (led bool, err error)
 	// Sweep drops tables of claims that nothing refers to, and names them.
 	Sweep(ctx context.Context) (dropped []string, led bool, err error)
 	// CountDeadLetters tells how many are kept.
@@ -317,7 +317,7 @@ func (p *pass) rotate(ctx context.Context, s *Status, force bool) (led bool, err
 		return true, nil
 	}
 	if next := s.in("next"); len(next) == 0 || next[0].Missing {
-		if led, err := p.Store.PrepareGeneration(ctx); err != nil || !led {
+		if led, err := p.Store.Prepare(ctx); err != nil || !led {
 			return led, err
 		}
 	}
@@ -366,7 +366,7 @@ func (p *pass) drop(ctx context.Context, s *Status) (led bool, err error) {
 	start := max(0, slices.IndexFunc(expired, func(g Generation) bool { return g.Number > p.undropped }))
 	expired = slices.Concat(expired[start:], expired[:start])
 	for _, g := range expired[:min(len(expired), dropTries)] {
-		led, failed := p.Store.DropExpired(ctx, g.Number)
+		led, failed := p.Store.Drop(ctx, g.Number)
 		if failed != nil && ctx.Err() == nil {
 			p.undropped = g.Number
 			err = errors.Join(err, failed)

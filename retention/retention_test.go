@@ -101,7 +101,7 @@ func (s *store) Status(ctx context.Context) (retention.Status, error) {
 
 func (s *store) CountDeadLetters(context.Context) (int64, error) { return 3, nil }
 
-func (s *store) PrepareGeneration(context.Context) (bool, error) {
+func (s *store) Prepare(context.Context) (bool, error) {
 	led, err := s.call("prepare")
 	if led && err == nil {
 		s.generations = slices.DeleteFunc(s.generations, func(g retention.Generation) bool { return g.State == "next" && g.Missing })
@@ -153,7 +153,7 @@ func (s *store) Expire(_ context.Context, window, maxHold time.Duration) (n int,
 	return n, led, nil
 }
 
-func (s *store) DropExpired(_ context.Context, generation int) (bool, error) {
+func (s *store) Drop(_ context.Context, generation int) (bool, error) {
 	led, err := s.call("drop")
 	if s.fail == fmt.Sprint("drop ", generation) {
 		return false, s.err

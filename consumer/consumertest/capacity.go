@@ -110,7 +110,7 @@ func testRewind(f *fixture) {
 	f.stop(r)
 	// And one between two runs.
 	back()
-	r = f.start(func(w *consumer.Worker) { w.Pulse = 50 * time.Millisecond })
+	r = f.start(func(w *consumer.Worker) { w.HeartbeatInterval = 50 * time.Millisecond })
 	f.all()
 	f.acked()
 	// And one that no batch tells of, since nothing more comes.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -28,12 +29,12 @@ func (s *Store) name() string { return fmt.Sprint("instance ", s.instance) }
 
 // reached tells that the database is the one that a queue was taken in, and has come
 // as far as is known.
-func (s *Store) reached(r *row, c message.Checkpoint) bool {
+func (s *Store) reached(r *row, c lane.Checkpoint) bool {
 	return c.Instance == s.name() && r.Checkpoint >= c.Number
 }
 
-func (s *Store) takeQueue(r *row, t message.Take, taken *message.Taken) {
-	was, ok := parseOrigin(t.Origin)
+func (s *Store) takeQueue(r *row, t lane.Acquire, taken *lane.Assignment) {
+	was, ok := parseOrigin(t.OffsetMetadata)
 	behind := ok && was.epoch == r.Epoch && was.checkpoint > r.Checkpoint
 	lost := ok && was.epoch != r.Epoch
 	switch {
@@ -49,17 +50,17 @@ func (s *Store) takeQueue(r *row, t message.Take, taken *message.Taken) {
 		r.began = r.BrokerPosition
 	}
 	taken.Rewound = behind || lost
-	taken.Checkpoint = message.Checkpoint{Number: r.Checkpoint, Instance: s.name()}
+	taken.Checkpoint = lane.Checkpoint{Number: r.Checkpoint, Instance: s.name()}
 	if taken.Rewound {
 		taken.Checkpoint.Number = max(r.Checkpoint, was.checkpoint) + 1
 	}
-	taken.Origin = origin{r.Epoch, r.began, taken.Checkpoint.Number, r.Incarnation}.String()
+	taken.OffsetMetadata = origin{r.Epoch, r.began, taken.Checkpoint.Number, r.Incarnation}.String()
 }
 
 // Confirm tells whether a queue's database is still what it was.
-func (s *Store) Confirm(ctx context.Context, c message.Confirm) (message.Confirmed, error) {
+func (s *Store) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation, error) {
 	if err := ctx.Err(); err != nil {
-		return message.Confirmed{}, err
+		return lane.Confirmation{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,21 +69,21 @@ func (s *Store) Confirm(ctx context.Context, c message.Confirm) (message.Confirm
 	if r == nil {
 		s.untaken(c.Lane, "is to be confirmed")
 	}
-	was, ok := parseOrigin(c.Origin)
+	was, ok := parseOrigin(c.OffsetMetadata)
 	if r == nil || r.Epoch != c.Epoch || !s.reached(r, c.Checkpoint) || ok && (was.epoch != r.Epoch || was.checkpoint > r.Checkpoint) {
-		return message.Confirmed{}, &message.FencedError{Lanes: []message.Lane{c.Lane}}
+		return lane.Confirmation{}, &lane.FencedError{Lanes: []message.Lane{c.Lane}}
 	}
 	if c.Raise {
 		r.Checkpoint++
 	}
-	return message.Confirmed{
-		Checkpoint: message.Checkpoint{Number: r.Checkpoint, Instance: s.name()},
-		Origin:     origin{r.Epoch, r.began, r.Checkpoint, r.Incarnation}.String(),
+	return lane.Confirmation{
+		Checkpoint:     lane.Checkpoint{Number: r.Checkpoint, Instance: s.name()},
+		OffsetMetadata: origin{r.Epoch, r.began, r.Checkpoint, r.Incarnation}.String(),
 	}, nil
 }
 
 // Resumed lets a queue move again.
-func (s *Store) Resumed(ctx context.Context, lane message.Lane, taken message.Taken, from int64) (sure int64, err error) {
+func (s *Store) ConfirmRewind(ctx context.Context, lane message.Lane, taken lane.Assignment, from int64) (sure int64, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -75,8 +76,8 @@ func (s *Store) Rewind(l message.Lane, to int64) {
 	if r == nil || r.Next <= to {
 		return
 	}
-	r.Next, r.CaughtUp = to, time.Time{}
-	r.LeaderEpochs = message.EpochsBelow(r.LeaderEpochs, to)
+	r.Next, r.Heartbeat = to, time.Time{}
+	r.LeaderEpochs = lane.EpochsBelow(r.LeaderEpochs, to)
 	r.BrokerPosition = min(r.BrokerPosition, to)
 	r.Checkpoint--
 	s.instance++

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -31,7 +32,7 @@ func (m *member) commit(generation int64, number int, next int64) error {
 
 func (m *member) Name() string { return m.name }
 
-func (m *member) Run(ctx context.Context, in *consumer.Intake) error {
+func (m *member) Run(ctx context.Context, in *consumer.Session) error {
 	m.broker.join(m)
 	defer m.broker.leave(m)
 	for ctx.Err() == nil {
@@ -42,7 +43,7 @@ func (m *member) Run(ctx context.Context, in *consumer.Intake) error {
 }
 
 // generation reads the lanes of one assignment until they are revoked.
-func (m *member) generation(ctx context.Context, in *consumer.Intake, a assignment) {
+func (m *member) generation(ctx context.Context, in *consumer.Session, a assignment) {
 	ctx, revoke := context.WithCancel(ctx)
 	defer revoke()
 	in.Rebalanced()
@@ -64,9 +65,9 @@ func (m *member) generation(ctx context.Context, in *consumer.Intake, a assignme
 }
 
 // read reads one lane until it is lost or ctx ends.
-func (m *member) read(ctx context.Context, in *consumer.Intake, generation int64, number int) {
+func (m *member) read(ctx context.Context, in *consumer.Session, generation int64, number int) {
 	committed := m.broker.Committed(number)
-	taken, err := in.Take(ctx, message.Take{
+	taken, err := in.Acquire(ctx, lane.Acquire{
 		Lane: m.lane(number), Ordered: true, BrokerGeneration: generation, Committed: committed, HonourReset: true,
 	})
 	if err != nil {
@@ -106,13 +107,13 @@ func (m *member) read(ctx context.Context, in *consumer.Intake, generation int64
 	m.offer(fetching, in, lane, taken, number, &confirmed)
 }
 
-func (m *member) offer(ctx context.Context, in *consumer.Intake, lane *consumer.Lane, taken message.Taken, number int, confirmed *atomic.Int64) {
+func (m *member) offer(ctx context.Context, in *consumer.Session, l *consumer.Lane, taken lane.Assignment, number int, confirmed *atomic.Int64) {
 	from := taken.Next
 	for {
 		asked := time.Now()
 		if m.broker.at(number) <= from {
-			lane.SetLag(0)
-			lane.CaughtUp(asked)
+			l.SetLag(0)
+			l.Heartbeat(asked)
 		}
 		msgs, next, lag, err := m.broker.fetch(ctx, number, from, in.MaxMessages())
 		if err != nil {
@@ -121,14 +122,14 @@ func (m *member) offer(ctx context.Context, in *consumer.Intake, lane *consumer.
 		if next == from {
 			continue
 		}
-		batch := message.Batch{
-			Lane: m.lane(number), Ordered: true, Incarnation: taken.Incarnation, Epoch: taken.Epoch,
+		batch := lane.Batch{
+			Lane: m.lane(number), Ordered: true, StreamID: taken.StreamID, Epoch: taken.Epoch,
 			From: from, Next: next, Messages: msgs, Lag: lag, BrokerPosition: confirmed.Load(), Bytes: size(msgs),
 		}
 		for i := range msgs {
 			msgs[i].Position.Lane = batch.Lane
 		}
-		if in.Budget().Acquire(ctx, batch.Bytes) != nil || lane.Offer(ctx, batch, nil) != nil {
+		if in.Budget().Acquire(ctx, batch.Bytes) != nil || l.Offer(ctx, batch, nil) != nil {
 			return
 		}
 		from = next

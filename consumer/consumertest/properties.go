@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -92,7 +93,7 @@ func testFailedIsNotAcked(f *fixture) {
 	calls(3)
 	none("transient errors")
 	f.store.Heal()
-	f.store.FailBefore(forEver, &message.HoldError{Lane: f.store.Lanes()[0], Err: errors.New("the table is missing")})
+	f.store.FailBefore(forEver, &lane.HoldError{Lane: f.store.Lanes()[0], Err: errors.New("the table is missing")})
 	calls(2)
 	none("holds of one lane")
 	f.store.Heal()
@@ -149,11 +150,11 @@ func testCutOff(f *fixture) {
 }
 
 func testHeld(f *fixture) {
-	f.store.FailBefore(3, &message.HoldError{Err: errors.New("the table is missing")})
+	f.store.FailBefore(3, &lane.HoldError{Err: errors.New("the table is missing")})
 	f.produce(f.Messages / 4)
 	r := f.start()
 	f.eventually("the hold to be told", func() bool {
-		var hold *message.HoldError
+		var hold *lane.HoldError
 		_, _, calls := f.store.Counts()
 		return errors.As(r.worker.Ready(), &hold) || calls > 3
 	})
@@ -216,11 +217,11 @@ func testCaughtUp(f *fixture) {
 	asOf := func() (all, anyLane time.Time) {
 		for i, lane := range f.store.Lanes() {
 			row, _ := f.store.Row(lane)
-			if i == 0 || row.CaughtUp.Before(all) {
-				all = row.CaughtUp
+			if i == 0 || row.Heartbeat.Before(all) {
+				all = row.Heartbeat
 			}
-			if row.CaughtUp.After(anyLane) {
-				anyLane = row.CaughtUp
+			if row.Heartbeat.After(anyLane) {
+				anyLane = row.Heartbeat
 			}
 		}
 		return all, anyLane
@@ -229,7 +230,7 @@ func testCaughtUp(f *fixture) {
 		f.Helper()
 		f.eventually("all lanes to be told to be caught up", func() bool { all, _ := asOf(); return all.After(since) })
 	}
-	r := f.start(func(w *consumer.Worker) { w.Pulse = pulse })
+	r := f.start(func(w *consumer.Worker) { w.HeartbeatInterval = pulse })
 	told(time.Now()) // an empty topic is caught up
 	f.produce(f.Messages)
 	f.all()

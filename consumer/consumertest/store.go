@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -46,7 +47,7 @@ type Store struct {
 	queues     int64 // rows of queues that were made
 	lost       map[message.Lane]bool
 	instance   int // rises whenever another database takes its place
-	gaps       map[message.Lane]message.Gap
+	gaps       map[message.Lane]lane.Gap
 	accepted   map[message.Lane]int64 // below which no gap is noted
 }
 
@@ -76,11 +77,11 @@ type Row struct {
 	Log string
 	// CaughtUp is the time as of which the lane was last told to have nothing
 	// left to read.
-	CaughtUp time.Time
+	Heartbeat time.Time
 	// Checkpoint is a queue's.
 	Checkpoint int64
 	// LeaderEpochs are those of the last batch that was handled, up to its end.
-	LeaderEpochs []message.LeaderEpoch
+	LeaderEpochs []lane.LeaderEpoch
 	// Cut is where the lane's log was cut, as the source has told; -1: it wasn't.
 	Cut int64
 	// Takes is how often an ordered lane was taken since it moved, was caught up
@@ -112,7 +113,7 @@ func NewStore() *Store {
 		effects:  make(map[string]int),
 		running:  make(map[tenure]bool),
 		lost:     make(map[message.Lane]bool),
-		gaps:     make(map[message.Lane]message.Gap),
+		gaps:     make(map[message.Lane]lane.Gap),
 		accepted: make(map[message.Lane]int64),
 	}
 }
@@ -120,9 +121,9 @@ func NewStore() *Store {
 // Take follows the start rule: the row; without one the broker's copy; without
 // that the configured start. A copy above the row means that the row has lost
 // commits, one below what the broker had confirmed that an operator moved it.
-func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error) {
+func (s *Store) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, error) {
 	if err := ctx.Err(); err != nil {
-		return message.Taken{}, err
+		return lane.Assignment{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,32 +131,32 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	rewound := false
 	r, ok := s.rows[t.Lane]
 	if ok && r.brokerGen > t.BrokerGeneration && (s.Grace == 0 || time.Since(r.updated) < s.Grace) {
-		return message.Taken{}, message.ErrStale
+		return lane.Assignment{}, lane.ErrStale
 	}
 	switch {
 	case !ok && t.Start < 0:
-		return message.Taken{}, message.ErrNoStart
+		return lane.Assignment{}, lane.ErrNoStart
 	case !ok:
 		r = s.newRow(t)
-		if o, ok := parseOrigin(t.Origin); ok && t.Ordered && o.log == t.Incarnation && o.began < r.Next {
+		if o, ok := parseOrigin(t.OffsetMetadata); ok && t.Ordered && o.log == t.LogID && o.began < r.Next {
 			r.Next, r.began, r.BrokerPosition, rewound = o.began, o.began, -1, true
 		}
-	case t.Incarnation == "":
+	case t.LogID == "":
 	case !t.Ordered:
-		if r.Incarnation != t.Incarnation {
-			r.Incarnation, r.BrokerPosition, r.began, r.Next, r.Cut = t.Incarnation, -1, -1, t.Start, -1
+		if r.Incarnation != t.LogID {
+			r.Incarnation, r.BrokerPosition, r.began, r.Next, r.Cut = t.LogID, -1, -1, t.Start, -1
 			delete(s.gaps, t.Lane)
 			delete(s.accepted, t.Lane)
 		}
 	case r.Log == "": // the broker has learnt to tell
-		r.Log = t.Incarnation
-	case r.Log == t.Incarnation && r.moved && r.Cut >= 0:
+		r.Log = t.LogID
+	case r.Log == t.LogID && r.moved && r.Cut >= 0:
 		r.Incarnation = s.incarnate()
-	case r.Log == t.Incarnation:
+	case r.Log == t.LogID:
 	case r.moved:
-		r.Log, r.Incarnation, r.began = t.Incarnation, t.Incarnation, r.Next
+		r.Log, r.Incarnation, r.began = t.LogID, t.LogID, r.Next
 	default:
-		return message.Taken{}, &message.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew: %s, was %s", t.Incarnation, r.Log)}
+		return lane.Assignment{}, &lane.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew: %s, was %s", t.LogID, r.Log)}
 	}
 	if r.moved {
 		r.Cut = -1
@@ -166,8 +167,8 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 		r.Takes++
 	}
 	r.brokerGen, r.updated = t.BrokerGeneration, time.Now()
-	taken := message.Taken{Epoch: r.Epoch, Rewound: rewound, Reached: r.Next, LeaderEpochs: r.LeaderEpochs, Cut: r.Cut}
-	_, ours := parseOrigin(t.Origin)
+	taken := lane.Assignment{Epoch: r.Epoch, Rewound: rewound, Reached: r.Next, LeaderEpochs: r.LeaderEpochs, Cut: r.Cut}
+	_, ours := parseOrigin(t.OffsetMetadata)
 	switch {
 	case !t.Ordered:
 		s.takeQueue(r, t, &taken)
@@ -187,15 +188,15 @@ func (s *Store) Take(ctx context.Context, t message.Take) (message.Taken, error)
 	}
 	if t.Ordered {
 		r.began = min(r.began, r.Next)
-		taken.Origin = origin{epoch: r.Epoch, began: r.began, log: r.Log}.String()
+		taken.OffsetMetadata = origin{epoch: r.Epoch, began: r.began, log: r.Log}.String()
 	}
-	taken.Next, taken.BrokerPosition, taken.Incarnation = r.Next, r.BrokerPosition, r.Incarnation
+	taken.Next, taken.BrokerPosition, taken.StreamID = r.Next, r.BrokerPosition, r.Incarnation
 	return taken, nil
 }
 
 // CaughtUp notes since when lanes had nothing left to read. One that has moved on
 // since is passed over.
-func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []message.Lane, err error) {
+func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []message.Lane, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -223,8 +224,8 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 			continue
 		}
 		r.Takes = 0
-		if at := time.Now().Add(-c.Age); at.After(r.CaughtUp) {
-			r.CaughtUp = at
+		if at := time.Now().Add(-c.Age); at.After(r.Heartbeat) {
+			r.Heartbeat = at
 		}
 	}
 	return gone, nil
@@ -232,28 +233,28 @@ func (s *Store) CaughtUp(ctx context.Context, lanes []message.CaughtUp) (gone []
 
 // Gap notes a gap. It knows no clock, so one that may be none isn't noted once the
 // queue was told to be caught up.
-func (s *Store) Gap(ctx context.Context, lane message.Lane, found message.Gap) (message.Gap, error) {
+func (s *Store) Gap(ctx context.Context, l message.Lane, found lane.Gap) (lane.Gap, error) {
 	if err := ctx.Err(); err != nil {
-		return message.Gap{}, err
+		return lane.Gap{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.notify()
-	r := s.rows[lane]
+	r := s.rows[l]
 	if r == nil {
-		s.untaken(lane, "misses something")
-		return message.Gap{}, nil
+		s.untaken(l, "misses something")
+		return lane.Gap{}, nil
 	}
-	noted := s.gaps[lane]
-	found.From = max(found.From, s.accepted[lane])
-	if found.Positions() == 0 || !found.Before.IsZero() && !found.Before.After(r.CaughtUp) {
+	noted := s.gaps[l]
+	found.From = max(found.From, s.accepted[l])
+	if found.Positions() == 0 || !found.Before.IsZero() && !found.Before.After(r.Heartbeat) {
 		return noted, nil
 	}
 	if noted.Positions() > 0 {
 		found.From, found.Next = min(found.From, noted.From), max(found.Next, noted.Next)
 	}
-	s.gaps[lane] = message.Gap{From: found.From, Next: found.Next}
-	return s.gaps[lane], nil
+	s.gaps[l] = lane.Gap{From: found.From, Next: found.Next}
+	return s.gaps[l], nil
 }
 
 // AcceptGap forgets a gap.
@@ -277,7 +278,7 @@ func (s *Store) AcceptGap(ctx context.Context, lane message.Lane, next int64) er
 
 // Copied notes what the broker has confirmed of lanes whose row stands there or
 // above.
-func (s *Store) Copied(ctx context.Context, all []message.Copied) error {
+func (s *Store) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -302,7 +303,7 @@ func (s *Store) Copied(ctx context.Context, all []message.Copied) error {
 }
 
 // LetGo notes that a lane was let go by its owner.
-func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {
+func (s *Store) Release(ctx context.Context, lane message.Lane, epoch int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -319,15 +320,15 @@ func (s *Store) LetGo(ctx context.Context, lane message.Lane, epoch int64) error
 	return nil
 }
 
-func (s *Store) newRow(t message.Take) *row {
+func (s *Store) newRow(t lane.Acquire) *row {
 	r := &row{ordered: t.Ordered}
 	r.Cut = -1
-	r.Next, r.BrokerPosition, r.Incarnation = t.Start, -1, t.Incarnation
+	r.Next, r.BrokerPosition, r.Incarnation = t.Start, -1, t.LogID
 	if t.Committed >= 0 {
 		r.Next, r.BrokerPosition = t.Committed, t.Committed
 	}
 	if t.Ordered {
-		r.Log = t.Incarnation
+		r.Log = t.LogID
 	} else {
 		s.queues++
 		r.Epoch = s.queues
@@ -357,7 +358,7 @@ func (s *Store) incarnate() string {
 }
 
 // LogCut notes that a lane's log was cut.
-func (s *Store) LogCut(ctx context.Context, cut message.LogCut) error {
+func (s *Store) LogCut(ctx context.Context, cut lane.LogCut) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -369,11 +370,11 @@ func (s *Store) LogCut(ctx context.Context, cut message.LogCut) error {
 	case r == nil:
 		s.untaken(cut.Lane, "has its log cut")
 	case r.Epoch != cut.Epoch:
-		return &message.FencedError{Lanes: []message.Lane{cut.Lane}}
+		return &lane.FencedError{Lanes: []message.Lane{cut.Lane}}
 	case cut.Follow:
 		r.Next = min(r.Next, cut.At)
 		r.began, r.BrokerPosition, r.Cut, r.Incarnation = min(r.began, r.Next), -1, -1, s.incarnate()
-		r.LeaderEpochs = message.EpochsBelow(r.LeaderEpochs, r.Next)
+		r.LeaderEpochs = lane.EpochsBelow(r.LeaderEpochs, r.Next)
 	default:
 		r.Cut = cut.At
 	}
@@ -381,7 +382,7 @@ func (s *Store) LogCut(ctx context.Context, cut message.LogCut) error {
 }
 
 // Handle has the effects of all batches at once, or of none.
-func (s *Store) Handle(ctx context.Context, batches []message.Batch) error {
+func (s *Store) Handle(ctx context.Context, batches []lane.Batch) error {
 	f, hold, delay := s.enter(batches)
 	defer s.leave(batches)
 	if hold != nil {
@@ -410,7 +411,7 @@ func (s *Store) Handle(ctx context.Context, batches []message.Batch) error {
 	return f.err
 }
 
-func (s *Store) enter(batches []message.Batch) (f fault, hold chan struct{}, delay time.Duration) {
+func (s *Store) enter(batches []lane.Batch) (f fault, hold chan struct{}, delay time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.notify()
@@ -430,7 +431,7 @@ func (s *Store) enter(batches []message.Batch) (f fault, hold chan struct{}, del
 	return f, s.hold, s.delay
 }
 
-func (s *Store) leave(batches []message.Batch) {
+func (s *Store) leave(batches []lane.Batch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range batches {
@@ -438,7 +439,7 @@ func (s *Store) leave(batches []message.Batch) {
 	}
 }
 
-func (s *Store) commit(batches []message.Batch) error {
+func (s *Store) commit(batches []lane.Batch) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.notify()
@@ -452,7 +453,7 @@ func (s *Store) commit(batches []message.Batch) error {
 		}
 	}
 	if len(fenced) > 0 {
-		return &message.FencedError{Lanes: fenced}
+		return &lane.FencedError{Lanes: fenced}
 	}
 	for i := range batches {
 		s.apply(&batches[i])
@@ -461,15 +462,15 @@ func (s *Store) commit(batches []message.Batch) error {
 }
 
 // inspect notes what no source may do, whatever state the store is in.
-func (s *Store) inspect(b *message.Batch) {
+func (s *Store) inspect(b *lane.Batch) {
 	r := s.rows[b.Lane]
 	if r == nil {
 		s.untaken(b.Lane, "is handed over")
 	} else if r.ordered != b.Ordered {
 		s.violate("lane %s was taken with Ordered=%t and handed over with %t", b.Lane, r.ordered, b.Ordered)
 	}
-	if r != nil && b.Incarnation != r.Incarnation {
-		s.violate("lane %s: a batch of incarnation %q, where the lane was taken as %q", b.Lane, b.Incarnation, r.Incarnation)
+	if r != nil && b.StreamID != r.Incarnation {
+		s.violate("lane %s: a batch of incarnation %q, where the lane was taken as %q", b.Lane, b.StreamID, r.Incarnation)
 	}
 	if b.Ordered && b.Next <= b.From {
 		s.violate("lane %s: a batch from %d to %d goes nowhere", b.Lane, b.From, b.Next)
@@ -487,11 +488,11 @@ func (s *Store) inspect(b *message.Batch) {
 	}
 }
 
-func (s *Store) apply(b *message.Batch) {
+func (s *Store) apply(b *lane.Batch) {
 	if r := s.rows[b.Lane]; r != nil {
 		r.updated, r.Takes = time.Now(), 0
 		r.Next = max(r.Next, b.Next)
-		r.LeaderEpochs = message.EpochsBelow(b.LeaderEpochs, r.Next)
+		r.LeaderEpochs = lane.EpochsBelow(b.LeaderEpochs, r.Next)
 		r.BrokerPosition = min(max(r.BrokerPosition, b.BrokerPosition), r.Next)
 	}
 	for i := range b.Messages {

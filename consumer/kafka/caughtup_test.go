@@ -10,12 +10,12 @@ import (
 	broker "github.com/dedupd/dedupd/e2e/kafka"
 )
 
-func pulsing(w *consumer.Worker) { w.Pulse = 20 * time.Millisecond }
+func pulsing(w *consumer.Worker) { w.HeartbeatInterval = 20 * time.Millisecond }
 
 // caughtUp is the time as of which the lane was last told to be caught up.
 func (r *rig) caughtUp(partition int) time.Time {
 	row, _ := r.store.Row(r.lane(partition))
-	return row.CaughtUp
+	return row.Heartbeat
 }
 
 func (r *rig) untilCaughtUp(partition int, since time.Time) {

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -38,7 +39,7 @@ type groupMember interface {
 type committer struct {
 	member groupMember
 	failed func()
-	tell   func(ctx context.Context, all []message.Copied) error
+	tell   func(ctx context.Context, all []lane.BrokerPosition) error
 	log    *slog.Logger
 
 	quit  chan struct{}
@@ -62,7 +63,7 @@ type mark struct {
 	noted     int64        // guarded, too: the confirmed position that the database was told last
 }
 
-func newCommitter(member groupMember, failed func(), tell func(context.Context, []message.Copied) error, log *slog.Logger) *committer {
+func newCommitter(member groupMember, failed func(), tell func(context.Context, []lane.BrokerPosition) error, log *slog.Logger) *committer {
 	return &committer{
 		member: member, failed: failed, tell: tell, log: log,
 		quit: make(chan struct{}), ended: make(chan struct{}),
@@ -71,10 +72,10 @@ func newCommitter(member groupMember, failed func(), tell func(context.Context, 
 }
 
 // add begins to copy a lane's position.
-func (c *committer) add(l *lane, taken *message.Taken) *mark {
+func (c *committer) add(l *partitionReader, taken *lane.Assignment) *mark {
 	m := &mark{
-		topic: l.topic, partition: l.partition, lane: l.id, epoch: taken.Epoch, origin: taken.Origin,
-		wanted: -1, told: taken.Origin == "", noted: taken.BrokerPosition,
+		topic: l.topic, partition: l.partition, lane: l.id, epoch: taken.Epoch, origin: taken.OffsetMetadata,
+		wanted: -1, told: taken.OffsetMetadata == "", noted: taken.BrokerPosition,
 	}
 	m.confirmed.Store(taken.BrokerPosition)
 	c.mu.Lock()
@@ -179,7 +180,7 @@ func (c *committer) note() {
 
 // confirmed are the lanes of which the database was told another position last, in
 // the order of their rows.
-func (c *committer) confirmed() (all []message.Copied, marks []*mark) {
+func (c *committer) confirmed() (all []lane.BrokerPosition, marks []*mark) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for m := range c.marks {
@@ -189,7 +190,7 @@ func (c *committer) confirmed() (all []message.Copied, marks []*mark) {
 	}
 	slices.SortFunc(marks, func(a, b *mark) int { return a.lane.Compare(b.lane) })
 	for _, m := range marks {
-		all = append(all, message.Copied{Lane: m.lane, Epoch: m.epoch, Position: m.confirmed.Load()})
+		all = append(all, lane.BrokerPosition{Lane: m.lane, Epoch: m.epoch, Position: m.confirmed.Load()})
 	}
 	return all, marks
 }

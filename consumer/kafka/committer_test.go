@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -60,19 +61,19 @@ func (m *fakeMember) take() []map[string]map[int]committed {
 	return m.commits
 }
 
-func laneOf(partition int) *lane {
-	return &lane{id: message.Lane{Source: "kafka", Name: laneName("t", partition)}, topic: "t", partition: partition}
+func laneOf(partition int) *partitionReader {
+	return &partitionReader{id: message.Lane{Source: "kafka", Name: laneName("t", partition)}, topic: "t", partition: partition}
 }
 
-func untold(context.Context, []message.Copied) error { return nil }
+func untold(context.Context, []lane.BrokerPosition) error { return nil }
 
 func TestCommitter(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		member, failures := &fakeMember{}, 0
 		c := newCommitter(member, func() { failures++ }, untold, slog.New(slog.DiscardHandler))
-		a, b := c.add(laneOf(0), &message.Taken{Origin: "", BrokerPosition: -1}), c.add(laneOf(1), &message.Taken{Origin: "", BrokerPosition: 5})
-		gone := c.add(laneOf(2), &message.Taken{Origin: "", BrokerPosition: -1})
+		a, b := c.add(laneOf(0), &lane.Assignment{OffsetMetadata: "", BrokerPosition: -1}), c.add(laneOf(1), &lane.Assignment{OffsetMetadata: "", BrokerPosition: 5})
+		gone := c.add(laneOf(2), &lane.Assignment{OffsetMetadata: "", BrokerPosition: -1})
 		c.start()
 		wait := func() { time.Sleep(commitInterval); synctest.Wait() }
 		expect := func(what string, want ...map[string]map[int]committed) {
@@ -114,7 +115,7 @@ func TestCommitter(t *testing.T) {
 		expect("back", map[string]map[int]committed{"t": {0: {offset: 25}}})
 
 		// Where it begins in the database goes with a position that stands already.
-		later := c.add(laneOf(3), &message.Taken{Origin: "origin", BrokerPosition: 7})
+		later := c.add(laneOf(3), &lane.Assignment{OffsetMetadata: "origin", BrokerPosition: 7})
 		c.set(later, 7)
 		wait()
 		expect("an origin", map[string]map[int]committed{"t": {3: {7, "origin"}}})
@@ -149,13 +150,13 @@ func TestALaneOpenedAgainHasOneMark(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			member := &fakeMember{}
 			c := newCommitter(member, func() {}, untold, slog.New(slog.DiscardHandler))
-			old := c.add(laneOf(0), &message.Taken{Origin: "first", BrokerPosition: -1})
+			old := c.add(laneOf(0), &lane.Assignment{OffsetMetadata: "first", BrokerPosition: -1})
 			c.set(old, 100)
 			c.start()
 			time.Sleep(commitInterval)
 			synctest.Wait()
 			member.take()
-			again := c.add(laneOf(0), &message.Taken{Origin: "again", BrokerPosition: 100})
+			again := c.add(laneOf(0), &lane.Assignment{OffsetMetadata: "again", BrokerPosition: 100})
 			c.set(again, 500)
 			c.set(old, 120) // a straggler
 			time.Sleep(5 * commitInterval)
@@ -185,14 +186,14 @@ func TestABrokerThatNeverAnswersHoldsUpNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		member := &silentMember{make(chan struct{}, 10), make(chan struct{})}
 		c := newCommitter(member, func() {}, untold, slog.New(slog.DiscardHandler))
-		a := c.add(laneOf(0), &message.Taken{Origin: "", BrokerPosition: -1})
+		a := c.add(laneOf(0), &lane.Assignment{OffsetMetadata: "", BrokerPosition: -1})
 		c.set(a, 1)
 		c.start()
 		<-member.asked
 		begun := time.Now()
 		for n := range int64(1000) {
 			c.set(a, 2+n)
-			b := c.add(laneOf(1), &message.Taken{Origin: "", BrokerPosition: -1})
+			b := c.add(laneOf(1), &lane.Assignment{OffsetMetadata: "", BrokerPosition: -1})
 			c.set(b, n)
 			c.drop(b)
 		}
@@ -211,15 +212,15 @@ func TestWhatIsConfirmedIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		member := &fakeMember{}
 		var mu sync.Mutex // a timer's goroutine tells
-		var told [][]message.Copied
+		var told [][]lane.BrokerPosition
 		var failure error
-		c := newCommitter(member, func() {}, func(_ context.Context, all []message.Copied) error {
+		c := newCommitter(member, func() {}, func(_ context.Context, all []lane.BrokerPosition) error {
 			mu.Lock()
 			defer mu.Unlock()
 			told = append(told, all)
 			return failure
 		}, slog.New(slog.DiscardHandler))
-		expect := func(what string, want ...[]message.Copied) {
+		expect := func(what string, want ...[]lane.BrokerPosition) {
 			t.Helper()
 			synctest.Wait()
 			mu.Lock()
@@ -234,11 +235,11 @@ func TestWhatIsConfirmedIsTold(t *testing.T) {
 			defer mu.Unlock()
 			failure = err
 		}
-		confirmed := func(partition int, epoch, position int64) message.Copied {
-			return message.Copied{Lane: laneOf(partition).id, Epoch: epoch, Position: position}
+		confirmed := func(partition int, epoch, position int64) lane.BrokerPosition {
+			return lane.BrokerPosition{Lane: laneOf(partition).id, Epoch: epoch, Position: position}
 		}
-		b, a := c.add(laneOf(1), &message.Taken{Epoch: 8, BrokerPosition: 5}), c.add(laneOf(0), &message.Taken{Epoch: 7, BrokerPosition: -1})
-		known := c.add(laneOf(2), &message.Taken{Epoch: 9, BrokerPosition: 4})
+		b, a := c.add(laneOf(1), &lane.Assignment{Epoch: 8, BrokerPosition: 5}), c.add(laneOf(0), &lane.Assignment{Epoch: 7, BrokerPosition: -1})
+		known := c.add(laneOf(2), &lane.Assignment{Epoch: 9, BrokerPosition: 4})
 		c.start()
 		c.set(a, 10)
 		c.set(b, 20)
@@ -247,7 +248,7 @@ func TestWhatIsConfirmedIsTold(t *testing.T) {
 		expect("too soon")
 		fails(errors.New("the database is away"))
 		time.Sleep(2 * time.Second)
-		both := []message.Copied{confirmed(0, 7, 10), confirmed(1, 8, 20)}
+		both := []lane.BrokerPosition{confirmed(0, 7, 10), confirmed(1, 8, 20)}
 		expect("a failure", both)
 		fails(nil)
 		time.Sleep(tellInterval)
@@ -258,6 +259,6 @@ func TestWhatIsConfirmedIsTold(t *testing.T) {
 		c.set(b, 21)
 		c.drop(b) // lost
 		c.stop()
-		expect("the end", []message.Copied{confirmed(0, 7, 11)})
+		expect("the end", []lane.BrokerPosition{confirmed(0, 7, 11)})
 	})
 }

@@ -7,6 +7,7 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -49,12 +50,12 @@ func (e *cutError) Error() string {
 // checkCut returns an error if the log was cut below where the lane stood. That is
 // kept in the lane's row before anything else: once the log has grown past the
 // position, nothing else may tell of it.
-func (l *lane) checkCut(taken *message.Taken, end int64) error {
+func (l *partitionReader) checkCut(taken *lane.Assignment, end int64) error {
 	at, err := l.cutAt(taken, end)
 	if err != nil || at < 0 {
 		return err
 	}
-	cut := message.LogCut{Lane: l.id, Epoch: taken.Epoch, At: at}
+	cut := lane.LogCut{Lane: l.id, Epoch: taken.Epoch, At: at}
 	// A group that was reset to below the cut has all of it read again anyway.
 	cut.Follow = l.config.OnGap == SkipGap || taken.Next <= at
 	if cut.Follow || at != taken.Cut {
@@ -67,12 +68,12 @@ func (l *lane) checkCut(taken *message.Taken, end int64) error {
 			"cut", at, "position", taken.Reached, "gone", taken.Reached-at, "from", min(at, taken.Next))
 		return errFollowed
 	}
-	return &message.HoldError{Lane: l.id, Err: &cutError{lane: l.id, at: at, position: taken.Reached}}
+	return &lane.HoldError{Lane: l.id, Err: &cutError{lane: l.id, at: at, position: taken.Reached}}
 }
 
 // cutAt is where the log was cut below where the lane stood; -1: nothing tells that
 // it was. end is where it ends now, as far as its leader tells.
-func (l *lane) cutAt(taken *message.Taken, end int64) (int64, error) {
+func (l *partitionReader) cutAt(taken *lane.Assignment, end int64) (int64, error) {
 	at, known, err := l.common(taken)
 	if err != nil {
 		return -1, err
@@ -90,7 +91,7 @@ func (l *lane) cutAt(taken *message.Taken, end int64) (int64, error) {
 		}
 		if empty {
 			// Whoever is asked for what follows must not be told of these epochs.
-			taken.LeaderEpochs = message.EpochsBelow(taken.LeaderEpochs, at)
+			taken.LeaderEpochs = lane.EpochsBelow(taken.LeaderEpochs, at)
 			return -1, nil
 		}
 	}
@@ -105,9 +106,9 @@ func (l *lane) cutAt(taken *message.Taken, end int64) (int64, error) {
 
 // common is the position up to which the leader's log is the one that was read,
 // found as Kafka's own followers do; known is false where nothing tells.
-func (l *lane) common(taken *message.Taken) (at int64, known bool, err error) {
+func (l *partitionReader) common(taken *lane.Assignment) (at int64, known bool, err error) {
 	at = taken.Reached
-	epochs := message.EpochsBelow(taken.LeaderEpochs, at)
+	epochs := lane.EpochsBelow(taken.LeaderEpochs, at)
 	for i := len(epochs) - 1; i >= 0; i-- {
 		end, ok, err := l.cluster.epochEnd(l.soft, l.topic, l.partition, epochs[i].Epoch)
 		switch {
@@ -135,7 +136,7 @@ func (l *lane) common(taken *message.Taken) (at int64, known bool, err error) {
 // stands there that wasn't read, whatever its epochs tell. Compaction may remove all
 // that the leader of an epoch wrote, and a replica that is copied afterwards doesn't know
 // that epoch.
-func (l *lane) isEmpty(from, to int64) (bool, error) {
+func (l *partitionReader) isEmpty(from, to int64) (bool, error) {
 	memory := &grant{budget: l.in.Budget()}
 	defer memory.settle(0)
 	got, err := l.glance(from, memory)
@@ -160,7 +161,7 @@ func (l *lane) isEmpty(from, to int64) (bool, error) {
 // glance fetches one record batch, which may be of any size: after an election many
 // lanes do that at once. What is held of the byte budget has to be settled, also with
 // an error.
-func (l *lane) glance(from int64, memory *grant) (*fetched, error) {
+func (l *partitionReader) glance(from int64, memory *grant) (*fetched, error) {
 	want := wanted{topic: l.topic, partition: l.partition, position: from, epoch: -1, maxBytes: 1}
 	for needs := int64(idleFetchBytes); ; needs = memory.wanted {
 		if err := memory.budget.Acquire(l.soft, needs); err != nil {
@@ -182,7 +183,7 @@ func (l *lane) glance(from int64, memory *grant) (*fetched, error) {
 
 // appendEpochs adds the epochs of what was read next. The result has nothing in
 // common with what others append to.
-func appendEpochs(all, next []message.LeaderEpoch) []message.LeaderEpoch {
+func appendEpochs(all, next []lane.LeaderEpoch) []lane.LeaderEpoch {
 	for _, e := range next {
 		if n := len(all); n > 0 && e.Epoch == all[n-1].Epoch {
 			continue

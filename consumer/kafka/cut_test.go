@@ -20,6 +20,7 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	broker "github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -115,16 +116,16 @@ func TestALogThatWasCutAndGrewAgain(t *testing.T) {
 }
 
 // epochs are a log's, as epoch and first position of each.
-func epochs(pairs ...int64) (all []message.LeaderEpoch) {
+func epochs(pairs ...int64) (all []lane.LeaderEpoch) {
 	for i := 0; i < len(pairs); i += 2 {
-		all = append(all, message.LeaderEpoch{Epoch: int32(pairs[i]), From: pairs[i+1]})
+		all = append(all, lane.LeaderEpoch{Epoch: int32(pairs[i]), From: pairs[i+1]})
 	}
 	return all
 }
 
 // endOf is what a leader with these epochs, and this end, answers: where the last of
 // its epochs that isn't above ends.
-func endOf(log []message.LeaderEpoch, end int64, epoch int32) (int32, int64) {
+func endOf(log []lane.LeaderEpoch, end int64, epoch int32) (int32, int64) {
 	if len(log) == 0 || epoch > log[len(log)-1].Epoch {
 		return -1, -1
 	}
@@ -141,9 +142,9 @@ func endOf(log []message.LeaderEpoch, end int64, epoch int32) (int32, int64) {
 func TestWhereALogWasCut(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		read   []message.LeaderEpoch
+		read   []lane.LeaderEpoch
 		at     int64 // where the lane stands
-		log    []message.LeaderEpoch
+		log    []lane.LeaderEpoch
 		end    int64
 		before int64 // where it was found cut before; 0: it wasn't
 		reset  int64 // where the group was reset to; 0: it wasn't
@@ -176,7 +177,7 @@ func TestWhereALogWasCut(t *testing.T) {
 				stands = 9
 			}
 			l := laneAt(t, func(epoch int32) (int32, int64) { return endOf(c.log, c.end, epoch) }, at(stands, stands).bytes()...)
-			taken := message.Taken{Next: c.at, Reached: c.at, LeaderEpochs: c.read, Cut: -1}
+			taken := lane.Assignment{Next: c.at, Reached: c.at, LeaderEpochs: c.read, Cut: -1}
 			if c.before > 0 {
 				taken.Cut = c.before
 			}
@@ -196,7 +197,7 @@ func TestWhereALogWasCut(t *testing.T) {
 	}
 	// What it has doesn't reach the position yet, which a leader may hide for a while.
 	l := laneAt(t, func(int32) (int32, int64) { return 3, 14 })
-	if got, err := l.cutAt(&message.Taken{Next: 14, Reached: 14, LeaderEpochs: epochs(3, 0), Cut: -1}, 12); got != -1 || !errors.Is(err, errBehind) {
+	if got, err := l.cutAt(&lane.Assignment{Next: 14, Reached: 14, LeaderEpochs: epochs(3, 0), Cut: -1}, 12); got != -1 || !errors.Is(err, errBehind) {
 		t.Errorf("cut at %d, %v, want %v", got, err, errBehind)
 	}
 }
@@ -226,7 +227,7 @@ func TestACompactedEpochIsNoCut(t *testing.T) {
 			t.Parallel()
 			log := epochs(3, 0, 6, 14)
 			l := laneAt(t, func(epoch int32) (int32, int64) { return endOf(log, 20, epoch) }, c.stands...)
-			taken := message.Taken{Next: 14, Reached: 14, LeaderEpochs: epochs(3, 0, 5, 8), Cut: c.before}
+			taken := lane.Assignment{Next: 14, Reached: 14, LeaderEpochs: epochs(3, 0, 5, 8), Cut: c.before}
 			got, err := l.cutAt(&taken, 20)
 			if err != nil || got != c.want {
 				t.Fatalf("cut at %d, %v, want %d", got, err, c.want)
@@ -240,7 +241,7 @@ func TestACompactedEpochIsNoCut(t *testing.T) {
 
 // laneAt is a lane of a broker that answers like this when it is asked for the end of
 // an epoch, and has these records.
-func laneAt(t *testing.T, end func(epoch int32) (int32, int64), records ...byte) *lane {
+func laneAt(t *testing.T, end func(epoch int32) (int32, int64), records ...byte) *partitionReader {
 	t.Helper()
 	l, fake := fakeLane(t)
 	fake.ControlKey(int16(kmsg.OffsetForLeaderEpoch), func(req kmsg.Request) (kmsg.Response, error, bool) {
@@ -269,7 +270,7 @@ func fetchedFrom(req kmsg.Request, records []byte) kmsg.Response {
 }
 
 // fakeLane is a lane of a fake broker, with a byte budget of 4 MiB.
-func fakeLane(t *testing.T) (*lane, *kfake.Cluster) {
+func fakeLane(t *testing.T) (*partitionReader, *kfake.Cluster) {
 	t.Helper()
 	fake := fakeCluster(t, kfake.SeedTopics(1, "orders"))
 	c := &Config{Name: "main", Brokers: fake.ListenAddrs(), Topics: []string{"orders"}, Group: "g"}
@@ -279,22 +280,22 @@ func fakeLane(t *testing.T) (*lane, *kfake.Cluster) {
 	cluster := newCluster(c, nil, conns)
 	t.Cleanup(cluster.close)
 	r := &run{config: c, in: intake(t, consumer.NewBudget(4<<20)), log: slog.New(slog.DiscardHandler), cluster: cluster}
-	return &lane{generation: &generation{group: &group{run: r}, soft: t.Context()}, topic: "orders"}, fake
+	return &partitionReader{generation: &generation{group: &group{run: r}, soft: t.Context()}, topic: "orders"}, fake
 }
 
 // taker is a source that does nothing but to hand out what it is given.
-type taker chan *consumer.Intake
+type taker chan *consumer.Session
 
 func (taker) Name() string { return "main" }
 
-func (c taker) Run(ctx context.Context, in *consumer.Intake) error {
+func (c taker) Run(ctx context.Context, in *consumer.Session) error {
 	c <- in
 	<-ctx.Done()
 	return nil
 }
 
 // intake is one of a worker that has nothing else to do.
-func intake(t *testing.T, budget *consumer.Budget) *consumer.Intake {
+func intake(t *testing.T, budget *consumer.Budget) *consumer.Session {
 	t.Helper()
 	store, taken := consumertest.NewStore(), make(taker, 1)
 	w := &consumer.Worker{
@@ -392,7 +393,7 @@ func TestALookAtACutKeepsToTheBudget(t *testing.T) {
 
 func TestEpochsThatAreRemembered(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ all, next, want []message.LeaderEpoch }{
+	for name, c := range map[string]struct{ all, next, want []lane.LeaderEpoch }{
 		"the first":                {nil, epochs(3, 5), epochs(3, 5)},
 		"the same":                 {epochs(3, 0), epochs(3, 5), epochs(3, 0)},
 		"the next":                 {epochs(3, 0), epochs(3, 5, 4, 7), epochs(3, 0, 4, 7)},
@@ -405,11 +406,11 @@ func TestEpochsThatAreRemembered(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
-	var all []message.LeaderEpoch
+	var all []lane.LeaderEpoch
 	for i := range int64(3 * keepEpochs) {
 		all = appendEpochs(all, epochs(i, 10*i))
 	}
-	if len(all) != keepEpochs || all[keepEpochs-1] != (message.LeaderEpoch{Epoch: 3*keepEpochs - 1, From: 10 * (3*keepEpochs - 1)}) {
+	if len(all) != keepEpochs || all[keepEpochs-1] != (lane.LeaderEpoch{Epoch: 3*keepEpochs - 1, From: 10 * (3*keepEpochs - 1)}) {
 		t.Errorf("%d are remembered: %v", len(all), all)
 	}
 }

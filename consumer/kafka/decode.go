@@ -10,6 +10,7 @@ import (
 
 	"github.com/segmentio/kafka-go/compress"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -36,7 +37,7 @@ type records struct {
 	// not, and never below the one that was asked for.
 	next int64
 	// epochs are those of the leaders that wrote what stands below next.
-	epochs []message.LeaderEpoch
+	epochs []lane.LeaderEpoch
 }
 
 // decoder makes messages of a partition's records. It may be used by many
@@ -109,7 +110,7 @@ func (d *decoder) about(bad error, b *batch) error {
 func (d *decoder) stuck(err error, position int64) error {
 	switch {
 	case errors.As(err, new(*inflatedError)):
-		return &message.HoldError{Lane: d.lane, Err: err}
+		return &lane.HoldError{Lane: d.lane, Err: err}
 	case err == nil:
 		err = errNoProgress
 	}
@@ -135,7 +136,7 @@ type reading struct {
 	messages []message.Message
 	from     int64
 	next     int64
-	epochs   []message.LeaderEpoch
+	epochs   []lane.LeaderEpoch
 	inPlace  bool  // messages stand in the answer itself
 	unpacked int64 // bytes that messages take elsewhere, headers included
 }
@@ -166,7 +167,7 @@ func (r *reading) batch(b *batch) error {
 		}
 	}
 	if n := len(r.epochs); b.last >= r.next && (n == 0 || r.epochs[n-1].Epoch != b.epoch) {
-		r.epochs = append(r.epochs, message.LeaderEpoch{Epoch: b.epoch, From: max(b.base, r.from)})
+		r.epochs = append(r.epochs, lane.LeaderEpoch{Epoch: b.epoch, From: max(b.base, r.from)})
 	}
 	// Whatever stood in it is settled, be it compacted away.
 	r.next = max(r.next, b.last+1)

@@ -20,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -331,7 +332,7 @@ func TestDecodeRefusesBombs(t *testing.T) {
 			})
 			var err error
 			allocates(t, 5*scratchBytes+testLimit, func() { _, err = newDecoder().decode(&fetched{records: bomb}, 5, nil) })
-			var hold *message.HoldError
+			var hold *lane.HoldError
 			if !errors.As(err, &hold) || hold.Lane.Name != "t/0" || !errors.As(err, new(*inflatedError)) {
 				t.Fatalf("got %v", err)
 			}

@@ -12,7 +12,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/apiversions"
 
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // The versions of the fetch request that are spoken here. The first came with
@@ -473,8 +473,8 @@ func epochRequest(version int16, topic string, partition int, epoch int32) outgo
 }
 
 // lastEpoch is the leader epoch of what stands right before a position; -1: not known.
-func lastEpoch(epochs []message.LeaderEpoch, position int64) int32 {
-	if epochs = message.EpochsBelow(epochs, position); len(epochs) > 0 {
+func lastEpoch(epochs []lane.LeaderEpoch, position int64) int32 {
+	if epochs = lane.EpochsBelow(epochs, position); len(epochs) > 0 {
 		return epochs[len(epochs)-1].Epoch
 	}
 	return -1

@@ -10,6 +10,7 @@ import (
 	kafkago "github.com/segmentio/kafka-go"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -39,23 +40,23 @@ const (
 
 // fetcher reads one open lane and hands on what it finds.
 type fetcher struct {
-	*lane
+	*partitionReader
 	open    *consumer.Lane
 	mark    *mark
-	taken   message.Taken
+	taken   lane.Assignment
 	decoder decoder
 
-	position int64                 // where to fetch next
-	topicID  [16]byte              // zero: not known
-	epochs   []message.LeaderEpoch // of what was read, up to position
-	offered  int64                 // where what was offered ends; at most position
-	done     atomic.Int64          // the position that is durable
-	since    time.Time             // when offered fell behind position
-	end      int64                 // of what may be read; -1: not known
-	want     int                   // bytes to ask for
-	needs    int64                 // bytes in memory, beside want, that what stands at position comes to; 0: not known
-	growth   float64               // bytes in memory per byte asked for, as last seen; at least 1
-	size     float64               // bytes in memory of a message, as the last fetch had them; 0: it had none
+	position int64              // where to fetch next
+	topicID  [16]byte           // zero: not known
+	epochs   []lane.LeaderEpoch // of what was read, up to position
+	offered  int64              // where what was offered ends; at most position
+	done     atomic.Int64       // the position that is durable
+	since    time.Time          // when offered fell behind position
+	end      int64              // of what may be read; -1: not known
+	want     int                // bytes to ask for
+	needs    int64              // bytes in memory, beside want, that what stands at position comes to; 0: not known
+	growth   float64            // bytes in memory per byte asked for, as last seen; at least 1
+	size     float64            // bytes in memory of a message, as the last fetch had them; 0: it had none
 
 	news  time.Time  // when a fetch last brought something
 	quiet *quietLane // nil: the lane fetches for itself
@@ -70,21 +71,21 @@ type fetcher struct {
 // read opens the lane and reads it until it is lost, or can't go on where it
 // stands (which take then looks into), or the generation ends. On return
 // nothing of it is in hand. An error is a reason to take it anew later.
-func (l *lane) read(s stand) error {
+func (l *partitionReader) read(s stand) error {
 	ctx, stop := context.WithCancel(l.soft)
 	defer stop()
 	f := &fetcher{
-		lane:     l,
-		mark:     l.committer.add(l, &s.Taken),
-		taken:    s.Taken,
-		decoder:  decoder{lane: l.id, topic: l.topic, readCommitted: l.config.Isolation == ReadCommitted, limit: l.config.MaxInflatedBytes},
-		position: s.Next,
-		topicID:  s.topicID,
-		epochs:   message.EpochsBelow(s.LeaderEpochs, s.Next),
-		offered:  s.Next,
-		end:      -1,
-		want:     min(idleFetchBytes, l.config.FetchBytes),
-		growth:   1,
+		partitionReader: l,
+		mark:            l.committer.add(l, &s.Assignment),
+		taken:           s.Assignment,
+		decoder:         decoder{lane: l.id, topic: l.topic, readCommitted: l.config.Isolation == ReadCommitted, limit: l.config.MaxInflatedBytes},
+		position:        s.Next,
+		topicID:         s.topicID,
+		epochs:          lane.EpochsBelow(s.LeaderEpochs, s.Next),
+		offered:         s.Next,
+		end:             -1,
+		want:            min(idleFetchBytes, l.config.FetchBytes),
+		growth:          1,
 	}
 	f.done.Store(s.Next)
 	f.open = l.in.Open(consumer.LaneOptions{
@@ -214,7 +215,7 @@ func (f *fetcher) step(ctx context.Context) error {
 	// Not the last stable offset: a transaction that is open behind it holds
 	// messages that will come with the time at which they were written.
 	if f.offered >= part.highWatermark {
-		f.open.CaughtUp(part.sent)
+		f.open.Heartbeat(part.sent)
 	}
 	f.plan()
 	return nil
@@ -346,17 +347,17 @@ func portion(messages []message.Message, most int, maxBytes int64) (n int, bytes
 // offer hands on a batch from where the last one ended to next. Its messages,
 // which may be none, hold bytes of the budget.
 func (f *fetcher) offer(ctx context.Context, messages []message.Message, bytes, next int64, token any) error {
-	b := message.Batch{
+	b := lane.Batch{
 		Lane:           f.id,
 		Ordered:        true,
-		Incarnation:    f.taken.Incarnation,
+		StreamID:       f.taken.StreamID,
 		Epoch:          f.taken.Epoch,
 		From:           f.offered,
 		Next:           next,
 		Messages:       messages,
 		Lag:            f.lag(next),
 		BrokerPosition: f.mark.confirmed.Load(),
-		LeaderEpochs:   message.EpochsBelow(f.epochs, next),
+		LeaderEpochs:   lane.EpochsBelow(f.epochs, next),
 		Bytes:          bytes,
 	}
 	if err := f.open.Offer(ctx, b, token); err != nil {
@@ -433,7 +434,7 @@ func (f *fetcher) fail(err error) time.Duration {
 		f.failing = time.Now()
 	}
 	long := time.Since(f.failing) > alarmAfter
-	if hold := (*message.HoldError)(nil); errors.As(err, &hold) {
+	if hold := (*lane.HoldError)(nil); errors.As(err, &hold) {
 		return f.hold(err)
 	}
 	if text := err.Error(); text != f.failure && (long || !isPassing(err)) {

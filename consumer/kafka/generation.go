@@ -36,7 +36,7 @@ func newGeneration(g *group, mine *assignment) *generation {
 		group:      g,
 		assignment: mine,
 		ready:      newReadiness(g.in),
-		committer:  newCommitter(membership{g.cluster, mine.generation, mine.member}, g.in.CommitFailed, g.in.Copied, g.log),
+		committer:  newCommitter(membership{g.cluster, mine.generation, mine.member}, g.in.CommitFailed, g.in.BrokerConfirmed, g.log),
 		logs:       new(logs),
 	}
 }
@@ -121,11 +121,11 @@ func isExpelled(err error) bool {
 	return errors.Is(err, kafkago.UnknownMemberId) || errors.Is(err, kafkago.IllegalGeneration) || errors.Is(err, kafkago.GroupAuthorizationFailed)
 }
 
-func (g *generation) lanes() []*lane {
-	var all []*lane
+func (g *generation) lanes() []*partitionReader {
+	var all []*partitionReader
 	for _, topic := range g.config.Topics {
 		for _, p := range g.partitions[topic] {
-			all = append(all, &lane{
+			all = append(all, &partitionReader{
 				generation: g,
 				id:         message.Lane{Source: g.config.Name, Name: laneName(topic, p)},
 				topic:      topic,
@@ -143,14 +143,14 @@ func laneName(topic string, partition int) string {
 // readiness tells the worker whether everything of a generation is well: all
 // lanes open, all topics there.
 type readiness struct {
-	in *consumer.Intake
+	in *consumer.Session
 
 	mu      sync.Mutex
 	running bool
 	missing map[string]error
 }
 
-func newReadiness(in *consumer.Intake) *readiness {
+func newReadiness(in *consumer.Session) *readiness {
 	return &readiness{in: in, missing: make(map[string]error)}
 }
 

@@ -15,14 +15,15 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
 // brief handles batches without keeping what they hold.
 type brief struct{ consumer.Handler }
 
-func (h brief) Handle(ctx context.Context, batches []message.Batch) error {
-	short := make([]message.Batch, len(batches))
+func (h brief) Handle(ctx context.Context, batches []lane.Batch) error {
+	short := make([]lane.Batch, len(batches))
 	for i, b := range batches {
 		short[i] = b
 		short[i].Messages = append([]message.Message(nil), b.Messages...)
@@ -200,7 +201,7 @@ func TestABatchBeyondTheLimitHoldsItsLane(t *testing.T) {
 			r.put(c, 0, "behind")
 			limit := func(mib int64) func(*Config) { return func(c *Config) { c.MaxInflatedBytes = mib << 20 } }
 			w := r.start(limit(16), withBudget(64<<20))
-			var hold *message.HoldError
+			var hold *lane.HoldError
 			r.until("/readyz says so", func() bool { return errors.As(w.worker.Ready(), &hold) })
 			if hold.Lane != r.lane(0) {
 				t.Errorf("lane %v is held", hold.Lane)

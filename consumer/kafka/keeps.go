@@ -13,7 +13,7 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 )
 
-var _ consumer.Keeper = (*Source)(nil)
+var _ consumer.RetentionReporter = (*Source)(nil)
 
 const (
 	cleanupPolicy = "cleanup.policy"
@@ -22,14 +22,14 @@ const (
 
 // Keeps tells how long each topic's messages are kept, at least. To ask needs the
 // right to describe the topics' configuration, which reading them does not.
-func (s *Source) Keeps(ctx context.Context) ([]consumer.Kept, error) {
+func (s *Source) BrokerRetention(ctx context.Context) ([]consumer.TopicRetention, error) {
 	conns := newConnections(&s.config)
 	defer conns.cut()
 	cluster := newCluster(&s.config, s.mechanism, conns)
 	defer cluster.close()
 	settings, err := cluster.settings(ctx, cleanupPolicy, retentionMS)
 	problems := []error{err}
-	var all []consumer.Kept
+	var all []consumer.TopicRetention
 	for _, topic := range s.config.Topics {
 		known, ok := settings[topic]
 		if !ok {
@@ -40,7 +40,7 @@ func (s *Source) Keeps(ctx context.Context) ([]consumer.Kept, error) {
 			problems = append(problems, fmt.Errorf("topic %s: %w", topic, err))
 			continue
 		}
-		all = append(all, consumer.Kept{Name: topic, For: d})
+		all = append(all, consumer.TopicRetention{Name: topic, For: d})
 	}
 	return all, errors.Join(problems...)
 }

@@ -16,21 +16,21 @@ import (
 	broker "github.com/dedupd/dedupd/e2e/kafka"
 )
 
-func keeps(t *testing.T, c Config) ([]consumer.Kept, error) {
+func keeps(t *testing.T, c Config) ([]consumer.TopicRetention, error) {
 	t.Helper()
 	c.Name, c.Group = "main", "group"
 	s, err := New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.Keeps(t.Context())
+	return s.BrokerRetention(t.Context())
 }
 
 func TestKeeps(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		var topics []string
-		var want []consumer.Kept
+		var want []consumer.TopicRetention
 		for _, c := range []struct {
 			configs map[string]string
 			want    time.Duration
@@ -47,7 +47,7 @@ func TestKeeps(t *testing.T) {
 				t.Fatal(err)
 			}
 			topics = append(topics, topic)
-			want = append(want, consumer.Kept{Name: topic, For: c.want})
+			want = append(want, consumer.TopicRetention{Name: topic, For: c.want})
 		}
 		got, err := keeps(t, Config{Brokers: []string{b.Addr()}, Topics: topics})
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {

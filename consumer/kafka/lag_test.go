@@ -9,7 +9,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	broker "github.com/dedupd/dedupd/e2e/kafka"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // While the worker takes nothing, no fetch tells the lag; but it must go on
@@ -23,7 +23,7 @@ func TestTheLagRisesWhileNothingIsTaken(t *testing.T) {
 		w.untilReady()
 		r.fill(c, 0, 10)
 		r.untilNext(0, 10)
-		r.store.FailBefore(1000, &message.HoldError{Err: errors.New("the table is gone")})
+		r.store.FailBefore(1000, &lane.HoldError{Err: errors.New("the table is gone")})
 		// More than a lane gathers, so that fetching stops.
 		for range 10 {
 			r.fill(c, 0, 300)

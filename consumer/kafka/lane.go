@@ -11,12 +11,13 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
 // lane is one assigned partition, taken and read, and taken anew whenever it was
 // lost or can't go on where it stands.
-type lane struct {
+type partitionReader struct {
 	*generation
 	id        message.Lane
 	topic     string
@@ -35,7 +36,7 @@ const (
 )
 
 // run reads the lane until the generation ends.
-func (l *lane) run() {
+func (l *partitionReader) run() {
 	for l.soft.Err() == nil {
 		s, err := l.take()
 		if err == nil {
@@ -50,7 +51,7 @@ func (l *lane) run() {
 
 // stand is where a lane that was taken begins.
 type stand struct {
-	message.Taken
+	lane.Assignment
 	// skipTo is the first position the broker still has, where that is above
 	// Next and the gap may be skipped; else -1.
 	skipTo int64
@@ -60,7 +61,7 @@ type stand struct {
 
 // take takes the lane and checks that the broker still has, or will have, the
 // position to begin at.
-func (l *lane) take() (stand, error) {
+func (l *partitionReader) take() (stand, error) {
 	// As of now: our own commits have moved what came with the assignment.
 	group, err := l.cluster.committed(l.soft, l.topic, l.partition)
 	if err != nil {
@@ -79,33 +80,33 @@ func (l *lane) take() (stand, error) {
 		return stand{}, err
 	}
 	l.logs.note(l.topic, ids[l.topic])
-	taken, err := l.in.Take(l.soft, message.Take{
+	taken, err := l.in.Acquire(l.soft, lane.Acquire{
 		Lane:             l.id,
 		Ordered:          true,
-		Incarnation:      ids[l.topic],
+		LogID:            ids[l.topic],
 		BrokerGeneration: int64(l.assignment.generation),
 		Committed:        group.offset,
-		Origin:           group.origin,
+		OffsetMetadata:   group.origin,
 		Start:            start,
 		Partition:        part,
 		HonourReset:      l.config.OnGroupReset == HonourGroupReset,
 	})
-	if errors.Is(err, message.ErrNoStart) {
-		return stand{}, &message.HoldError{Lane: l.id, Err: errNoStart}
+	if errors.Is(err, lane.ErrNoStart) {
+		return stand{}, &lane.HoldError{Lane: l.id, Err: errNoStart}
 	}
 	if err != nil {
 		return stand{}, err
 	}
-	s := stand{Taken: taken, skipTo: -1, topicID: ids.raw(l.topic)}
+	s := stand{Assignment: taken, skipTo: -1, topicID: ids.raw(l.topic)}
 	first, end, err := l.cluster.span(l.soft, l.topic, l.partition)
 	if err == nil {
-		err = l.checkCut(&s.Taken, end)
+		err = l.checkCut(&s.Assignment, end)
 	}
 	switch {
 	case err != nil:
 		return stand{}, err
 	case taken.Next < first && l.config.OnGap == StopOnGap:
-		return stand{}, &message.HoldError{Lane: l.id, Err: &gapError{position: taken.Next, first: first}}
+		return stand{}, &lane.HoldError{Lane: l.id, Err: &gapError{position: taken.Next, first: first}}
 	case taken.Next < first:
 		l.log.Warn("the broker no longer has the lane's next positions: skipping them",
 			"lane", l.id.Name, "position", taken.Next, "first", first, "skipped", first-taken.Next)
@@ -115,7 +116,7 @@ func (l *lane) take() (stand, error) {
 }
 
 // start is where the lane begins if the database doesn't know it.
-func (l *lane) start(committed int64) (int64, error) {
+func (l *partitionReader) start(committed int64) (int64, error) {
 	switch {
 	case committed >= 0:
 		return committed, nil
@@ -131,7 +132,7 @@ func (l *lane) start(committed int64) (int64, error) {
 // part tells of the lane's partition; nil: what is known of the topic is older than
 // the assignment. StartLatest is meant for what the topic holds when it is first
 // read: of a partition that is added, nothing was there to be left out.
-func (l *lane) part(committed int64) (*message.Partition, error) {
+func (l *partitionReader) part(committed int64) (*lane.Partition, error) {
 	open := l.config.Start == StartLatest && committed < 0
 	now, err := l.cluster.look(l.soft)
 	count := now.partitions[l.topic]
@@ -141,7 +142,7 @@ func (l *lane) part(committed int64) (*message.Partition, error) {
 	case count <= l.partition:
 		return nil, nil //nolint:nilnil // it is only noted
 	}
-	p := &message.Partition{Topic: l.topic, Number: l.partition, Of: count, Added: -1}
+	p := &lane.Partition{Topic: l.topic, Number: l.partition, Of: count, Added: -1}
 	if !open {
 		return p, nil
 	}
@@ -164,10 +165,10 @@ func (e *gapError) Error() string {
 
 // trouble tells of what keeps the lane from being read, once until it changes,
 // and returns how long to wait.
-func (l *lane) trouble(err error) time.Duration {
+func (l *partitionReader) trouble(err error) time.Duration {
 	l.ready.set(l.id.Name, false)
 	level, pause := slog.LevelWarn, retryPause
-	var hold *message.HoldError
+	var hold *lane.HoldError
 	var diverged *divergedError
 	switch {
 	case errors.As(err, &hold):
@@ -188,7 +189,7 @@ func (l *lane) trouble(err error) time.Duration {
 }
 
 // well tells that the lane is read.
-func (l *lane) well() {
+func (l *partitionReader) well() {
 	l.in.Hold(l.id, nil)
 	l.ready.set(l.id.Name, true)
 	if l.problem != "" {

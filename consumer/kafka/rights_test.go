@@ -149,7 +149,7 @@ func TestRights(t *testing.T) {
 		r.as("worker", r.topic, missing, forbidden, other)(&c)
 		s, err := New(c)
 		r.check(err)
-		survey, err := s.Survey(r.ctx)
+		survey, err := s.Describe(r.ctx)
 		if len(survey.Lanes) == 0 || survey.Lanes[0].Name != laneName(r.topic, 0) {
 			t.Errorf("got lanes %v", survey.Lanes)
 		}
@@ -184,10 +184,10 @@ func TestNothingIsCreated(t *testing.T) {
 	all(&c)
 	s, err := New(c)
 	r.check(err)
-	if _, err := s.Survey(r.ctx); err == nil || !strings.Contains(err.Error(), missing) {
+	if _, err := s.Describe(r.ctx); err == nil || !strings.Contains(err.Error(), missing) {
 		t.Errorf("of a missing topic: %v", err)
 	}
-	_, _ = s.Keeps(r.ctx)
+	_, _ = s.BrokerRetention(r.ctx)
 	second.stop()
 	names, err := b.Topics(r.ctx)
 	r.check(err)

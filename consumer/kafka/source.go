@@ -125,7 +125,7 @@ func (s *Source) Name() string { return s.config.Name }
 // Run reads until ctx ends, and then returns nil. It connects, joins and fetches
 // again for ever by itself; an error means that the broker refuses what is
 // configured.
-func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
+func (s *Source) Run(ctx context.Context, in *consumer.Session) error {
 	conns := newConnections(&s.config)
 	defer conns.cut()
 	cluster := newCluster(&s.config, s.mechanism, conns)
@@ -146,7 +146,7 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 // run is what one Run shares among its generations.
 type run struct {
 	config  *Config
-	in      *consumer.Intake
+	in      *consumer.Session
 	log     *slog.Logger
 	cluster *cluster
 

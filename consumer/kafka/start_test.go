@@ -13,7 +13,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	broker "github.com/dedupd/dedupd/e2e/kafka"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 func TestStartLatest(t *testing.T) {
@@ -262,14 +262,14 @@ func TestAGroupThatIsComeBackTo(t *testing.T) {
 type takes struct {
 	consumer.Lanes
 	mu  sync.Mutex
-	all []message.Take
+	all []lane.Acquire
 }
 
-func (t *takes) Take(ctx context.Context, take message.Take) (message.Taken, error) {
+func (t *takes) Take(ctx context.Context, take lane.Acquire) (lane.Assignment, error) {
 	t.mu.Lock()
 	t.all = append(t.all, take)
 	t.mu.Unlock()
-	return t.Lanes.Take(ctx, take)
+	return t.Lanes.Acquire(ctx, take)
 }
 
 // What a lane is taken with says all of where it begins, whatever the database
@@ -286,9 +286,9 @@ func TestTakeSaysWhereToStart(t *testing.T) {
 	w.untilReady()
 	lanes.mu.Lock()
 	defer lanes.mu.Unlock()
-	slices.SortFunc(lanes.all, func(a, b message.Take) int { return a.Lane.Compare(b.Lane) })
-	of := func(n int) *message.Partition { return &message.Partition{Topic: r.topic, Number: n, Of: 3, Added: -1} }
-	want := []message.Take{
+	slices.SortFunc(lanes.all, func(a, b lane.Acquire) int { return a.Lane.Compare(b.Lane) })
+	of := func(n int) *lane.Partition { return &lane.Partition{Topic: r.topic, Number: n, Of: 3, Added: -1} }
+	want := []lane.Acquire{
 		{Lane: r.lane(0), Ordered: true, Committed: -1, Start: 0, Partition: of(0), HonourReset: true},
 		{Lane: r.lane(1), Ordered: true, Committed: -1, Start: 4, Partition: of(1), HonourReset: true},
 		{Lane: r.lane(2), Ordered: true, Committed: 7, Start: 7, Partition: of(2), HonourReset: true},
@@ -297,10 +297,10 @@ func TestTakeSaysWhereToStart(t *testing.T) {
 		if lanes.all[i].BrokerGeneration <= 0 {
 			t.Error("no group generation")
 		}
-		if len(lanes.all[i].Incarnation) != 22 {
-			t.Errorf("the topic's id is %q", lanes.all[i].Incarnation)
+		if len(lanes.all[i].LogID) != 22 {
+			t.Errorf("the topic's id is %q", lanes.all[i].LogID)
 		}
-		lanes.all[i].BrokerGeneration, lanes.all[i].Incarnation = 0, ""
+		lanes.all[i].BrokerGeneration, lanes.all[i].LogID = 0, ""
 	}
 	if diff := cmp.Diff(want, lanes.all); diff != "" {
 		t.Error(diff)

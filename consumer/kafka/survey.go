@@ -8,15 +8,15 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 )
 
-var _ consumer.Surveyor = (*Source)(nil)
+var _ consumer.Describer = (*Source)(nil)
 
 // Survey tells where each partition begins and ends, and where the group stands.
-func (s *Source) Survey(ctx context.Context) (consumer.Survey, error) {
+func (s *Source) Describe(ctx context.Context) (consumer.Description, error) {
 	conns := newConnections(&s.config)
 	defer conns.cut()
 	cluster := newCluster(&s.config, s.mechanism, conns)
 	defer cluster.close()
-	var survey consumer.Survey
+	var survey consumer.Description
 	now, err := cluster.look(ctx)
 	if err != nil {
 		return survey, err
@@ -33,11 +33,11 @@ func (s *Source) Survey(ctx context.Context) (consumer.Survey, error) {
 			}
 		}
 		for partition := range now.partitions[topic] {
-			l := consumer.BrokerLane{Name: laneName(topic, partition), Log: ids[topic]}
+			l := consumer.BrokerLane{Name: laneName(topic, partition), LogID: ids[topic]}
 			if l.First, l.End, err = cluster.span(ctx, topic, partition); err == nil {
 				var c committed
 				c, err = cluster.committed(ctx, topic, partition)
-				l.Committed, l.Origin = c.offset, c.origin
+				l.Committed, l.OffsetMetadata = c.offset, c.origin
 			}
 			if err != nil {
 				// What keeps one partition from being read keeps the topic's others, too.

@@ -24,7 +24,7 @@ var (
 // acker acknowledges off the writers' goroutines. An ack that is lost costs a
 // redelivery, which the claims then see to; it is never a reason to stop.
 type acker struct {
-	in   *consumer.Intake
+	in   *consumer.Session
 	log  *slog.Logger
 	conn *natsgo.Conn
 	// told is called when the server has been told all there was.
@@ -42,7 +42,7 @@ type verdict struct {
 	back    bool // deliver again at once
 }
 
-func newAcker(in *consumer.Intake, log *slog.Logger, conn *natsgo.Conn, told func()) *acker {
+func newAcker(in *consumer.Session, log *slog.Logger, conn *natsgo.Conn, told func()) *acker {
 	a := &acker{in: in, log: log, conn: conn, told: told}
 	a.more.L = &a.mu
 	return a

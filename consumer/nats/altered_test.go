@@ -113,7 +113,7 @@ func TestDurableIsPaused(t *testing.T) {
 	if err := r.Ready(); !strings.Contains(err.Error(), "nats consumer resume ORDERS dedupd") || !r.log.has("somebody has paused durable dedupd until") {
 		t.Errorf("it says %v", err)
 	}
-	survey, err := source.Survey(t.Context())
+	survey, err := source.Describe(t.Context())
 	if err != nil || survey.Paused == nil {
 		t.Errorf("the survey says %v, %v", survey.Paused, err)
 	}
@@ -122,7 +122,7 @@ func TestDurableIsPaused(t *testing.T) {
 	}
 	wait(t, store, 20)
 	eventually(t, "readiness", func() bool { return r.Ready() == nil })
-	if survey, err := source.Survey(t.Context()); err != nil || survey.Paused != nil {
+	if survey, err := source.Describe(t.Context()); err != nil || survey.Paused != nil {
 		t.Errorf("the survey says %v, %v", survey.Paused, err)
 	}
 }

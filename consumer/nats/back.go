@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // errBack ends a session whose stream lost its end: the next one finds out what it
@@ -36,7 +36,7 @@ func (e *backError) Error() string {
 // That is kept in the lane's row before anything else: once the stream has grown past
 // the position, nothing else tells of it. It stays until somebody lets the lane go, for
 // nobody knows how far what is there now was read.
-func (s *Source) wentBack(ctx context.Context, in *consumer.Intake, bound *binding, taken message.Taken, stream *jetstream.StreamInfo) error {
+func (s *Source) wentBack(ctx context.Context, in *consumer.Session, bound *binding, taken lane.Assignment, stream *jetstream.StreamInfo) error {
 	at := taken.Cut
 	if end := int64(stream.State.LastSeq) + 1; end < taken.Next && (at < 0 || end < at) {
 		if at < 0 {
@@ -45,14 +45,14 @@ func (s *Source) wentBack(ctx context.Context, in *consumer.Intake, bound *bindi
 			}
 		}
 		at = end
-		if err := in.LogCut(ctx, message.LogCut{Lane: s.lane(), Epoch: taken.Epoch, At: at}); err != nil {
+		if err := in.LogCut(ctx, lane.LogCut{Lane: s.lane(), Epoch: taken.Epoch, At: at}); err != nil {
 			return err
 		}
 	}
 	if at < 0 {
 		return nil
 	}
-	return &message.HoldError{Lane: s.lane(), Err: &backError{s.config.Stream, s.config.Durable, s.config.Name, at, taken.Next}}
+	return &lane.HoldError{Lane: s.lane(), Err: &backError{s.config.Stream, s.config.Durable, s.config.Name, at, taken.Next}}
 }
 
 // settles is for how long a leader of the stream may not know all that it has: one that
@@ -60,7 +60,7 @@ func (s *Source) wentBack(ctx context.Context, in *consumer.Intake, bound *bindi
 const settles = 15 * time.Second
 
 // staysBack waits until a stream's end is surely below a position. errBack: it isn't.
-func (s *Source) staysBack(ctx context.Context, in *consumer.Intake, bound *binding, position int64) error {
+func (s *Source) staysBack(ctx context.Context, in *consumer.Session, bound *binding, position int64) error {
 	in.NotReady(errBack)
 	for begun := time.Now(); time.Since(begun) < settles; {
 		sleep(ctx, time.Second)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // What is committed is acknowledged once the durable keeps a checkpoint that tells it
@@ -36,14 +36,14 @@ const originKey = "dedupd"
 type gate struct {
 	mu       sync.Mutex
 	waiting  []held
-	known    message.Checkpoint
+	known    lane.Checkpoint
 	origin   string // what the durable was last known to keep
 	enough   int    // so many waiting are confirmed at once
 	knocking chan struct{}
 	full     chan struct{}
 }
 
-func (g *gate) open(known message.Checkpoint, info *jetstream.ConsumerInfo) {
+func (g *gate) open(known lane.Checkpoint, info *jetstream.ConsumerInfo) {
 	g.known, g.origin = known, originOf(info)
 	g.knocking, g.full = make(chan struct{}, 1), make(chan struct{}, 1)
 	g.room(info.Config.MaxAckPending, 0)
@@ -85,7 +85,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-func (g *gate) checkpoint() message.Checkpoint {
+func (g *gate) checkpoint() lane.Checkpoint {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.known
@@ -99,7 +99,7 @@ func (g *gate) strange(info *jetstream.ConsumerInfo) bool {
 	return originOf(info) != g.origin
 }
 
-func (g *gate) learn(confirmed message.Confirmed, info *jetstream.ConsumerInfo) {
+func (g *gate) learn(confirmed lane.Confirmation, info *jetstream.ConsumerInfo) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.known.Number = max(g.known.Number, confirmed.Checkpoint.Number)
@@ -136,7 +136,7 @@ func (x *session) confirmAll(drained <-chan struct{}) {
 		}
 		pause := confirmEvery
 		err := x.confirm(x.closing, confirmAttempt)
-		var fenced *message.FencedError
+		var fenced *lane.FencedError
 		switch {
 		case err == nil:
 			said, failures = "", 0
@@ -195,7 +195,7 @@ func (x *session) confirm(ctx context.Context, limit time.Duration) error {
 	}
 	x.gate.learn(confirmed, info)
 	x.keepsFloor(info)
-	if confirmed.Origin != originOf(info) {
+	if confirmed.OffsetMetadata != originOf(info) {
 		x.gate.knock() // too many at a time: again in a moment
 	}
 	if waiting > 0 {
@@ -215,11 +215,11 @@ const patience = 3
 // database further than what it has written writes again. An update carries the whole
 // configuration, so the durable is looked at right before, or what somebody changed by
 // hand would be undone.
-func (x *session) publish(ctx context.Context, info *jetstream.ConsumerInfo, confirmed message.Confirmed) (*jetstream.ConsumerInfo, message.Confirmed, error) {
-	for tries := 0; (confirmed.Origin != originOf(info) || x.bound.settled.due(info)) && tries <= patience; tries++ {
+func (x *session) publish(ctx context.Context, info *jetstream.ConsumerInfo, confirmed lane.Confirmation) (*jetstream.ConsumerInfo, lane.Confirmation, error) {
+	for tries := 0; (confirmed.OffsetMetadata != originOf(info) || x.bound.settled.due(info)) && tries <= patience; tries++ {
 		now, err := x.bound.current(ctx)
 		if err == nil && (tries == patience || originOf(now) == originOf(info)) {
-			now, err = x.bound.write(ctx, now, confirmed.Origin)
+			now, err = x.bound.write(ctx, now, confirmed.OffsetMetadata)
 		}
 		if err != nil {
 			return nil, confirmed, err
@@ -232,9 +232,9 @@ func (x *session) publish(ctx context.Context, info *jetstream.ConsumerInfo, con
 	return info, confirmed, nil
 }
 
-func (x *session) ask(ctx context.Context, info *jetstream.ConsumerInfo, raise bool) (message.Confirmed, error) {
-	return x.in.Confirm(ctx, message.Confirm{
-		Lane: x.source.lane(), Epoch: x.taken.Epoch, Checkpoint: x.gate.checkpoint(), Origin: originOf(info), Raise: raise,
+func (x *session) ask(ctx context.Context, info *jetstream.ConsumerInfo, raise bool) (lane.Confirmation, error) {
+	return x.in.Confirm(ctx, lane.Confirm{
+		Lane: x.source.lane(), Epoch: x.taken.Epoch, Checkpoint: x.gate.checkpoint(), OffsetMetadata: originOf(info), Raise: raise,
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -24,11 +25,11 @@ type between struct {
 	*consumertest.Store
 	mu sync.Mutex
 	// before is called before a confirmation is asked for, after once it was given.
-	before func(message.Confirm)
-	after  func(message.Confirm, message.Confirmed)
+	before func(lane.Confirm)
+	after  func(lane.Confirm, lane.Confirmation)
 }
 
-func (b *between) Confirm(ctx context.Context, c message.Confirm) (message.Confirmed, error) {
+func (b *between) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation, error) {
 	b.mu.Lock()
 	before, after := b.before, b.after
 	b.mu.Unlock()
@@ -57,7 +58,7 @@ func allAcknowledged(t *testing.T, js jetstream.JetStream, last uint64) {
 // workers that run on, and to those that start afterwards.
 func TestAnOlderCopyIsPutBack(t *testing.T) {
 	t.Parallel()
-	pulse := func(w *consumer.Worker) { w.Pulse = 50 * time.Millisecond }
+	pulse := func(w *consumer.Worker) { w.HeartbeatInterval = 50 * time.Millisecond }
 	for name, c := range map[string]struct {
 		workers int
 		stopped bool // while it is put back
@@ -155,14 +156,14 @@ func TestNothingIsAcknowledgedUnconfirmed(t *testing.T) {
 	store := &between{Store: consumertest.NewStore()}
 	asked, answer := make(chan struct{}), make(chan struct{})
 	once := sync.OnceFunc(func() { close(asked) })
-	store.before = func(message.Confirm) { once(); <-answer }
+	store.before = func(lane.Confirm) { once(); <-answer }
 	var later sync.Once
-	store.after = func(c message.Confirm, confirmed message.Confirmed) {
+	store.after = func(c lane.Confirm, confirmed lane.Confirmation) {
 		if !c.Raise {
 			return
 		}
 		later.Do(func() {
-			if info := durable(t, js); info.NumAckPending != 100 || info.Config.Metadata["dedupd"] == confirmed.Origin {
+			if info := durable(t, js); info.NumAckPending != 100 || info.Config.Metadata["dedupd"] == confirmed.OffsetMetadata {
 				t.Errorf("the durable already tells of %q, and waits for %d", info.Config.Metadata["dedupd"], info.NumAckPending)
 			}
 		})
@@ -195,15 +196,15 @@ func TestTheDatabaseIsReplacedWhileItConfirms(t *testing.T) {
 	putBack := store.Copy()
 	var once sync.Once
 	store.mu.Lock()
-	store.after = func(c message.Confirm, _ message.Confirmed) {
+	store.after = func(c lane.Confirm, _ lane.Confirmation) {
 		if !c.Raise {
 			return
 		}
 		once.Do(func() {
 			putBack()
-			taken, err := store.Take(t.Context(), message.Take{Lane: edgeQueue, Incarnation: row(t, store.Store).Incarnation, Committed: 1, Origin: c.Origin})
+			taken, err := store.Acquire(t.Context(), lane.Acquire{Lane: edgeQueue, LogID: row(t, store.Store).Incarnation, Committed: 1, OffsetMetadata: c.OffsetMetadata})
 			if err == nil {
-				_, err = store.Store.Confirm(t.Context(), message.Confirm{Lane: edgeQueue, Epoch: taken.Epoch, Checkpoint: taken.Checkpoint, Origin: c.Origin, Raise: true})
+				_, err = store.Store.Confirm(t.Context(), lane.Confirm{Lane: edgeQueue, Epoch: taken.Epoch, Checkpoint: taken.Checkpoint, OffsetMetadata: c.OffsetMetadata, Raise: true})
 			}
 			if err != nil || taken.Rewound {
 				t.Errorf("taken by another: %+v, %v", taken, err)
@@ -269,7 +270,7 @@ func TestFewMayBeOutstanding(t *testing.T) {
 	publish(t, js, 0, 200)
 	store := &between{Store: consumertest.NewStore()}
 	var confirmed atomic.Int64
-	store.after = func(c message.Confirm, _ message.Confirmed) {
+	store.after = func(c lane.Confirm, _ lane.Confirmation) {
 		if c.Raise {
 			confirmed.Add(1)
 		}

@@ -62,7 +62,7 @@ type binding struct {
 
 // ackPendingFloor leaves room for several workers of this size: what throttles
 // here is invisible, for the server just stops delivering.
-func ackPendingFloor(in *consumer.Intake) int {
+func ackPendingFloor(in *consumer.Session) int {
 	return max(100_000, 8*(2*in.Writers()+1)*in.MaxMessages())
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -102,7 +103,7 @@ func TestTheDatabaseWentBackUnderAQuietQueue(t *testing.T) {
 	createStream(t, js, jetstream.StreamConfig{})
 	publish(t, js, 0, 1000)
 	store := consumertest.NewStore()
-	start(t, newSource(t, s), store, func(w *consumer.Worker) { w.Pulse = 50 * time.Millisecond })
+	start(t, newSource(t, s), store, func(w *consumer.Worker) { w.HeartbeatInterval = 50 * time.Millisecond })
 	queue, sure := acknowledged(t, js, store)
 	store.Rewind(queue, max(sure, 1401))
 	wait(t, store, 1500)
@@ -148,8 +149,8 @@ func TestADurableThatAnotherRewinds(t *testing.T) {
 	// The other worker: it has deleted the durable, and died.
 	store.Rewind(queue, max(sure, 1401))
 	row, _ := store.Row(queue)
-	after := message.Taken{Epoch: row.Epoch, Checkpoint: message.Checkpoint{Number: row.Checkpoint + 2}}
-	if _, err := store.Resumed(t.Context(), queue, after, sure); err != nil {
+	after := lane.Assignment{Epoch: row.Epoch, Checkpoint: lane.Checkpoint{Number: row.Checkpoint + 2}}
+	if _, err := store.ConfirmRewind(t.Context(), queue, after, sure); err != nil {
 		t.Fatal(err)
 	}
 	if err := stream.DeleteConsumer(t.Context(), "dedupd"); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // A durable may lose its state and keep its configuration: its server's disk is
@@ -148,10 +148,10 @@ var (
 // nothing: what was acknowledged was committed, and the take has just found that the
 // database lacks nothing of it. Only the stream may have lost it, and have given its
 // places to other messages since: that is looked at first.
-func (s *Source) goForward(ctx context.Context, in *consumer.Intake, log *slog.Logger, bound *binding, taken message.Taken) error {
+func (s *Source) goForward(ctx context.Context, in *consumer.Session, log *slog.Logger, bound *binding, taken lane.Assignment) error {
 	kept := floorOf(bound.info)
 	if err := bound.proveSame(ctx, kept); err != nil {
-		return &message.HoldError{Lane: s.lane(), Err: &forgotError{s.config.Stream, s.config.Durable, s.config.Name, kept, err}}
+		return &lane.HoldError{Lane: s.lane(), Err: &forgotError{s.config.Stream, s.config.Durable, s.config.Name, kept, err}}
 	}
 	log.Warn("the durable consumer has lost its state, and would deliver again what was acknowledged: setting it to where it stood",
 		"durable", s.config.Durable, "sequence", kept.Floor+1, "lost_its_state_at", bound.info.AckFloor.Stream+1)

@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // What to do when the stream has discarded messages before they were read.
@@ -219,7 +219,7 @@ func (g *gaps) pass(meta *jetstream.MsgMetadata) {
 // gapError says that the stream has discarded what a queue was to read.
 type gapError struct {
 	stream, source string
-	gap            message.Gap
+	gap            lane.Gap
 }
 
 func (e *gapError) Error() string {
@@ -230,7 +230,7 @@ func (e *gapError) Error() string {
 // missing has a gap noted in the database, so that it isn't forgotten with this
 // process, and skips it if that is allowed. Else the error holds the queue. An empty
 // one asks for what was noted before. messages is how many are missing, at most.
-func (s *Source) missing(ctx context.Context, in *consumer.Intake, log *slog.Logger, found message.Gap, messages int64) error {
+func (s *Source) missing(ctx context.Context, in *consumer.Session, log *slog.Logger, found lane.Gap, messages int64) error {
 	noted, err := in.Gap(ctx, s.lane(), found)
 	if err != nil {
 		return err
@@ -242,7 +242,7 @@ func (s *Source) missing(ctx context.Context, in *consumer.Intake, log *slog.Log
 		return nil
 	}
 	if s.config.OnGap != SkipGap {
-		return &message.HoldError{Lane: s.lane(), Err: &gapError{s.config.Stream, s.config.Name, noted}}
+		return &lane.HoldError{Lane: s.lane(), Err: &gapError{s.config.Stream, s.config.Name, noted}}
 	}
 	if err := in.AcceptGap(ctx, s.lane(), noted.Next); err != nil {
 		return err
@@ -260,11 +260,11 @@ func (s *Source) missing(ctx context.Context, in *consumer.Intake, log *slog.Log
 // the row's position was never committed. With a filter it goes by the lane's clock,
 // too: what is older was read. A lane that has never moved has missed nothing, and of a
 // stream that deletes what is acknowledged the positions tell nothing.
-func (s *Source) missingAtStart(ctx context.Context, in *consumer.Intake, log *slog.Logger, bound *binding, taken message.Taken, info *jetstream.StreamInfo) error {
-	var found message.Gap
+func (s *Source) missingAtStart(ctx context.Context, in *consumer.Session, log *slog.Logger, bound *binding, taken lane.Assignment, info *jetstream.StreamInfo) error {
+	var found lane.Gap
 	next, first := max(taken.Next, taken.BrokerPosition), int64(first(&info.State))
 	if !bound.consumed && taken.Next > 0 && next < first {
-		found = message.Gap{From: next, Next: first}
+		found = lane.Gap{From: next, Next: first}
 		if !takesAll(&info.Config, &bound.info.Config) {
 			found.Before = info.State.FirstTime
 			if info.State.Msgs == 0 {
@@ -285,7 +285,7 @@ func (x *session) lookForGaps(ctx context.Context, stream *jetstream.StreamInfo,
 	if found.empty() && !halted {
 		return
 	}
-	err := x.source.missing(ctx, x.in, x.log, message.Gap{From: int64(found.from), Next: int64(found.next)}, found.messages)
+	err := x.source.missing(ctx, x.in, x.log, lane.Gap{From: int64(found.from), Next: int64(found.next)}, found.messages)
 	switch {
 	case err == nil:
 		g.unnoted = gap{}

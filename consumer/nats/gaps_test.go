@@ -15,6 +15,7 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -246,11 +247,11 @@ type notes struct {
 	away atomic.Bool
 }
 
-func (n *notes) Gap(ctx context.Context, lane message.Lane, found message.Gap) (message.Gap, error) {
+func (n *notes) Gap(ctx context.Context, l message.Lane, found lane.Gap) (lane.Gap, error) {
 	if n.away.Load() {
-		return message.Gap{}, errors.New("the database is away")
+		return lane.Gap{}, errors.New("the database is away")
 	}
-	return n.Store.Gap(ctx, lane, found)
+	return n.Store.Gap(ctx, l, found)
 }
 
 // full waits until a worker whose database stands still takes no more, and returns how
@@ -411,7 +412,7 @@ func TestNoGap(t *testing.T) {
 				}
 				store := consumertest.NewStore()
 				source := func() *nats.Source { return newSource(t, s, func(n *nats.Config) { n.Subjects = c.subjects }) }
-				pulse := func(w *consumer.Worker) { w.Pulse = 50 * time.Millisecond }
+				pulse := func(w *consumer.Worker) { w.HeartbeatInterval = 50 * time.Millisecond }
 				r := start(t, source(), store, pulse)
 				wait(t, store, before)
 				publish(t, js, 20, 80)
@@ -421,7 +422,7 @@ func TestNoGap(t *testing.T) {
 				}
 				eventually(t, "all to be acknowledged", func() bool { return durable(t, js).NumAckPending == 0 })
 				caughtUp := time.Now()
-				eventually(t, "another look", func() bool { row, _ := store.Row(queue); return row.CaughtUp.After(caughtUp) })
+				eventually(t, "another look", func() bool { row, _ := store.Row(queue); return row.Heartbeat.After(caughtUp) })
 				if restart {
 					r.stop()
 				}
@@ -434,7 +435,7 @@ func TestNoGap(t *testing.T) {
 				looked := time.Now()
 				eventually(t, "two more looks", func() bool {
 					row, _ := store.Row(queue)
-					return row.CaughtUp.After(looked.Add(3 * time.Second))
+					return row.Heartbeat.After(looked.Add(3 * time.Second))
 				})
 				publish(t, js, 100, 10)
 				wait(t, store, before+90)

@@ -10,15 +10,15 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 )
 
-var _ consumer.Keeper = (*Source)(nil)
+var _ consumer.RetentionReporter = (*Source)(nil)
 
 // Keeps tells how long the stream keeps messages. Of one that keeps them only
 // until they are acknowledged (WorkQueue, Interest) it tells nothing: what we
 // have acknowledged doesn't come again.
-func (s *Source) Keeps(ctx context.Context) (all []consumer.Kept, err error) {
+func (s *Source) BrokerRetention(ctx context.Context) (all []consumer.TopicRetention, err error) {
 	err = s.visit(ctx, func(_ context.Context, stream jetstream.Stream) error {
 		if c := &stream.CachedInfo().Config; c.Retention == jetstream.LimitsPolicy {
-			all = []consumer.Kept{{Name: s.config.Stream, For: c.MaxAge}}
+			all = []consumer.TopicRetention{{Name: s.config.Stream, For: c.MaxAge}}
 		}
 		return nil
 	})

@@ -24,7 +24,7 @@ func TestKeeps(t *testing.T) {
 	s := startServer(t)
 	js := connect(t, s)
 	source := newSource(t, s)
-	if got, err := source.Keeps(t.Context()); err == nil || len(got) != 0 || !strings.Contains(err.Error(), "ORDERS") {
+	if got, err := source.BrokerRetention(t.Context()); err == nil || len(got) != 0 || !strings.Contains(err.Error(), "ORDERS") {
 		t.Errorf("of a missing stream: %v, %v", got, err)
 	}
 	createStream(t, js, jetstream.StreamConfig{})
@@ -32,7 +32,7 @@ func TestKeeps(t *testing.T) {
 		if _, err := js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders.>"}, MaxAge: age}); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := source.Keeps(t.Context()); err != nil || !reflect.DeepEqual(got, []consumer.Kept{{Name: "ORDERS", For: age}}) {
+		if got, err := source.BrokerRetention(t.Context()); err != nil || !reflect.DeepEqual(got, []consumer.TopicRetention{{Name: "ORDERS", For: age}}) {
 			t.Errorf("got %v, %v, want %s", got, err, age)
 		}
 	}
@@ -42,14 +42,14 @@ func TestKeeps(t *testing.T) {
 		if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}, Retention: policy}); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := newSource(t, s, func(c *nats.Config) { c.Stream = name }).Keeps(t.Context()); err != nil || len(got) != 0 {
+		if got, err := newSource(t, s, func(c *nats.Config) { c.Stream = name }).BrokerRetention(t.Context()); err != nil || len(got) != 0 {
 			t.Errorf("of a stream with retention by %s: %v, %v, want nothing", policy, got, err)
 		}
 	}
 	s.Shutdown()
 	s.WaitForShutdown()
 	begun := time.Now()
-	if got, err := source.Keeps(t.Context()); err == nil {
+	if got, err := source.BrokerRetention(t.Context()); err == nil {
 		t.Errorf("without a server: %v", got)
 	}
 	if d := time.Since(begun); d > 10*time.Second {
@@ -77,7 +77,7 @@ func TestKeepsEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	begun := time.Now()
-	got, err := source.Keeps(ctx)
+	got, err := source.BrokerRetention(ctx)
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -108,7 +108,7 @@ func TestKeepsLogsIn(t *testing.T) {
 		"no key": {func(c *nats.Config) { c.TLS = client }, false},
 		"no TLS": {func(c *nats.Config) { c.NkeySeedFile = file }, false},
 	} {
-		got, err := newSource(t, s, c.change).Keeps(t.Context())
+		got, err := newSource(t, s, c.change).BrokerRetention(t.Context())
 		if (len(got) == 1) != c.in || (err == nil) != c.in {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}

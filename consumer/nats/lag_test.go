@@ -14,6 +14,7 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/internal/natstest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -46,9 +47,9 @@ type looker struct {
 
 func (*looker) Name() string { return "edge" }
 
-func (k *looker) Run(ctx context.Context, in *consumer.Intake) error {
-	lane := message.Lane{Source: "edge", Name: laneName}
-	taken, err := in.Take(ctx, message.Take{Lane: lane, Incarnation: "one", Committed: -1})
+func (k *looker) Run(ctx context.Context, in *consumer.Session) error {
+	l := message.Lane{Source: "edge", Name: laneName}
+	taken, err := in.Acquire(ctx, lane.Acquire{Lane: l, LogID: "one", Committed: -1})
 	if err != nil {
 		return err
 	}
@@ -58,7 +59,7 @@ func (k *looker) Run(ctx context.Context, in *consumer.Intake) error {
 		gaps:  newGaps(&jetstream.StreamInfo{}, &k.server.info),
 	}
 	for range 2 {
-		x.slots = append(x.slots, in.Open(consumer.LaneOptions{Lane: lane, Epoch: taken.Epoch, Next: taken.Next, Checkpoint: taken.Checkpoint}))
+		x.slots = append(x.slots, in.Open(consumer.LaneOptions{Lane: l, Epoch: taken.Epoch, Next: taken.Next, Checkpoint: taken.Checkpoint}))
 	}
 	x.inHand.Store(k.inHand)
 	k.asked = time.Now()
@@ -96,7 +97,7 @@ func TestCaughtUp(t *testing.T) {
 				store, budget := consumertest.NewStore(), consumer.NewBudget(1<<20)
 				w := &consumer.Worker{
 					Handler: store, Lanes: store, Sources: []consumer.Source{source},
-					Writers: 2, MaxMessages: 10, MaxBytes: 1 << 20, Budget: budget, Drain: time.Second, Pulse: time.Second,
+					Writers: 2, MaxMessages: 10, MaxBytes: 1 << 20, Budget: budget, Drain: time.Second, HeartbeatInterval: time.Second,
 					Logger: slog.New(slog.DiscardHandler), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -105,11 +106,11 @@ func TestCaughtUp(t *testing.T) {
 					t.Error(err)
 				}
 				row, _ := store.Row(message.Lane{Source: "edge", Name: laneName})
-				if c.want && !row.CaughtUp.Equal(source.asked) {
-					t.Errorf("caught up as of %s, want %s, when the server was asked", row.CaughtUp, source.asked)
+				if c.want && !row.Heartbeat.Equal(source.asked) {
+					t.Errorf("caught up as of %s, want %s, when the server was asked", row.Heartbeat, source.asked)
 				}
-				if !c.want && !row.CaughtUp.IsZero() {
-					t.Errorf("caught up as of %s", row.CaughtUp)
+				if !c.want && !row.Heartbeat.IsZero() {
+					t.Errorf("caught up as of %s", row.Heartbeat)
 				}
 			})
 		})
@@ -134,7 +135,7 @@ func TestCaughtUpInAShortRun(t *testing.T) {
 	if err := w.Run(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if row, _ := store.Row(message.Lane{Source: "edge", Name: laneName}); row.CaughtUp.IsZero() {
+	if row, _ := store.Row(message.Lane{Source: "edge", Name: laneName}); row.Heartbeat.IsZero() {
 		t.Error("nobody was told that the queue is empty")
 	}
 }

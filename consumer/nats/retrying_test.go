@@ -11,7 +11,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // noTakes is a database that gives no lane away, until it is told to.
@@ -21,12 +21,12 @@ type noTakes struct {
 	takes  atomic.Int64
 }
 
-func (n *noTakes) Take(ctx context.Context, t message.Take) (message.Taken, error) {
+func (n *noTakes) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, error) {
 	if n.broken.Load() {
 		n.takes.Add(1)
-		return message.Taken{}, errors.New("the database is away")
+		return lane.Assignment{}, errors.New("the database is away")
 	}
-	return n.Store.Take(ctx, t)
+	return n.Store.Acquire(ctx, t)
 }
 
 // A session that can't begin is tried again in growing intervals, and the reason is

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -23,11 +24,11 @@ const laneName = "queue"
 // lost connection, so that what is in its transaction can still be acknowledged.
 type session struct {
 	source  *Source
-	in      *consumer.Intake
+	in      *consumer.Session
 	log     *slog.Logger
 	conn    *natsgo.Conn
 	bound   *binding
-	taken   message.Taken
+	taken   lane.Assignment
 	ackWait time.Duration
 
 	arrived chan delivery    // fetched, not yet offered
@@ -76,12 +77,12 @@ type delivery struct {
 
 // session reads until ctx ends or the consumer is no longer the one that was
 // bound; the error says why.
-func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Logger, conn *natsgo.Conn, bound *binding) error {
-	taken, err := in.Take(ctx, message.Take{
-		Lane: s.lane(), Incarnation: bound.incarnation, Committed: bound.begins(), Start: 0, Consumed: bound.consumed, Origin: bound.origin(), Acknowledged: bound.sure(),
+func (s *Source) session(ctx context.Context, in *consumer.Session, log *slog.Logger, conn *natsgo.Conn, bound *binding) error {
+	taken, err := in.Acquire(ctx, lane.Acquire{
+		Lane: s.lane(), LogID: bound.incarnation, Committed: bound.begins(), Start: 0, Consumed: bound.consumed, OffsetMetadata: bound.origin(), Acknowledged: bound.sure(),
 	})
 	switch {
-	case errors.Is(err, message.ErrLoss):
+	case errors.Is(err, lane.ErrLoss):
 		return &lossError{s.config.Stream, err}
 	case err != nil:
 		return err
@@ -121,7 +122,7 @@ func (s *Source) session(ctx context.Context, in *consumer.Intake, log *slog.Log
 
 // place has the consumer stand where the database says, and keep what the database has
 // it keep. errRewound: it is another one now.
-func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logger, bound *binding, taken message.Taken, stream *jetstream.StreamInfo) error {
+func (s *Source) place(ctx context.Context, in *consumer.Session, log *slog.Logger, bound *binding, taken lane.Assignment, stream *jetstream.StreamInfo) error {
 	d := bound.durable
 	seen := d.seenIn(taken.Checkpoint.Instance)
 	switch {
@@ -137,7 +138,7 @@ func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logge
 		if seen {
 			position = int64(d.ackFloor) + 1
 		}
-		err := bound.create(ctx, position, taken.Origin)
+		err := bound.create(ctx, position, taken.OffsetMetadata)
 		if errors.Is(err, errNotFresh) {
 			// By the time this one is deleted, it may be one that another worker had
 			// rewound after one more failover: so what counts is what the row says then.
@@ -178,14 +179,14 @@ func (s *Source) place(ctx context.Context, in *consumer.Intake, log *slog.Logge
 	if !bound.consumed {
 		bound.settled.look(bound.info, time.Now())
 	}
-	return bound.keep(ctx, taken.Origin)
+	return bound.keep(ctx, taken.OffsetMetadata)
 }
 
 // deliverRest makes the durable of a WorkQueue anew. The stream has deleted what was
 // acknowledged, so what it still has is what wasn't.
-func (s *Source) deliverRest(ctx context.Context, log *slog.Logger, bound *binding, taken message.Taken) error {
+func (s *Source) deliverRest(ctx context.Context, log *slog.Logger, bound *binding, taken lane.Assignment) error {
 	log.Warn("somebody changed the durable consumer's "+bound.skips+", and it has passed over messages: making it anew, to deliver all that the stream still has", "durable", s.config.Durable)
-	if err := bound.remake(ctx, -1, taken.Origin); err != nil {
+	if err := bound.remake(ctx, -1, taken.OffsetMetadata); err != nil {
 		return fmt.Errorf("make the durable consumer anew: %w", err)
 	}
 	return errRewound
@@ -195,16 +196,16 @@ func (s *Source) deliverRest(ctx context.Context, log *slog.Logger, bound *bindi
 // agrees that all below is sure: it may go back once more meanwhile. The durable is
 // given the origin first: whoever comes before the database knows of that finds it
 // behind, and rewinds.
-func (s *Source) rewind(ctx context.Context, in *consumer.Intake, bound *binding, taken message.Taken, position int64) error {
+func (s *Source) rewind(ctx context.Context, in *consumer.Session, bound *binding, taken lane.Assignment, position int64) error {
 	for {
 		from := max(position, 1)
-		if err := bound.rewind(ctx, from, taken.Origin); err != nil {
+		if err := bound.rewind(ctx, from, taken.OffsetMetadata); err != nil {
 			return err
 		}
 		if bound.consumed {
 			from = 0 // what is lost is lost
 		}
-		sure, err := in.Resumed(ctx, s.lane(), taken, from)
+		sure, err := in.ConfirmRewind(ctx, s.lane(), taken, from)
 		if err != nil || sure >= from {
 			return err
 		}

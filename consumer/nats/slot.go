@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -35,10 +36,10 @@ func (x *session) offer(slot *consumer.Lane) {
 }
 
 // gather makes a batch of a message and of those that have arrived behind it.
-func (x *session) gather(d delivery) (message.Batch, []held) {
+func (x *session) gather(d delivery) (lane.Batch, []held) {
 	stands := x.stands.Load()
-	b := message.Batch{
-		Lane: x.source.lane(), Incarnation: x.taken.Incarnation, Epoch: x.taken.Epoch, Checkpoint: x.gate.checkpoint(),
+	b := lane.Batch{
+		Lane: x.source.lane(), StreamID: x.taken.StreamID, Epoch: x.taken.Epoch, Checkpoint: x.gate.checkpoint(),
 		From: int64(d.meta.Sequence.Stream), BrokerPosition: stands.floor, OutstandingSince: stands.since,
 	}
 	var token []held

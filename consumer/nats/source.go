@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 var _ consumer.Source = (*Source)(nil)
@@ -39,7 +39,7 @@ func (s *Source) Name() string { return s.config.Name }
 
 // Run reads until ctx ends. A missing server, stream or consumer is waited for;
 // the error is one that only another configuration can mend.
-func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
+func (s *Source) Run(ctx context.Context, in *consumer.Session) error {
 	log := in.Logger().With("source", s.config.Name)
 	conn, err := s.connect(ctx, in, log)
 	if err != nil {
@@ -66,7 +66,7 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 			break
 		}
 		var fatal *configError
-		if errors.As(err, &fatal) || errors.Is(err, message.ErrLoss) {
+		if errors.As(err, &fatal) || errors.Is(err, lane.ErrLoss) {
 			return err
 		}
 		if isHold(err) {
@@ -86,7 +86,7 @@ func (s *Source) Run(ctx context.Context, in *consumer.Intake) error {
 }
 
 func isHold(err error) bool {
-	var hold *message.HoldError
+	var hold *lane.HoldError
 	return errors.As(err, &hold)
 }
 
@@ -99,7 +99,7 @@ func sleep(ctx context.Context, d time.Duration) {
 
 // connect returns at once, connected or not, and the connection never gives up:
 // after a long outage nobody should have to restart the worker.
-func (s *Source) connect(ctx context.Context, in *consumer.Intake, log *slog.Logger) (*natsgo.Conn, error) {
+func (s *Source) connect(ctx context.Context, in *consumer.Session, log *slog.Logger) (*natsgo.Conn, error) {
 	options, err := s.options()
 	if err != nil {
 		return nil, err

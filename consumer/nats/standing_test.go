@@ -7,6 +7,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -167,7 +168,7 @@ func TestTheRowIsLost(t *testing.T) {
 			row, _ := store.Row(queue)
 			store.Lose(queue)
 			if again {
-				if _, err := store.Take(t.Context(), message.Take{Lane: queue, Incarnation: row.Incarnation, Committed: 151}); err != nil {
+				if _, err := store.Acquire(t.Context(), lane.Acquire{Lane: queue, LogID: row.Incarnation, Committed: 151}); err != nil {
 					t.Fatal(err)
 				}
 			}

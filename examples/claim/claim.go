@@ -22,7 +22,7 @@ func Open(ctx context.Context, pool *pgxpool.Pool) (*dedup.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = store.Migrate(ctx)
+	_, err = store.Schema().Migrate(ctx)
 	return store, err
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -29,7 +30,7 @@ const (
 // hand hands groups of new messages to a processor as a release has it.
 type hand struct {
 	processor *dedup.Processor
-	taken     message.Taken
+	taken     lane.Assignment
 	lane      message.Lane
 	at        int64
 }
@@ -59,7 +60,7 @@ sink: {table: {name: public.rows, columns: {id: id, payload: value}}}
 	if _, err := pool.Exec(tb.Context(), "CREATE TABLE public.rows (id uuid NOT NULL, payload jsonb NOT NULL)"); err != nil {
 		tb.Fatal(err)
 	}
-	if _, err := store.Migrate(tb.Context()); err != nil {
+	if _, err := store.Schema().Migrate(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
 	sink, err := cfg.Sink.New(&sinks.Default)
@@ -73,15 +74,15 @@ sink: {table: {name: public.rows, columns: {id: id, payload: value}}}
 	if err := h.processor.Start(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
-	if h.taken, err = store.Take(tb.Context(), message.Take{Lane: h.lane, Ordered: true, Committed: -1}); err != nil {
+	if h.taken, err = store.Acquire(tb.Context(), lane.Acquire{Lane: h.lane, Ordered: true, Committed: -1}); err != nil {
 		tb.Fatal(err)
 	}
 	return h
 }
 
 // group makes the next one. Its memory isn't counted: it is the source's.
-func (h *hand) group() message.Batch {
-	b := message.Batch{Lane: h.lane, Ordered: true, Epoch: h.taken.Epoch, From: h.at, Next: h.at + handed, BrokerPosition: -1, Lag: 0}
+func (h *hand) group() lane.Batch {
+	b := lane.Batch{Lane: h.lane, Ordered: true, Epoch: h.taken.Epoch, From: h.at, Next: h.at + handed, BrokerPosition: -1, Lag: 0}
 	var id string
 	for i := range handed {
 		if i%8 != 7 {
@@ -103,7 +104,7 @@ func (h *hand) cost(tb testing.TB) (bytes, allocations float64) {
 	b := h.group()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if err := h.processor.Handle(tb.Context(), []message.Batch{b}); err != nil {
+	if err := h.processor.Handle(tb.Context(), []lane.Batch{b}); err != nil {
 		tb.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)

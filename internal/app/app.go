@@ -17,7 +17,9 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -127,10 +129,10 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	worker.Handler, worker.Lanes = processor, store
 
 	housekeeping, stop := context.WithCancel(ctx)
-	loop := newLoop(cfg, housekeeper{store, processor.FlushAges, limit}, reg, log)
+	loop := newLoop(cfg, housekeeper{store, store.Generations(), processor.FlushAges, limit}, reg, log)
 	loop.ClockSlack = clockSlack
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dedupd_filter_bytes", Help: "Memory that the filters of sealed generations take in this process."},
-		func() float64 { return float64(store.FilterBytes()) }))
+		func() float64 { return float64(store.Generations().FilterBytes()) }))
 	var keepers sync.WaitGroup
 	keepers.Go(func() { loop.Run(housekeeping) })
 	keepers.Go(func() { warnOfShortWindow(housekeeping, time.Duration(cfg.Retention.Window), worker.Sources, log) })
@@ -144,7 +146,7 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	defer context.AfterFunc(ctx, func() { probe.draining.Store(true) })()
 	log.Info("consuming", "scope", cfg.Scope, "sources", len(cfg.Sources), "sink", cfg.Sink.Kind, "http", http.listener.Addr().String())
 	err = worker.Run(ctx)
-	if absent := (*consumer.NotReadyError)(nil); errors.As(err, &absent) || errors.Is(err, message.ErrLoss) {
+	if absent := (*consumer.NotReadyError)(nil); errors.As(err, &absent) || errors.Is(err, lane.ErrLoss) {
 		err = &ServerError{err}
 	}
 	messages, duration := worker.Done()
@@ -160,7 +162,7 @@ const clockSlack = 5 * time.Minute
 // program's.
 func openSchema(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger) error {
 	if cfg.Database.Migrate {
-		applied, err := store.Migrate(ctx)
+		applied, err := store.Schema().Migrate(ctx)
 		if err != nil {
 			return explainHangUp(err)
 		}
@@ -193,7 +195,7 @@ func newProcessor(cfg *config.Config, store *dedup.Store, sink sinks.Sink, reg p
 	if err != nil {
 		return nil, fmt.Errorf("id.from: %w", err)
 	}
-	fingerprint, err := dedup.NewFingerprint(cfg.Dedup.Fingerprint)
+	fingerprint, err := claimkey.NewFingerprint(cfg.Dedup.Fingerprint)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/schema"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -91,7 +92,7 @@ func Examine(ctx context.Context, cfg *config.Config, registry *sinks.Registry) 
 func (d *doctor) database(ctx context.Context, store *dedup.Store, registry *sinks.Registry) (lanes []dedup.LaneState, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()
-	server, err := store.Server(ctx)
+	server, err := store.Schema().Server(ctx)
 	if err != nil {
 		d.fail("database", connectCure(err), "%v", explainHangUp(err))
 		return nil, false
@@ -119,14 +120,14 @@ func (d *doctor) database(ctx context.Context, store *dedup.Store, registry *sin
 	return lanes, true
 }
 
-func (d *doctor) server(v dedup.Server) {
-	if v.Number < dedup.OldestServer {
+func (d *doctor) server(v schema.Server) {
+	if v.Number < schema.OldestServer {
 		d.fail("database", "upgrade it to 14 or newer", "Postgres %s is too old", v.Version)
 		return
 	}
 	d.ok("database", "Postgres %s, as role %s", v.Version, v.Role)
 	if !v.UTF8() {
-		d.fail("database", dedup.EncodingCure, "its encoding is %s, in which the text of messages would be stored as other text, or not at all; dedupd needs UTF8", v.Encoding)
+		d.fail("database", schema.EncodingCure, "its encoding is %s, in which the text of messages would be stored as other text, or not at all; dedupd needs UTF8", v.Encoding)
 	}
 	if !v.Fsync {
 		d.warn("database", "set fsync = on, which is the default", "fsync is off: a crash of its machine loses what the brokers were told is durable, or the whole database")
@@ -146,7 +147,7 @@ func (d *doctor) server(v dedup.Server) {
 
 func (d *doctor) schema(ctx context.Context, store *dedup.Store, role string) bool {
 	err := store.Load(ctx)
-	var wrong *dedup.SchemaError
+	var wrong *schema.Error
 	var pg *pgconn.PgError
 	switch {
 	case errors.As(err, &pg) && pg.Code == "42501":
@@ -167,7 +168,7 @@ func (d *doctor) schema(ctx context.Context, store *dedup.Store, role string) bo
 }
 
 func (d *doctor) grants(ctx context.Context, store *dedup.Store, role string) bool {
-	missing, err := store.MissingRights(ctx)
+	missing, err := store.Schema().MissingRights(ctx)
 	switch {
 	case err != nil:
 		d.fail("grants", connectCure(err), "%v", err)
@@ -261,13 +262,13 @@ func (d *doctor) deadLetters(ctx context.Context, store *dedup.Store) {
 // source compares what stands at a broker with the lanes in the database, and
 // tells whether the broker has answered as it should.
 func (d *doctor) source(ctx context.Context, source consumer.Source, lanes []dedup.LaneState, known bool) bool {
-	surveyor, ok := source.(consumer.Surveyor)
+	surveyor, ok := source.(consumer.Describer)
 	if !ok {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()
-	survey, err := surveyor.Survey(ctx)
+	survey, err := surveyor.Describe(ctx)
 	if err != nil {
 		d.fail("source", "check its address, its credentials and TLS, what it may read, and that the topic or stream is there", "%s: %v", source.Name(), err)
 	} else {
@@ -297,7 +298,7 @@ func (d *doctor) source(ctx context.Context, source consumer.Source, lanes []ded
 }
 
 // shared tells of another scope that reads by the same group, or the same durable.
-func (d *doctor) shared(source string, survey consumer.Survey) {
+func (d *doctor) shared(source string, survey consumer.Description) {
 	for i := range d.cfg.Sources {
 		s := &d.cfg.Sources[i]
 		if s.Name != source {
@@ -305,7 +306,7 @@ func (d *doctor) shared(source string, survey consumer.Survey) {
 		}
 		told := make(map[string]bool)
 		for _, l := range survey.Lanes {
-			scope := dedup.OriginScope(l.Origin)
+			scope := dedup.OriginScope(l.OffsetMetadata)
 			if scope == "" || scope == d.cfg.Scope || told[scope] {
 				continue
 			}
@@ -330,7 +331,7 @@ func lanesText(lanes []consumer.BrokerLane) string {
 }
 
 // lane compares one. complete tells that the broker has told of all lanes.
-func (d *doctor) lane(l dedup.LaneState, survey consumer.Survey, complete bool) {
+func (d *doctor) lane(l dedup.LaneState, survey consumer.Description, complete bool) {
 	name := fmt.Sprintf("%s %s", l.Source, l.Lane)
 	move := func(position int64) string {
 		return fmt.Sprintf("dedupd lanes set-position %s %d -c FILE; docs/operations.md tells what becomes of which messages", name, position)
@@ -344,7 +345,7 @@ func (d *doctor) lane(l dedup.LaneState, survey consumer.Survey, complete bool) 
 	}
 	b := survey.Lanes[i]
 	switch {
-	case !l.Ordered && (l.CutAt != nil || l.NextPosition > b.End && (l.Log == nil || b.Log == "" || *l.Log == b.Log)):
+	case !l.Ordered && (l.CutAt != nil || l.NextPosition > b.End && (l.Log == nil || b.LogID == "" || *l.Log == b.LogID)):
 		d.fail("lane", fmt.Sprintf("delete the durable, then: dedupd lanes forget --force %s -c FILE; docs/operations.md tells what becomes of which messages", name),
 			"%s: the queue has come to %d, and the stream has lost its end below that: it is an older copy, or a disk is gone; it ends at %d", name, l.NextPosition, b.End)
 	case !l.Ordered && l.GapNext != nil:
@@ -354,8 +355,8 @@ func (d *doctor) lane(l dedup.LaneState, survey consumer.Survey, complete bool) 
 		d.gap(l.Source, fmt.Sprintf("dedupd lanes set-position %s %d -c FILE once a worker has found it", name, b.End),
 			fmt.Sprintf("%s: data is lost: the queue has come to %d, the stream has only %d and above", name, l.NextPosition, b.First))
 	case !l.Ordered:
-	case l.Log != nil && b.Log != "" && *l.Log != b.Log:
-		d.fail("lane", move(0), "%s: it was created anew (its id is %s, the lane's was %s), so its positions mean other messages", name, b.Log, *l.Log)
+	case l.Log != nil && b.LogID != "" && *l.Log != b.LogID:
+		d.fail("lane", move(0), "%s: it was created anew (its id is %s, the lane's was %s), so its positions mean other messages", name, b.LogID, *l.Log)
 	case l.CutAt != nil:
 		d.fail("lane", move(*l.CutAt), "%s: the partition's log was cut at %d, below the lane's position %d: what stands there now was never read", name, *l.CutAt, l.NextPosition)
 	case l.NextPosition > b.End:

@@ -120,7 +120,7 @@ func (q *queueRig) rotate(t *testing.T) {
 	q.await(t, `SELECT count(*) FROM dedupd.generations WHERE state = 'next'`)
 	for {
 		open := q.await(t, `SELECT generation FROM dedupd.generations WHERE state = 'open'`)
-		rotated, _, _, err := q.store.Rotate(t.Context(), open)
+		rotated, _, _, err := q.store.Generations().Rotate(t.Context(), open)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +134,7 @@ func (q *queueRig) rotate(t *testing.T) {
 func (q *queueRig) expire(t *testing.T, window time.Duration) int {
 	t.Helper()
 	for {
-		n, led, err := q.store.Expire(t.Context(), window, 1000*time.Hour)
+		n, led, err := q.store.Generations().Expire(t.Context(), window, 1000*time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/retention"
 )
@@ -31,7 +32,7 @@ func newLoop(cfg *config.Config, store retention.Store, reg prometheus.Registere
 // schedule. With rotate the open generation is sealed whatever its age and size.
 func Retain(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger, rotate bool) (retention.Report, error) {
 	nothing := func(context.Context) error { return nil }
-	return newLoop(cfg, withoutFilters{housekeeper{store, nothing, nil}}, prometheus.NewRegistry(), log).Pass(ctx, rotate)
+	return newLoop(cfg, withoutFilters{housekeeper{store, store.Generations(), nothing, nil}}, prometheus.NewRegistry(), log).Pass(ctx, rotate)
 }
 
 // BrokerRetention asks the configured brokers how long they keep messages.
@@ -49,11 +50,11 @@ func brokerRetention(ctx context.Context, sources []consumer.Source, failed func
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for _, s := range sources {
-		keeper, ok := s.(consumer.Keeper)
+		keeper, ok := s.(consumer.RetentionReporter)
 		if !ok {
 			continue
 		}
-		kept, err := keeper.Keeps(ctx)
+		kept, err := keeper.BrokerRetention(ctx)
 		if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
 			failed(s.Name(), err)
 		}
@@ -86,6 +87,7 @@ func warnOfShortWindow(ctx context.Context, window time.Duration, sources []cons
 // housekeeper is the store as retention wants it.
 type housekeeper struct {
 	*dedup.Store
+	*generations.Set
 	// flush writes down what the process has learnt of duplicates since the last
 	// time; limit is told how much memory the filters take.
 	flush func(context.Context) error
@@ -96,7 +98,7 @@ func (h housekeeper) FlushAges(ctx context.Context) error { return h.flush(ctx) 
 
 func (h housekeeper) LoadFilters(ctx context.Context) error {
 	defer func() { h.limit(h.FilterBytes()) }()
-	return h.Store.LoadFilters(ctx)
+	return h.Set.LoadFilters(ctx)
 }
 
 func (h housekeeper) Status(ctx context.Context) (s retention.Status, err error) {

@@ -30,21 +30,21 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 type keeper struct {
 	consumer.Source
 	name string
-	kept []consumer.Kept
+	kept []consumer.TopicRetention
 	err  error
 }
 
 func (k keeper) Name() string { return k.name }
 
-func (k keeper) Keeps(context.Context) ([]consumer.Kept, error) { return k.kept, k.err }
+func (k keeper) Keeps(context.Context) ([]consumer.TopicRetention, error) { return k.kept, k.err }
 
 func TestAShortWindowIsToldOf(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
 	sources := []consumer.Source{
-		keeper{name: "short", kept: []consumer.Kept{{Name: "a", For: day}, {Name: "b", For: 7 * day}}},
-		keeper{name: "long", kept: []consumer.Kept{{Name: "c", For: 30 * day}, {Name: "d"}}},
-		keeper{name: "half", kept: []consumer.Kept{{Name: "e", For: 8 * day}}, err: errors.New("no such topic")},
+		keeper{name: "short", kept: []consumer.TopicRetention{{Name: "a", For: day}, {Name: "b", For: 7 * day}}},
+		keeper{name: "long", kept: []consumer.TopicRetention{{Name: "c", For: 30 * day}, {Name: "d"}}},
+		keeper{name: "half", kept: []consumer.TopicRetention{{Name: "e", For: 8 * day}}, err: errors.New("no such topic")},
 		struct{ consumer.Source }{}, // can't tell
 	}
 	var log bytes.Buffer
@@ -114,7 +114,7 @@ http: {listen: "127.0.0.1:0"}
 	t.Cleanup(pool.Close)
 	r.pool, r.store = pool, store
 	r.exec(t, `CREATE TABLE public.orders (id text PRIMARY KEY)`)
-	if _, err := store.Migrate(t.Context()); err != nil {
+	if _, err := store.Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return r
@@ -174,7 +174,7 @@ func TestAPassOfACommandLoadsNoFilters(t *testing.T) {
 	if err != nil || report.Sealed != 1 || report.Filtered != 1000 {
 		t.Fatalf("%+v, %v", report, err)
 	}
-	if n := r.store.FilterBytes(); n != 0 {
+	if n := r.store.Generations().FilterBytes(); n != 0 {
 		t.Errorf("%d bytes of filters were loaded", n)
 	}
 }
@@ -294,11 +294,11 @@ func TestFiltersComeOnTopOfTheMemory(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, `{nats: {servers: "nats://127.0.0.1:1", stream: ORDERS}}`)
 	told := int64(-1)
-	keeper := housekeeper{Store: r.store, limit: func(filters int64) { told = filters }}
+	keeper := housekeeper{Store: r.store, Set: r.store.Generations(), limit: func(filters int64) { told = filters }}
 	if err := keeper.LoadFilters(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if told != r.store.FilterBytes() {
-		t.Errorf("the limit was told of %d bytes, want %d", told, r.store.FilterBytes())
+	if told != r.store.Generations().FilterBytes() {
+		t.Errorf("the limit was told of %d bytes, want %d", told, r.store.Generations().FilterBytes())
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // summary is what the probes say of an error: what is wrong and where, and nothing
@@ -38,7 +38,7 @@ func summary(err error) string {
 // reason is why a lane is held or fails, by names and codes.
 func reason(err error) string {
 	var parts []string
-	var hold *message.HoldError
+	var hold *lane.HoldError
 	if errors.As(err, &hold) && hold.Summary != "" {
 		parts = append(parts, hold.Summary)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -28,22 +29,22 @@ func TestReadinessQuotesNoMessage(t *testing.T) {
 		Detail: "Failing row contains (1, " + secret + ").", Hint: secret, Where: "unnamed portal parameter $1 = '" + secret + "'", InternalQuery: secret,
 		SchemaName: "public", TableName: "orders", ColumnName: "amount", ConstraintName: "orders_amount_check",
 	}
-	lane := message.Lane{Source: "shop", Name: "orders/3"}
-	held := func(err error) error { return &consumer.HeldError{Lane: lane, Err: err} }
+	l := message.Lane{Source: "shop", Name: "orders/3"}
+	held := func(err error) error { return &consumer.HeldError{Lane: l, Err: err} }
 	for name, c := range map[string]struct {
 		err  error
 		want []string
 	}{
-		"the database's error":       {held(&message.HoldError{Err: fmt.Errorf("write: %w", pg)}), []string{"lane shop:orders/3", "22P02", "table orders", "column amount", "constraint orders_amount_check", "log"}},
-		"one that a sink has judged": {held(&message.HoldError{Err: sinks.PermanentAt(0, pg)}), []string{"lane shop:orders/3", "22P02"}},
-		"a sink's own error":         {held(&message.HoldError{Lane: lane, Err: errors.New("no room for " + secret)}), []string{"lane shop:orders/3", "can't be written", "log"}},
-		"a policy":                   {held(&message.HoldError{Lane: lane, Err: fmt.Errorf("id %q again", secret), Summary: "position 7: its id was claimed before"}), []string{"lane shop:orders/3", "position 7: its id was claimed before"}},
+		"the database's error":       {held(&lane.HoldError{Err: fmt.Errorf("write: %w", pg)}), []string{"lane shop:orders/3", "22P02", "table orders", "column amount", "constraint orders_amount_check", "log"}},
+		"one that a sink has judged": {held(&lane.HoldError{Err: sinks.PermanentAt(0, pg)}), []string{"lane shop:orders/3", "22P02"}},
+		"a sink's own error":         {held(&lane.HoldError{Lane: l, Err: errors.New("no room for " + secret)}), []string{"lane shop:orders/3", "can't be written", "log"}},
+		"a policy":                   {held(&lane.HoldError{Lane: l, Err: fmt.Errorf("id %q again", secret), Summary: "position 7: its id was claimed before"}), []string{"lane shop:orders/3", "position 7: its id was claimed before"}},
 		"not a hold at all":          {held(errors.New(secret)), []string{"lane shop:orders/3"}},
-		"several at once":            {errors.Join(held(&message.HoldError{Err: pg}), errors.New("the database does not answer")), []string{"lane shop:orders/3", "22P02", "the database does not answer"}},
+		"several at once":            {errors.Join(held(&lane.HoldError{Err: pg}), errors.New("the database does not answer")), []string{"lane shop:orders/3", "22P02", "the database does not answer"}},
 		"joined and wrapped":         {fmt.Errorf("ready: %w", errors.Join(held(pg))), []string{"lane shop:orders/3", "22P02"}},
-		"more lanes are held":        {&consumer.HeldError{Lane: lane, Err: &message.HoldError{Err: pg}, More: 2}, []string{"lane shop:orders/3", "22P02", "; 2 more lanes are held"}},
-		"more lanes fail":            {&consumer.FailingError{Lane: lane, For: 20 * time.Second, Err: pg, More: 1}, []string{"lane shop:orders/3", "22P02", "; 1 more lane is failing"}},
-		"one that fails all along":   {&consumer.FailingError{Lane: lane, For: 20 * time.Second, Err: fmt.Errorf("write: %w", pg)}, []string{"lane shop:orders/3", "have failed for 20s", "22P02", "log"}},
+		"more lanes are held":        {&consumer.HeldError{Lane: l, Err: &lane.HoldError{Err: pg}, More: 2}, []string{"lane shop:orders/3", "22P02", "; 2 more lanes are held"}},
+		"more lanes fail":            {&consumer.FailingError{Lane: l, For: 20 * time.Second, Err: pg, More: 1}, []string{"lane shop:orders/3", "22P02", "; 1 more lane is failing"}},
+		"one that fails all along":   {&consumer.FailingError{Lane: l, For: 20 * time.Second, Err: fmt.Errorf("write: %w", pg)}, []string{"lane shop:orders/3", "have failed for 20s", "22P02", "log"}},
 		"a source's":                 {errors.New("source shop is not connected"), []string{"source shop is not connected"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/generations"
 )
 
 // View is all that a screen shows.
@@ -385,7 +386,7 @@ func (s *screen) windowUsed() (style, text string) {
 }
 
 // live are the generations that there is something to tell of, newest first.
-func (s *screen) live() (all []dedup.Generation) {
+func (s *screen) live() (all []generations.Generation) {
 	g := s.Frame.Sample.Generations
 	for i := len(g) - 1; i >= 0; i-- {
 		if g[i].State != "next" {
@@ -423,7 +424,7 @@ func (s *screen) generations(n int) []line {
 
 // goes tells when a sealed generation goes at the earliest: when the stream clock
 // has passed its end by the window.
-func (s *screen) goes(g dedup.Generation) string {
+func (s *screen) goes(g generations.Generation) string {
 	if g.State != "sealed" || g.SealedAt == nil {
 		return "-"
 	}

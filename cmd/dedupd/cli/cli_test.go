@@ -18,6 +18,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/schema"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/internal/pgtest"
 	_ "github.com/dedupd/dedupd/sinks/statement"
@@ -128,9 +129,9 @@ func TestExitCodes(t *testing.T) {
 		{usageError{errors.New("x")}, 2},
 		{fmt.Errorf("wrapped: %w", config.Problems{{Message: "x"}}), 2},
 		{exitError{code: 130}, 130},
-		{&dedup.SchemaError{Have: 1, Want: 2}, 3},
-		{fmt.Errorf("migrate: %w", &dedup.SchemaError{Have: 2, Want: 1}), 3},
-		{fmt.Errorf("migrate: %w", &dedup.EncodingError{Encoding: "LATIN1"}), 3},
+		{&schema.Error{Have: 1, Want: 2}, 3},
+		{fmt.Errorf("migrate: %w", &schema.Error{Have: 2, Want: 1}), 3},
+		{fmt.Errorf("migrate: %w", &schema.EncodingError{Encoding: "LATIN1"}), 3},
 		{&pgconn.PgError{Code: "42501"}, 3},
 		{&pgconn.PgError{Code: "28P01"}, 3},
 		{&pgconn.PgError{Code: "42P01"}, 3},

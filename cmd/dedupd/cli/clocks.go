@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/message"
 )
@@ -85,7 +86,7 @@ Set the database's own clock right first. This needs the rights of the schema's 
 			}
 			to.Earlier = earlier
 			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
-				clock, err := s.SetGenerationClock(ctx, actor(), int(generation), to)
+				clock, err := s.Generations().SetClock(ctx, actor(), int(generation), to)
 				if err != nil {
 					return err
 				}
@@ -114,12 +115,12 @@ func expireEarlier(cmd *cobra.Command, earlier *bool) {
 }
 
 // parseClock reads what a clock is to be set to.
-func parseClock(text string, mayBeUnknown bool) (dedup.ClockSetting, error) {
+func parseClock(text string, mayBeUnknown bool) (generations.ClockSetting, error) {
 	switch {
 	case text == "now":
-		return dedup.ClockSetting{Now: true}, nil
+		return generations.ClockSetting{Now: true}, nil
 	case text == "unknown" && mayBeUnknown:
-		return dedup.ClockSetting{}, nil
+		return generations.ClockSetting{}, nil
 	}
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil || at.IsZero() {
@@ -127,9 +128,9 @@ func parseClock(text string, mayBeUnknown bool) (dedup.ClockSetting, error) {
 		if mayBeUnknown {
 			unknown = `, or "unknown"`
 		}
-		return dedup.ClockSetting{}, fmt.Errorf(`%q is no time: write it as 2026-01-02T15:04:05Z, or "now"%s`, text, unknown)
+		return generations.ClockSetting{}, fmt.Errorf(`%q is no time: write it as 2026-01-02T15:04:05Z, or "now"%s`, text, unknown)
 	}
-	return dedup.ClockSetting{To: at}, nil
+	return generations.ClockSetting{To: at}, nil
 }
 
 func orUnknown(t *time.Time) string {

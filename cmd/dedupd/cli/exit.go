@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/schema"
 	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/retention"
@@ -85,8 +86,8 @@ func exitCode(err error) int {
 		unusable *app.ConfigError
 		query    *dedup.QueryError
 		server   *app.ServerError
-		schema   *dedup.SchemaError
-		encoding *dedup.EncodingError
+		l        *schema.Error
+		encoding *schema.EncodingError
 		missing  *retention.MissingError
 		connect  *pgconn.ConnectError
 		postgres *pgconn.PgError
@@ -97,7 +98,7 @@ func exitCode(err error) int {
 		return exit.code
 	case errors.As(err, &usage), errors.As(err, &problems), errors.As(err, &unusable), errors.As(err, &query):
 		return exitUsage
-	case errors.As(err, &server), errors.As(err, &schema), errors.As(err, &encoding), errors.As(err, &missing), errors.As(err, &connect):
+	case errors.As(err, &server), errors.As(err, &l), errors.As(err, &encoding), errors.As(err, &missing), errors.As(err, &connect):
 		return exitServer
 	case errors.As(err, &postgres):
 		return postgresExit(postgres.Code)

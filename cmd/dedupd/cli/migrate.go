@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/schema"
 	"github.com/dedupd/dedupd/internal/config"
 )
 
@@ -23,12 +24,12 @@ was nothing to upgrade.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withStore(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
-				applied, err := s.Migrate(ctx)
+				applied, err := s.Schema().Migrate(ctx)
 				if err != nil {
 					return err
 				}
 				if worker != "" {
-					if err := s.Grant(ctx, worker); err != nil {
+					if err := s.Schema().Grant(ctx, worker); err != nil {
 						return err
 					}
 				}
@@ -43,7 +44,7 @@ was nothing to upgrade.`,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withStore(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
-				all, err := s.MigrationStatus(ctx)
+				all, err := s.Schema().Migrations(ctx)
 				if err != nil {
 					return err
 				}
@@ -67,7 +68,7 @@ that is there, or a further scope, needs dedupd migrate up.`,
 			if err != nil {
 				return exitError{exitUsage, err}
 			}
-			_, err = io.WriteString(c.stdout, s.MigrationSQL(role))
+			_, err = io.WriteString(c.stdout, s.Schema().SQL(role))
 			return err
 		},
 	}
@@ -76,9 +77,9 @@ that is there, or a further scope, needs dedupd migrate up.`,
 		c.withFile(c.withOutput(up)), c.withFile(c.withOutput(status)), c.withFile(sql))
 }
 
-func (c *command) showApplied(applied []dedup.Migration) error {
+func (c *command) showApplied(applied []schema.Migration) error {
 	if c.output == outputJSON {
-		return writeJSON(c.stdout, append([]dedup.Migration{}, applied...))
+		return writeJSON(c.stdout, append([]schema.Migration{}, applied...))
 	}
 	for _, m := range applied {
 		fmt.Fprintf(c.stdout, "applied version %d: %s\n", m.Version, m.Name)
@@ -89,7 +90,7 @@ func (c *command) showApplied(applied []dedup.Migration) error {
 	return nil
 }
 
-func (c *command) showMigrations(all []dedup.Migration) error {
+func (c *command) showMigrations(all []schema.Migration) error {
 	if c.output == outputJSON {
 		return writeJSON(c.stdout, all)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/retention"
@@ -79,7 +80,7 @@ waits for it for 10 seconds, and fails if that is not enough.`,
 }
 
 func (c *command) acceptMissing(ctx context.Context, store *dedup.Store) ([]int, error) {
-	generations, err := store.AcceptMissing(ctx, actor())
+	generations, err := store.Generations().AcceptMissing(ctx, actor())
 	if err != nil {
 		return nil, err
 	}
@@ -135,8 +136,8 @@ type RetentionStatus struct {
 	Window   config.Duration `json:"window"`
 	MaxHold  config.Duration `json:"max_hold"`
 	// NextExpiry is of the oldest sealed generation; null where there is none.
-	NextExpiry  *NextExpiry        `json:"next_expiry"`
-	Generations []dedup.Generation `json:"generations"`
+	NextExpiry  *NextExpiry              `json:"next_expiry"`
+	Generations []generations.Generation `json:"generations"`
 }
 
 // NextExpiry is when a generation goes: not before Earliest, when the stream
@@ -152,7 +153,7 @@ type NextExpiry struct {
 func newRetentionStatus(cfg *config.Config, s dedup.Status) RetentionStatus {
 	r := RetentionStatus{
 		Scope: cfg.Scope, Now: s.Now, LaneTime: s.LaneTime, Window: cfg.Retention.Window, MaxHold: cfg.Retention.MaxHold,
-		Generations: append([]dedup.Generation{}, s.Generations...),
+		Generations: append([]generations.Generation{}, s.Generations...),
 	}
 	if !s.Stream.IsZero() {
 		r.StreamTime = &s.Stream
@@ -228,14 +229,14 @@ func (r *RetentionStatus) expiry() string {
 func span(d time.Duration) string { return age(new(max(0, d.Seconds()))) }
 
 // zone is what a sealed generation's keys lie between, as their first digits.
-func zone(g dedup.Generation) string {
+func zone(g generations.Generation) string {
 	if g.FirstKey == nil || g.LastKey == nil {
 		return "-"
 	}
 	return g.FirstKey.String()[:8] + "…" + g.LastKey.String()[:8]
 }
 
-func filter(g dedup.Generation) string {
+func filter(g generations.Generation) string {
 	switch {
 	case g.FirstKey == nil: // not sealed, or without claims
 		return "-"

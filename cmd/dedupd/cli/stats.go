@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/internal/config"
 )
 
@@ -16,8 +17,8 @@ type Stats struct {
 	Lanes  []dedup.Books `json:"lanes"`
 	Totals Totals        `json:"totals"`
 	// Rates are shares of what was fetched, from 0 to 1.
-	Rates       Rates              `json:"rates"`
-	Generations []dedup.Generation `json:"generations"`
+	Rates       Rates                    `json:"rates"`
+	Generations []generations.Generation `json:"generations"`
 	// DeadLetters are those kept now; Totals.Dead counts those that expired, too.
 	DeadLetters int64 `json:"dead_letters"`
 }
@@ -46,8 +47,8 @@ type Rates struct {
 	Dead        float64 `json:"dead"`
 }
 
-func newStats(scope string, books []dedup.Books, generations []dedup.Generation, deadLetters int64) Stats {
-	s := Stats{Scope: scope, Lanes: append([]dedup.Books{}, books...), Generations: append([]dedup.Generation{}, generations...), DeadLetters: deadLetters}
+func newStats(scope string, books []dedup.Books, l []generations.Generation, deadLetters int64) Stats {
+	s := Stats{Scope: scope, Lanes: append([]dedup.Books{}, books...), Generations: append([]generations.Generation{}, l...), DeadLetters: deadLetters}
 	t := &s.Totals
 	for _, b := range books {
 		t.Fetched += b.Fetched
@@ -94,7 +95,7 @@ func (c *command) showStats(ctx context.Context, store *dedup.Store, cfg *config
 	if err != nil {
 		return err
 	}
-	generations, err := store.Generations(ctx)
+	generations, err := store.Generations().List(ctx)
 	if err != nil {
 		return err
 	}
@@ -138,7 +139,7 @@ func (c *command) writeStats(s Stats) error {
 }
 
 // claims is how many a generation holds, "~" before an estimate.
-func claims(g dedup.Generation) string {
+func claims(g generations.Generation) string {
 	if g.Exact {
 		return fmt.Sprint(g.Claims)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/internal/top"
@@ -36,8 +37,8 @@ type Top struct {
 	Connections int       `json:"connections"`
 	Lanes       []TopLane `json:"lanes"`
 	// StreamTime is as far as every lane has come; null: not known.
-	StreamTime  *time.Time         `json:"stream_time"`
-	Generations []dedup.Generation `json:"generations"`
+	StreamTime  *time.Time               `json:"stream_time"`
+	Generations []generations.Generation `json:"generations"`
 	// DeadLetters are counted up to 10,001.
 	DeadLetters int64           `json:"dead_letters"`
 	Window      config.Duration `json:"window"`
@@ -70,7 +71,7 @@ func newTop(cfg *config.Config, f *top.Frame) Top {
 		Scope: cfg.Scope, Time: f.Sample.Now, Database: f.Sample.Database, IntervalSeconds: f.Interval.Seconds(),
 		Rates: f.Rates, Average: f.Smooth, Shares: f.Rates.Shares(), Totals: newStats("", books, nil, 0).Totals,
 		Owners: f.Owners(), Connections: f.Sample.Connections, Lanes: lanes, StreamTime: f.Sample.Stream,
-		Generations: append([]dedup.Generation{}, f.Sample.Generations...), DeadLetters: f.Sample.DeadLetters,
+		Generations: append([]generations.Generation{}, f.Sample.Generations...), DeadLetters: f.Sample.DeadLetters,
 		Window: cfg.Retention.Window, LatestDuplicateSeconds: f.Sample.LatestDuplicate,
 	}
 }

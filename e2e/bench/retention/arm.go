@@ -10,8 +10,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/e2e/bench/measure"
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks/table"
 )
@@ -34,12 +36,12 @@ type arm struct {
 type worker struct {
 	*dedup.Processor
 	registry *prometheus.Registry
-	lanes    []*lane
+	lanes    []*openLane
 }
 
-type lane struct {
+type openLane struct {
 	message.Lane
-	message.Taken
+	lane.Assignment
 	at int64
 }
 
@@ -82,14 +84,14 @@ func (a *arm) newWorker(ctx context.Context, number int, o options) (*worker, er
 	if err != nil {
 		return nil, err
 	}
-	if _, err := store.Migrate(ctx); err != nil {
+	if _, err := store.Schema().Migrate(ctx); err != nil {
 		return nil, err
 	}
 	identity, err := message.NewIdentity([]string{"key"}, 64<<10)
 	if err != nil {
 		return nil, err
 	}
-	fingerprint, err := dedup.NewFingerprint([]string{"value"})
+	fingerprint, err := claimkey.NewFingerprint([]string{"value"})
 	if err != nil {
 		return nil, err
 	}
@@ -110,8 +112,8 @@ func (a *arm) newWorker(ctx context.Context, number int, o options) (*worker, er
 		return nil, err
 	}
 	for i := range max(o.writers, 1) {
-		l := &lane{Lane: message.Lane{Source: "bench", Name: fmt.Sprintf("t/%d-%d", number, i)}}
-		if l.Taken, err = store.Take(ctx, message.Take{Lane: l.Lane, Ordered: true, Committed: -1}); err != nil {
+		l := &openLane{Lane: message.Lane{Source: "bench", Name: fmt.Sprintf("t/%d-%d", number, i)}}
+		if l.Assignment, err = store.Acquire(ctx, lane.Acquire{Lane: l.Lane, Ordered: true, Committed: -1}); err != nil {
 			return nil, err
 		}
 		w.lanes = append(w.lanes, l)
@@ -123,7 +125,7 @@ func (a *arm) newWorker(ctx context.Context, number int, o options) (*worker, er
 func (a *arm) store() *dedup.Store { return a.workers[0].Store }
 
 func (a *arm) open(ctx context.Context) (number int, err error) {
-	all, err := a.store().Generations(ctx)
+	all, err := a.store().Generations().List(ctx)
 	for _, g := range all {
 		if g.State == "open" {
 			number = g.Generation
@@ -182,10 +184,10 @@ func (a *arm) rotate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := a.store().PrepareGeneration(ctx); err != nil {
+	if _, err := a.store().Generations().Prepare(ctx); err != nil {
 		return err
 	}
-	rotated, _, _, err := a.store().Rotate(ctx, number)
+	rotated, _, _, err := a.store().Generations().Rotate(ctx, number)
 	if err == nil && !rotated {
 		err = fmt.Errorf("generation %d was not rotated", number)
 	}
@@ -213,7 +215,7 @@ func (a *arm) rememberSealed(ctx context.Context, generations, claims int, timed
 
 func (a *arm) buildFilters(ctx context.Context) error {
 	for {
-		if n, _, err := a.store().BuildFilter(ctx); err != nil || n == 0 {
+		if n, _, err := a.store().Generations().BuildFilter(ctx); err != nil || n == 0 {
 			return err
 		}
 	}

@@ -40,7 +40,7 @@ func (b *bench) duplicates(ctx context.Context) error {
 					if err := a.buildFilters(ctx); err != nil {
 						return err
 					}
-					if err := a.store().LoadFilters(ctx); err != nil {
+					if err := a.store().Generations().LoadFilters(ctx); err != nil {
 						return err
 					}
 				}

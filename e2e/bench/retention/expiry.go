@@ -26,10 +26,10 @@ func (b *bench) expiry(ctx context.Context) error {
 				if _, err := a.pool.Exec(ctx, `UPDATE dedupd.generations SET sealed_at = now() - interval '1 year' WHERE state = 'sealed'`); err != nil {
 					return err
 				}
-				if n, _, err := a.store().Expire(ctx, time.Hour, 24*time.Hour); err != nil || n != 1 {
+				if n, _, err := a.store().Generations().Expire(ctx, time.Hour, 24*time.Hour); err != nil || n != 1 {
 					return fmt.Errorf("%d generations expired: %w", n, err)
 				}
-				_, err := a.store().DropExpired(ctx, 1)
+				_, err := a.store().Generations().Drop(ctx, 1)
 				return err
 			},
 		},

@@ -29,14 +29,14 @@ func (b *bench) filters(ctx context.Context) error {
 			return err
 		}
 		builds = append(builds, time.Since(start))
-		a.store().Forget("bench")
+		a.store().Generations().Forget("bench")
 		start = time.Now()
-		if err := a.store().LoadFilters(ctx); err != nil {
+		if err := a.store().Generations().LoadFilters(ctx); err != nil {
 			return err
 		}
 		loads = append(loads, time.Since(start))
 	}
-	bytes := a.store().FilterBytes()
+	bytes := a.store().Generations().FilterBytes()
 	if _, _, err := a.apply(ctx, b.messages, batchSize, measure.RandomID, nil); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -15,9 +16,9 @@ const batchSize = 4000
 var payload = []byte(`{"order":{"customer":"c-204117","currency":"EUR","total":129.95,"lines":[{"sku":"A-1002","quantity":2,"price":19.95},{"sku":"B-7731","quantity":1,"price":90.05}]},"source":"web","placed_at":"2026-11-20T10:11:12Z","note":"leave it with the neighbours"}`)
 
 // batch makes a lane's next messages.
-func (l *lane) batch(n int, id func() []byte) message.Batch {
-	b := message.Batch{
-		Lane: l.Lane, Ordered: true, Incarnation: l.Incarnation, Epoch: l.Epoch, From: l.at, Next: l.at + int64(n), BrokerPosition: -1,
+func (l *openLane) batch(n int, id func() []byte) lane.Batch {
+	b := lane.Batch{
+		Lane: l.Lane, Ordered: true, StreamID: l.StreamID, Epoch: l.Epoch, From: l.at, Next: l.at + int64(n), BrokerPosition: -1,
 		Messages: make([]message.Message, n),
 	}
 	now := time.Now()
@@ -44,7 +45,7 @@ func (a *arm) apply(ctx context.Context, messages, size int, id func() []byte, s
 	each := max(1, messages/size/lanes)
 	type work struct {
 		w       *worker
-		batches []message.Batch
+		batches []lane.Batch
 	}
 	var all []work
 	for _, w := range a.workers {
@@ -66,7 +67,7 @@ func (a *arm) apply(ctx context.Context, messages, size int, id func() []byte, s
 		group.Go(func() {
 			for _, batch := range one.batches {
 				s := span{from: time.Now()}
-				if handled := one.w.Handle(ctx, []message.Batch{batch}); handled != nil {
+				if handled := one.w.Handle(ctx, []lane.Batch{batch}); handled != nil {
 					mu.Lock()
 					err = handled
 					mu.Unlock()

@@ -121,12 +121,12 @@ func (a *arm) rotateEvery(ctx context.Context, interval time.Duration) (all []fl
 		// A step that the end of the load cuts off isn't counted.
 		number, err := a.open(ctx)
 		if err == nil {
-			_, err = a.store().PrepareGeneration(ctx)
+			_, err = a.store().Generations().Prepare(ctx)
 		}
 		f := flip{span: span{from: time.Now()}}
 		var rotated bool
 		if err == nil {
-			rotated, _, f.took, err = a.store().Rotate(ctx, number)
+			rotated, _, f.took, err = a.store().Generations().Rotate(ctx, number)
 		}
 		f.to = time.Now()
 		if err == nil && rotated {
@@ -135,7 +135,7 @@ func (a *arm) rotateEvery(ctx context.Context, interval time.Duration) (all []fl
 		}
 		for _, w := range a.workers {
 			if err == nil {
-				err = w.Store.LoadFilters(ctx)
+				err = w.Store.Generations().LoadFilters(ctx)
 			}
 		}
 		if ctx.Err() != nil {

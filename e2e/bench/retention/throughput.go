@@ -79,7 +79,7 @@ func (b *bench) throughput(ctx context.Context) error {
 			if err := a.buildFilters(ctx); err != nil {
 				return err
 			}
-			return a.store().LoadFilters(ctx)
+			return a.store().Generations().LoadFilters(ctx)
 		}
 	}
 	single := func(claims int) func(a *arm) error {

@@ -17,7 +17,9 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -33,7 +35,7 @@ const (
 	drainNone = time.Millisecond
 )
 
-func lane(partition int) message.Lane {
+func laneOf(partition int) message.Lane {
 	return message.Lane{Source: sourceName, Name: strconv.Itoa(partition)}
 }
 
@@ -80,7 +82,7 @@ func newCell(t *testing.T, by way, logs ...[]entry) *cell {
 			return err
 		}
 		defer pool.Close()
-		if _, err := newStore(pool, "").Migrate(ctx); err != nil {
+		if _, err := newStore(pool, "").Schema().Migrate(ctx); err != nil {
 			return err
 		}
 		_, err = pool.Exec(ctx, schema)
@@ -100,12 +102,12 @@ func (c *cell) rotate() {
 	var done sync.WaitGroup
 	done.Go(func() {
 		for number := 1; ctx.Err() == nil; number++ {
-			_, err := keeper.PrepareGeneration(ctx)
+			_, err := keeper.Generations().Prepare(ctx)
 			for rotated := false; err == nil && !rotated; {
-				rotated, _, _, err = keeper.Rotate(ctx, number)
+				rotated, _, _, err = keeper.Generations().Rotate(ctx, number)
 			}
 			if err == nil {
-				_, _, err = keeper.BuildFilter(ctx)
+				_, _, err = keeper.Generations().BuildFilter(ctx)
 			}
 			if err != nil && ctx.Err() == nil {
 				c.Error("rotate: ", err)
@@ -177,7 +179,7 @@ type worker struct {
 	commits atomic.Int32 // sent
 	told    atomic.Int64 // messages of hand-overs that were answered by nil
 	stale   atomic.Int32 // takes refused
-	took    chan message.Taken
+	took    chan lane.Assignment
 
 	mu    sync.Mutex
 	conns map[*conn]struct{}
@@ -189,7 +191,7 @@ func (c *cell) start(name string, t *trap, source func(w *worker) consumer.Sourc
 	c.Helper()
 	w := &worker{
 		cell: c, name: name, trap: t, registry: prometheus.NewRegistry(), done: make(chan error, 1),
-		conns: make(map[*conn]struct{}), took: make(chan message.Taken, 1000),
+		conns: make(map[*conn]struct{}), took: make(chan lane.Assignment, 1000),
 	}
 	pool := c.newPool(name, func(config *pgxpool.Config) { config.ConnConfig.DialFunc = w.dial })
 	w.store = newStore(pool, name)
@@ -197,7 +199,7 @@ func (c *cell) start(name string, t *trap, source func(w *worker) consumer.Sourc
 	if err != nil {
 		c.Fatal(err)
 	}
-	fingerprint, err := dedup.NewFingerprint([]string{"value"})
+	fingerprint, err := claimkey.NewFingerprint([]string{"value"})
 	if err != nil {
 		c.Fatal(err)
 	}

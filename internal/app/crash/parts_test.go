@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -16,7 +17,7 @@ var (
 // handler is the processor, with the step "fetched" before it.
 type handler struct{ w *worker }
 
-func (h *handler) Handle(ctx context.Context, batches []message.Batch) error {
+func (h *handler) Handle(ctx context.Context, batches []lane.Batch) error {
 	w := h.w
 	if w.due(fetched) && w.strike(fetched, nil) == cut {
 		return errTransient
@@ -37,30 +38,30 @@ func (h *handler) Handle(ctx context.Context, batches []message.Batch) error {
 // lanes is the store, of which a dead worker hears nothing any more.
 type lanes struct{ w *worker }
 
-func (l *lanes) Take(ctx context.Context, t message.Take) (message.Taken, error) {
-	taken, err := l.w.store.Take(ctx, t)
+func (l *lanes) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, error) {
+	taken, err := l.w.store.Acquire(ctx, t)
 	switch {
 	case err == nil:
 		l.w.took <- taken
-	case errors.Is(err, message.ErrStale):
+	case errors.Is(err, lane.ErrStale):
 		l.w.stale.Add(1)
 	}
 	return taken, err
 }
 
-func (l *lanes) CaughtUp(ctx context.Context, all []message.CaughtUp) ([]message.Lane, error) {
-	return l.w.store.CaughtUp(ctx, all)
+func (l *lanes) Heartbeat(ctx context.Context, all []lane.Heartbeat) ([]message.Lane, error) {
+	return l.w.store.Heartbeat(ctx, all)
 }
 
-func (l *lanes) Confirm(ctx context.Context, c message.Confirm) (message.Confirmed, error) {
+func (l *lanes) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation, error) {
 	return l.w.store.Confirm(ctx, c)
 }
 
-func (l *lanes) Resumed(ctx context.Context, lane message.Lane, taken message.Taken, from int64) (int64, error) {
-	return l.w.store.Resumed(ctx, lane, taken, from)
+func (l *lanes) ConfirmRewind(ctx context.Context, lane message.Lane, taken lane.Assignment, from int64) (int64, error) {
+	return l.w.store.ConfirmRewind(ctx, lane, taken, from)
 }
 
-func (l *lanes) Gap(ctx context.Context, lane message.Lane, found message.Gap) (message.Gap, error) {
+func (l *lanes) Gap(ctx context.Context, lane message.Lane, found lane.Gap) (lane.Gap, error) {
 	return l.w.store.Gap(ctx, lane, found)
 }
 
@@ -68,15 +69,15 @@ func (l *lanes) AcceptGap(ctx context.Context, lane message.Lane, next int64) er
 	return l.w.store.AcceptGap(ctx, lane, next)
 }
 
-func (l *lanes) Copied(ctx context.Context, all []message.Copied) error {
-	return l.w.store.Copied(ctx, all)
+func (l *lanes) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) error {
+	return l.w.store.BrokerConfirmed(ctx, all)
 }
 
-func (l *lanes) LetGo(ctx context.Context, lane message.Lane, epoch int64) error {
-	return l.w.store.LetGo(ctx, lane, epoch)
+func (l *lanes) Release(ctx context.Context, lane message.Lane, epoch int64) error {
+	return l.w.store.Release(ctx, lane, epoch)
 }
 
-func (l *lanes) LogCut(ctx context.Context, cut message.LogCut) error {
+func (l *lanes) LogCut(ctx context.Context, cut lane.LogCut) error {
 	return l.w.store.LogCut(ctx, cut)
 }
 
@@ -117,7 +118,7 @@ func (s *sink) step(ctx context.Context, tx sinks.Tx, at step) error {
 // ack stands between a member and the broker: nothing may be acknowledged that
 // the database doesn't hold, and a process that is gone acknowledges nothing.
 func (w *worker) ack(partition int, position int64, commit func() error) error {
-	return w.acknowledge(func() { w.mustBeDurable(lane(partition), position) }, commit)
+	return w.acknowledge(func() { w.mustBeDurable(laneOf(partition), position) }, commit)
 }
 
 func (w *worker) acknowledge(check func(), commit func() error) error {

@@ -8,7 +8,8 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -160,7 +161,7 @@ func (q *queue) ack(w *worker, tokens []any) {
 
 func (q *queue) mustBeClaimed(w *worker, i int) {
 	id := q.cell.logs[0][i].id
-	if id != "" && !q.cell.ask(`SELECT EXISTS (SELECT FROM dedupd.claims WHERE key = $1::uuid)`, dedup.KeyOf(id).String()) {
+	if id != "" && !q.cell.ask(`SELECT EXISTS (SELECT FROM dedupd.claims WHERE key = $1::uuid)`, claimkey.Of(id).String()) {
 		q.cell.Errorf("%s acknowledges %q, but nobody has claimed it", w.name, id)
 	}
 }
@@ -176,7 +177,7 @@ type queueMember struct {
 
 func (m *queueMember) Name() string { return sourceName }
 
-func (m *queueMember) Run(ctx context.Context, in *consumer.Intake) error {
+func (m *queueMember) Run(ctx context.Context, in *consumer.Session) error {
 	var slots sync.WaitGroup
 	for range 2 {
 		slots.Go(func() {
@@ -192,8 +193,8 @@ func (m *queueMember) Run(ctx context.Context, in *consumer.Intake) error {
 	return nil
 }
 
-func (m *queueMember) slot(ctx context.Context, in *consumer.Intake) {
-	taken, err := in.Take(ctx, message.Take{Lane: queueLane(), Incarnation: "queue-1", Committed: -1})
+func (m *queueMember) slot(ctx context.Context, in *consumer.Session) {
+	taken, err := in.Acquire(ctx, lane.Acquire{Lane: queueLane(), LogID: "queue-1", Committed: -1})
 	if err != nil {
 		select {
 		case <-time.After(time.Millisecond):
@@ -201,7 +202,7 @@ func (m *queueMember) slot(ctx context.Context, in *consumer.Intake) {
 		}
 		return
 	}
-	lane := in.Open(consumer.LaneOptions{
+	l := in.Open(consumer.LaneOptions{
 		Lane: queueLane(), Next: taken.Next, KeepFor: time.Minute,
 		Committed: func(_ int64, tokens []any) { m.q.ack(m.w, tokens) },
 		Abandoned: func(tokens []any) {
@@ -213,14 +214,14 @@ func (m *queueMember) slot(ctx context.Context, in *consumer.Intake) {
 	defer func() {
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.Drain())
 		defer cancel()
-		lane.Close(stop)
+		l.Close(stop)
 	}()
 	for {
 		numbers := m.q.fetch(ctx, m.w)
 		if numbers == nil {
 			return
 		}
-		b := message.Batch{Lane: queueLane(), Incarnation: taken.Incarnation, Epoch: taken.Epoch, Checkpoint: taken.Checkpoint, BrokerPosition: -1, Lag: -1, Bytes: int64(100 * len(numbers))}
+		b := lane.Batch{Lane: queueLane(), StreamID: taken.StreamID, Epoch: taken.Epoch, Checkpoint: taken.Checkpoint, BrokerPosition: -1, Lag: -1, Bytes: int64(100 * len(numbers))}
 		for _, i := range numbers {
 			b.Messages = append(b.Messages, m.q.all[i])
 		}
@@ -229,7 +230,7 @@ func (m *queueMember) slot(ctx context.Context, in *consumer.Intake) {
 			// Given back with everything else of this member.
 			return
 		}
-		if lane.Offer(ctx, b, numbers) != nil {
+		if l.Offer(ctx, b, numbers) != nil {
 			return
 		}
 	}

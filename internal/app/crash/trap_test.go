@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/lane"
 )
 
 // step is how far a batch has come.
@@ -149,7 +149,7 @@ func (c *cell) takeOver() {
 					return
 				}
 				t.BrokerGeneration = generation
-				if _, err := c.other.Take(ctx, t); err == nil {
+				if _, err := c.other.Acquire(ctx, t); err == nil {
 					break
 				} else if ctx.Err() != nil {
 					c.Errorf("take over: %v", err)
@@ -222,6 +222,6 @@ func (c *cell) standings() string {
 }
 
 // takes are what another worker asks for to get this cell's first lane.
-func (c *cell) takes() []message.Take {
-	return []message.Take{{Lane: lane(0), Ordered: true, Committed: -1}}
+func (c *cell) takes() []lane.Acquire {
+	return []lane.Acquire{{Lane: laneOf(0), Ordered: true, Committed: -1}}
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -54,7 +54,7 @@ func (c *cell) expect() expected {
 	lanes := make(map[string]int)
 	for partition, log := range c.logs {
 		for position, e := range log {
-			place := fmt.Sprintf("%s %d ", lane(partition).Name, position)
+			place := fmt.Sprintf("%s %d ", laneOf(partition).Name, position)
 			if e.id == "" {
 				x.dead = append(x.dead, place+"no_id")
 				continue
@@ -213,7 +213,7 @@ func (c *cell) noteKeys() {
 	for _, log := range c.logs {
 		for _, e := range log {
 			if e.id != "" {
-				ids, keys = append(ids, e.id), append(keys, dedup.KeyOf(e.id).String())
+				ids, keys = append(ids, e.id), append(keys, claimkey.Of(e.id).String())
 			}
 		}
 	}
@@ -230,7 +230,7 @@ func (c *cell) sample() (stop func()) {
 	sampler.Go(func() {
 		for {
 			for partition, position := range c.brokerPositions() {
-				if position > 0 && !c.ask(`SELECT coalesce((SELECT next_position FROM dedupd.lanes WHERE lane = $1), 0) >= $2`, lane(partition).Name, position) {
+				if position > 0 && !c.ask(`SELECT coalesce((SELECT next_position FROM dedupd.lanes WHERE lane = $1), 0) >= $2`, laneOf(partition).Name, position) {
 					c.Errorf("the broker is told %d of lane %d, but the database does not hold it", position, partition)
 					return
 				}

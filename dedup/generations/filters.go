@@ -1,4 +1,4 @@
-package dedup
+package generations
 
 import (
 	"context"
@@ -10,6 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
 )
 
 // filterCache holds the filters that are loaded, by the identity of their
@@ -17,7 +20,7 @@ import (
 // them without a lock.
 type filterCache struct {
 	mu     sync.Mutex
-	chunks map[Key][]*chunk
+	chunks map[claimkey.Key][]*chunk
 	bytes  int64
 	// behind tells that a generation's filter isn't loaded though there may be
 	// room for it.
@@ -27,13 +30,13 @@ type filterCache struct {
 }
 
 // keepOnly drops the filters of all other generations.
-func (f *filterCache) keepOnly(sealed []*generation) {
-	keep := make(map[Key][]*chunk, len(sealed))
+func (f *filterCache) keepOnly(sealed []*Table) {
+	keep := make(map[claimkey.Key][]*chunk, len(sealed))
 	f.bytes, f.behind = 0, false
 	for _, g := range sealed {
-		chunks := f.chunks[g.identity]
+		chunks := f.chunks[g.Identity]
 		if len(chunks) > 0 {
-			keep[g.identity] = chunks
+			keep[g.Identity] = chunks
 		}
 		for _, c := range chunks {
 			f.bytes += c.bytes()
@@ -46,40 +49,40 @@ func (f *filterCache) keepOnly(sealed []*generation) {
 func complete(chunks []*chunk) bool { return len(chunks) > 0 && chunks[len(chunks)-1].last }
 
 // equip is the catalog with the filters that are loaded.
-func (f *filterCache) equip(c *catalog) *catalog {
+func (f *filterCache) equip(c *Catalog) *Catalog {
 	with := *c
-	with.sealed = make([]*generation, len(c.sealed))
-	for i, g := range c.sealed {
+	with.Sealed = make([]*Table, len(c.Sealed))
+	for i, g := range c.Sealed {
 		equipped := *g
-		equipped.chunks = f.chunks[g.identity]
-		with.sealed[i] = &equipped
+		equipped.chunks = f.chunks[g.Identity]
+		with.Sealed[i] = &equipped
 	}
 	return &with
 }
 
 // makeRoom drops chunks of generations older than sealed[at], oldest first,
 // until size more bytes fit into the budget, and tells whether they do.
-func (f *filterCache) makeRoom(sealed []*generation, at int, size, budget int64) bool {
+func (f *filterCache) makeRoom(sealed []*Table, at int, size, budget int64) bool {
 	for old := len(sealed) - 1; old > at && f.bytes+size > budget; old-- {
-		chunks := f.chunks[sealed[old].identity]
+		chunks := f.chunks[sealed[old].Identity]
 		for len(chunks) > 0 && f.bytes+size > budget {
 			f.bytes -= chunks[len(chunks)-1].bytes()
 			chunks = slices.Clone(chunks[:len(chunks)-1])
 		}
-		f.chunks[sealed[old].identity] = chunks
+		f.chunks[sealed[old].Identity] = chunks
 	}
 	return f.bytes+size <= budget
 }
 
 // FilterBytes is the memory that the loaded filters take.
-func (s *Store) FilterBytes() int64 {
+func (s *Set) FilterBytes() int64 {
 	s.filters.mu.Lock()
 	defer s.filters.mu.Unlock()
 	return s.filters.bytes
 }
 
 // FiltersBehind tells that LoadFilters may have something to do.
-func (s *Store) FiltersBehind() bool {
+func (s *Set) FiltersBehind() bool {
 	s.filters.mu.Lock()
 	defer s.filters.mu.Unlock()
 	return s.filters.behind
@@ -88,21 +91,21 @@ func (s *Store) FiltersBehind() bool {
 // LoadFilters reads the filters of sealed generations into memory, newest first,
 // as far as the budget goes. A filter that isn't what was stored is deleted, to
 // be built again; until then its generation is looked up through its index.
-func (s *Store) LoadFilters(ctx context.Context) error {
+func (s *Set) LoadFilters(ctx context.Context) error {
 	s.filters.loading.Lock()
 	defer s.filters.loading.Unlock()
-	c, err := s.loaded(ctx)
+	c, err := s.Loaded(ctx)
 	if err != nil {
 		return err
 	}
 	waiting := false
-	for at, g := range c.sealed {
+	for at, g := range c.Sealed {
 		for {
-			if now := s.catalog.Load(); now == nil || !now.has(g.identity) {
+			if now := s.catalog.Load(); now == nil || !now.Has(g.Identity) {
 				break // forgotten or expired meanwhile: there is nothing to load it into
 			}
 			s.filters.mu.Lock()
-			have := s.filters.chunks[g.identity]
+			have := s.filters.chunks[g.Identity]
 			s.filters.mu.Unlock()
 			if complete(have) {
 				break
@@ -117,7 +120,7 @@ func (s *Store) LoadFilters(ctx context.Context) error {
 			}
 			if !s.addChunk(c, at, next) {
 				s.filters.mu.Lock()
-				if now := s.catalog.Load(); now != nil && now.identity == c.identity {
+				if now := s.catalog.Load(); now != nil && now.Identity == c.Identity {
 					s.filters.behind = waiting // the rest is beyond the budget
 				}
 				s.filters.mu.Unlock()
@@ -131,14 +134,14 @@ func (s *Store) LoadFilters(ctx context.Context) error {
 // addChunk publishes one more chunk of c.sealed[at], and tells whether to go on
 // from what is loaded then: not when the budget has no room for it. A generation
 // that is gone meanwhile takes its filter along.
-func (s *Store) addChunk(c *catalog, at int, next *chunk) bool {
+func (s *Set) addChunk(c *Catalog, at int, next *chunk) bool {
 	s.filters.mu.Lock()
 	defer s.filters.mu.Unlock()
-	id := c.sealed[at].identity
+	id := c.Sealed[at].Identity
 	if len(s.filters.chunks[id]) != int(next.number) {
 		return true // those before it were forgotten meanwhile: it must not stand for their keys
 	}
-	if !s.filters.makeRoom(c.sealed, at, next.bytes(), s.filterMemory) {
+	if !s.filters.makeRoom(c.Sealed, at, next.bytes(), s.FilterMemory) {
 		return false
 	}
 	// A new slice: the old one may be in use.
@@ -149,46 +152,46 @@ func (s *Store) addChunk(c *catalog, at int, next *chunk) bool {
 
 // republish gives the current catalog the filters that are loaded now, and drops
 // those that it has no generation for. The filters' lock is held.
-func (s *Store) republish() {
+func (s *Set) republish() {
 	now := s.catalog.Load()
 	if now == nil {
 		s.filters.keepOnly(nil)
 		return
 	}
-	s.filters.keepOnly(now.sealed)
+	s.filters.keepOnly(now.Sealed)
 	s.catalog.CompareAndSwap(now, s.filters.equip(now)) // it may just have been forgotten
 }
 
 // readChunk reads the chunk that follows those that are loaded; nil: it isn't
 // there.
-func (s *Store) readChunk(ctx context.Context, g *generation, have []*chunk) (*chunk, error) {
+func (s *Set) readChunk(ctx context.Context, g *Table, have []*chunk) (*chunk, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	c := &chunk{number: int32(len(have))}
 	var checksum int64
 	var data []byte
-	err := s.pool.QueryRow(ctx, `SELECT claims, last_key, last, checksum, data FROM `+s.name("filters")+` WHERE identity = $1::uuid AND chunk = $2`,
-		g.identity.String(), c.number).Scan(&c.claims, (*[16]byte)(&c.lastKey), &c.last, &checksum, &data)
+	err := s.schema.Pool.QueryRow(ctx, `SELECT claims, last_key, last, checksum, data FROM `+s.name("filters")+` WHERE identity = $1::uuid AND chunk = $2`,
+		g.Identity.String(), c.number).Scan(&c.claims, (*[16]byte)(&c.lastKey), &c.last, &checksum, &data)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		// Mostly it isn't built yet. But chunks are built in their order: one that
 		// follows a missing one would keep it from being built again.
-		if _, err := s.pool.Exec(ctx, `DELETE FROM `+s.name("filters")+` f WHERE identity = $1::uuid AND chunk > $2
-			AND NOT EXISTS (SELECT FROM `+s.name("filters")+` WHERE identity = f.identity AND chunk = $2)`, g.identity.String(), c.number); err != nil {
-			return nil, fmt.Errorf("delete what follows a gap in the filter of generation %d: %w", g.number, err)
+		if _, err := s.schema.Pool.Exec(ctx, `DELETE FROM `+s.name("filters")+` f WHERE identity = $1::uuid AND chunk > $2
+			AND NOT EXISTS (SELECT FROM `+s.name("filters")+` WHERE identity = f.identity AND chunk = $2)`, g.Identity.String(), c.number); err != nil {
+			return nil, fmt.Errorf("delete what follows a gap in the filter of generation %d: %w", g.Number, err)
 		}
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("load the filter of generation %d: %w", g.number, err)
+		return nil, fmt.Errorf("load the filter of generation %d: %w", g.Number, err)
 	}
-	var above Key // zero for the first
+	var above claimkey.Key // zero for the first
 	if len(have) > 0 {
 		above = have[len(have)-1].lastKey
 	}
 	switch {
-	case c.checksum(g.identity, above, data) != checksum:
+	case c.checksum(g.Identity, above, data) != checksum:
 		err = errors.New("its checksum is wrong")
-	case c.claims <= 0 || len(have) > 0 && c.lastKey.compare(&above) <= 0:
+	case c.claims <= 0 || len(have) > 0 && c.lastKey.Compare(&above) <= 0:
 		err = errFilter
 	default:
 		err = c.decode(data)
@@ -196,18 +199,18 @@ func (s *Store) readChunk(ctx context.Context, g *generation, have []*chunk) (*c
 	if err == nil {
 		return c, nil
 	}
-	s.log.Warn("a stored filter can't be trusted: it will be built again", "generation", g.number, "chunk", c.number, "error", err)
+	s.log.Warn("a stored filter can't be trusted: it will be built again", "generation", g.Number, "chunk", c.number, "error", err)
 	// Perhaps it is what we have loaded before that isn't stored any more.
 	s.filters.mu.Lock()
-	delete(s.filters.chunks, g.identity)
+	delete(s.filters.chunks, g.Identity)
 	s.republish()
 	s.filters.mu.Unlock()
 	return nil, s.deleteChunks(ctx, g, c.number)
 }
 
-func (s *Store) deleteChunks(ctx context.Context, g *generation, from int32) error {
-	if _, err := s.pool.Exec(ctx, `DELETE FROM `+s.name("filters")+` WHERE identity = $1::uuid AND chunk >= $2`, g.identity.String(), from); err != nil {
-		return fmt.Errorf("delete the broken filter of generation %d: %w", g.number, err)
+func (s *Set) deleteChunks(ctx context.Context, g *Table, from int32) error {
+	if _, err := s.schema.Pool.Exec(ctx, `DELETE FROM `+s.name("filters")+` WHERE identity = $1::uuid AND chunk >= $2`, g.Identity.String(), from); err != nil {
+		return fmt.Errorf("delete the broken filter of generation %d: %w", g.Number, err)
 	}
 	return nil
 }
@@ -217,24 +220,26 @@ func (s *Store) deleteChunks(ctx context.Context, g *generation, from int32) err
 // nothing is missing. led is false, and nothing done, while another process is
 // at it. Each chunk is a transaction of its own, so that whoever comes next goes
 // on where the last one ended.
-func (s *Store) BuildFilter(ctx context.Context) (claims int, led bool, err error) {
+func (s *Set) BuildFilter(ctx context.Context) (claims int, led bool, err error) {
 	var (
-		identity, first, last Key
+		identity, first, last claimkey.Key
 		table                 string
 		number                int
 		missing               chunk
 		after                 *[16]byte
 	)
-	find := func(q querier) error {
+	find := func(q interface {
+		QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	}) error {
 		return q.QueryRow(ctx, `
 			SELECT g.identity, g.first_key, g.last_key, g.table_name, g.generation, coalesce(f.chunk + 1, 0), f.last_key
 			FROM `+s.name("generations")+` g
 			LEFT JOIN LATERAL (SELECT chunk, last_key, last FROM `+s.name("filters")+` WHERE identity = g.identity ORDER BY chunk DESC LIMIT 1) f ON true
 			WHERE g.scope = $1 AND g.state = 'sealed' AND g.first_key IS NOT NULL AND f.last IS NOT TRUE
-			ORDER BY g.generation DESC LIMIT 1`, s.scope).Scan(
+			ORDER BY g.generation DESC LIMIT 1`, s.schema.Scope).Scan(
 			(*[16]byte)(&identity), (*[16]byte)(&first), (*[16]byte)(&last), &table, &number, &missing.number, &after)
 	}
-	switch err := find(s.pool); {
+	switch err := find(s.schema.Pool); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, true, nil
 	case err != nil:
@@ -243,7 +248,7 @@ func (s *Store) BuildFilter(ctx context.Context) (claims int, led bool, err erro
 	if missing.number == 0 {
 		s.vacuum(ctx, table)
 	}
-	led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		missing.claims = 0
 		if err := find(tx); errors.Is(err, pgx.ErrNoRows) {
 			return nil // another was faster
@@ -251,7 +256,7 @@ func (s *Store) BuildFilter(ctx context.Context) (claims int, led bool, err erro
 			return err
 		}
 		from, than := first, ">="
-		var above Key
+		var above claimkey.Key
 		if after != nil {
 			from, than, above = *after, ">", *after
 		}
@@ -262,7 +267,7 @@ func (s *Store) BuildFilter(ctx context.Context) (claims int, led bool, err erro
 		if len(keys) == 0 {
 			// Whatever was there has been forgotten. A filter may hold keys that
 			// the table doesn't.
-			keys = []Key{last}
+			keys = []claimkey.Key{last}
 		}
 		data, err := buildFilter(keys)
 		if err != nil {
@@ -281,13 +286,13 @@ func (s *Store) BuildFilter(ctx context.Context) (claims int, led bool, err erro
 
 // readKeys reads a table's keys from one on, in their order, as many as a chunk
 // holds, and tells whether there are more.
-func (s *Store) readKeys(ctx context.Context, conn *pgx.Conn, table, than string, from Key) (keys []Key, more bool, err error) {
-	limit := s.chunkClaims
-	err = roundTrip(ctx, conn, false, []step{{
-		sql:  `SELECT key FROM ` + s.name(table) + ` WHERE key ` + than + ` $1::uuid ORDER BY key LIMIT $2::bigint`,
-		oids: []uint32{pgtype.UUIDOID, pgtype.Int8OID}, params: [][]byte{from[:], int8b(int64(limit + 1))},
-		row: func(v [][]byte) error {
-			key, err := readKey(v[0])
+func (s *Set) readKeys(ctx context.Context, conn *pgx.Conn, table, than string, from claimkey.Key) (keys []claimkey.Key, more bool, err error) {
+	limit := s.ChunkClaims
+	err = pipeline.RoundTrip(ctx, conn, false, []pipeline.Step{{
+		SQL:  `SELECT key FROM ` + s.name(table) + ` WHERE key ` + than + ` $1::uuid ORDER BY key LIMIT $2::bigint`,
+		OIDs: []uint32{pgtype.UUIDOID, pgtype.Int8OID}, Params: [][]byte{from[:], pipeline.Int8(int64(limit + 1))},
+		Row: func(v [][]byte) error {
+			key, err := pipeline.ReadKey(v[0])
 			keys = append(keys, key)
 			return err
 		},
@@ -302,8 +307,8 @@ func (s *Store) readKeys(ctx context.Context, conn *pgx.Conn, table, than string
 // all, once, so that the index alone tells its keys; and frozen, so that no
 // later vacuum has to come and stand in the way of its end. A role that may not
 // do it gets a warning of the server, and everything works, a little slower.
-func (s *Store) vacuum(ctx context.Context, table string) {
-	if _, err := s.pool.Exec(ctx, `VACUUM (FREEZE, TRUNCATE false, SKIP_LOCKED) `+s.name(table)); err != nil {
+func (s *Set) vacuum(ctx context.Context, table string) {
+	if _, err := s.schema.Pool.Exec(ctx, `VACUUM (FREEZE, TRUNCATE false, SKIP_LOCKED) `+s.name(table)); err != nil {
 		s.log.Debug("vacuum of a sealed generation failed", "table", table, "error", err)
 	}
 }

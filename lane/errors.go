@@ -1,9 +1,11 @@
-package message
+package lane
 
 import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/dedupd/dedupd/message"
 )
 
 // The errors that a hand-over of batches may end with, besides a transient one
@@ -13,7 +15,7 @@ import (
 // database has gone back behind us. Nothing was written. The lanes' batches are
 // to be dropped, and the lanes taken anew or let go.
 type FencedError struct {
-	Lanes []Lane
+	Lanes []message.Lane
 }
 
 func (e *FencedError) Error() string {
@@ -28,7 +30,7 @@ func (e *FencedError) Error() string {
 // missing table or grant, too many poison messages, a policy of "stop". Nothing
 // was written and nothing may be skipped; the lane is tried again, rarely.
 type HoldError struct {
-	Lane Lane // zero: every lane of the hand-over
+	Lane message.Lane // zero: every lane of the hand-over
 	Err  error
 	// Summary says what is wrong to whoever may ask the worker over HTTP, without
 	// quoting anything from a message, as Err may. Empty: only the code and the names
@@ -37,7 +39,7 @@ type HoldError struct {
 }
 
 func (e *HoldError) Error() string {
-	if e.Lane == (Lane{}) {
+	if e.Lane == (message.Lane{}) {
 		return "held: " + e.Err.Error()
 	}
 	return fmt.Sprintf("lane %s is held: %v", e.Lane, e.Err)

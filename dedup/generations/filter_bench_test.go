@@ -1,9 +1,11 @@
-package dedup
+package generations
 
 import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/dedupd/dedupd/dedup/claimkey"
 )
 
 // BenchmarkCandidates looks 4000 new random keys up in the filters of 24
@@ -13,7 +15,7 @@ func BenchmarkCandidates(b *testing.B) {
 	if testing.Short() {
 		b.Skip("takes 230 MB of memory")
 	}
-	keys := make([]Key, chunkClaims)
+	keys := make([]claimkey.Key, chunkClaims)
 	for i := range keys {
 		keys[i] = randomKey()
 	}
@@ -21,11 +23,11 @@ func BenchmarkCandidates(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	var sealed []*generation
+	var sealed []*Table
 	for range 24 {
-		g := &generation{last: Key(slices.Repeat([]byte{0xFF}, 16))}
+		g := &Table{last: claimkey.Key(slices.Repeat([]byte{0xFF}, 16))}
 		for n := range 8 {
-			c := &chunk{number: int32(n), lastKey: Key{byte((n+1)*32 - 1)}, last: n == 7}
+			c := &chunk{number: int32(n), lastKey: claimkey.Key{byte((n+1)*32 - 1)}, last: n == 7}
 			if n == 7 {
 				c.lastKey = g.last
 			}
@@ -39,7 +41,7 @@ func BenchmarkCandidates(b *testing.B) {
 		}
 		sealed = append(sealed, g)
 	}
-	batch := make([]Key, 4000)
+	batch := make([]claimkey.Key, 4000)
 	hashes := make([]uint64, len(batch))
 	b.ReportAllocs()
 	found := 0
@@ -48,13 +50,13 @@ func BenchmarkCandidates(b *testing.B) {
 		for i := range batch {
 			batch[i] = randomKey()
 		}
-		slices.SortFunc(batch, func(a, c Key) int { return a.compare(&c) })
+		slices.SortFunc(batch, func(a, c claimkey.Key) int { return a.Compare(&c) })
 		for i := range batch {
-			hashes[i] = batch[i].hash()
+			hashes[i] = batch[i].Hash()
 		}
 		b.StartTimer()
 		for _, g := range sealed {
-			maybe, _, _ := g.candidates(batch, hashes)
+			maybe, _, _ := g.Candidates(batch, hashes)
 			found += len(maybe)
 		}
 	}
@@ -62,7 +64,7 @@ func BenchmarkCandidates(b *testing.B) {
 	b.ReportMetric(float64(found)/float64(b.N), "maybes/op")
 }
 
-func randomKey() (k Key) {
+func randomKey() (k claimkey.Key) {
 	for i := range k {
 		k[i] = byte(rand.Uint32())
 	}

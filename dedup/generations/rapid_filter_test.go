@@ -1,4 +1,4 @@
-package dedup
+package generations
 
 import (
 	"encoding/binary"
@@ -7,22 +7,24 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/dedupd/dedupd/dedup/claimkey"
 )
 
-var lowestKey, highestKey = Key{}, Key(slices.Repeat([]byte{0xFF}, 16))
+var lowestKey, highestKey = claimkey.Key{}, claimkey.Key(slices.Repeat([]byte{0xFF}, 16))
 
 // keySets draws sorted and distinct keys of the kinds that may stand in a
 // generation: hashes, neighbours, keys that differ in a few bits only, and the
 // ends of the space.
-func keySets(least, most int) *rapid.Generator[[]Key] {
-	return rapid.Custom(func(t *rapid.T) []Key {
+func keySets(least, most int) *rapid.Generator[[]claimkey.Key] {
+	return rapid.Custom(func(t *rapid.T) []claimkey.Key {
 		n := rapid.OneOf(rapid.IntRange(least, min(most, least+3)), rapid.IntRange(least, most)).Draw(t, "keys")
 		kind := rapid.SampledFrom([]string{"random", "neighbours", "few bits"}).Draw(t, "kind")
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-		keys := make([]Key, 0, n+2)
+		keys := make([]claimkey.Key, 0, n+2)
 		base := random.Uint64()
 		for i := range n {
-			var k Key
+			var k claimkey.Key
 			switch kind {
 			case "random":
 				binary.BigEndian.PutUint64(k[:8], random.Uint64())
@@ -48,14 +50,14 @@ func keySets(least, most int) *rapid.Generator[[]Key] {
 	})
 }
 
-func sortKeys(keys []Key) []Key {
-	slices.SortFunc(keys, func(a, b Key) int { return a.compare(&b) })
+func sortKeys(keys []claimkey.Key) []claimkey.Key {
+	slices.SortFunc(keys, func(a, b claimkey.Key) int { return a.Compare(&b) })
 	return slices.Compact(keys)
 }
 
 // beside is the key that is by n above k, or below it; what lies beyond an end of
 // the space comes in again at the other.
-func beside(k Key, n int) Key {
+func beside(k claimkey.Key, n int) claimkey.Key {
 	hi, lo := binary.BigEndian.Uint64(k[:8]), binary.BigEndian.Uint64(k[8:])
 	sum := lo + uint64(n)
 	switch {
@@ -69,18 +71,18 @@ func beside(k Key, n int) Key {
 	return k
 }
 
-func hashesOf(keys []Key) []uint64 {
+func hashesOf(keys []claimkey.Key) []uint64 {
 	hashes := make([]uint64, len(keys))
 	for i := range keys {
-		hashes[i] = keys[i].hash()
+		hashes[i] = keys[i].Hash()
 	}
 	return hashes
 }
 
 // everywhere is a generation of one chunk that covers all keys.
-func everywhere(c *chunk) *generation {
+func everywhere(c *chunk) *Table {
 	c.lastKey, c.last = highestKey, true
-	return &generation{first: lowestKey, last: highestKey, chunks: []*chunk{c}}
+	return &Table{first: lowestKey, last: highestKey, chunks: []*chunk{c}}
 }
 
 // TestAFilterNeverDeniesAKeyItHolds stores filters of any set of keys and reads
@@ -102,7 +104,7 @@ func TestAFilterNeverDeniesAKeyItHolds(t *testing.T) {
 				t.Errorf("the chunk takes %d bytes, of %d stored", c.bytes(), len(data))
 			}
 			hashes := hashesOf(keys)
-			found, unfiltered, excluded := everywhere(c).candidates(keys, hashes)
+			found, unfiltered, excluded := everywhere(c).Candidates(keys, hashes)
 			if len(found) != len(keys) || unfiltered != len(keys) || excluded != 0 {
 				t.Errorf("of %d keys %d are found, %d by the filter, and %d excluded", len(keys), len(found), unfiltered, excluded)
 			}
@@ -128,7 +130,7 @@ func TestAFilterNeverDeniesAKeyItHolds(t *testing.T) {
 func TestAFilterExcludesNearlyAllOthers(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
-	keys := make([]Key, 300_000)
+	keys := make([]claimkey.Key, 300_000)
 	for i := range keys {
 		binary.BigEndian.PutUint64(keys[i][:8], random.Uint64())
 		binary.BigEndian.PutUint64(keys[i][8:], random.Uint64())
@@ -142,7 +144,7 @@ func TestAFilterExcludesNearlyAllOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	others := sortKeys(keys[50_000:])
-	found, _, _ := everywhere(c).candidates(others, hashesOf(others))
+	found, _, _ := everywhere(c).Candidates(others, hashesOf(others))
 	if len(found) > 20 {
 		t.Errorf("%d of %d keys pass that the filter doesn't hold: about 4 are expected", len(found), len(others))
 	}
@@ -159,7 +161,7 @@ func TestCandidatesAreWhatAnExactSearchWouldAsk(t *testing.T) {
 	for range 20 {
 		rapid.Check(t, func(t *rapid.T) {
 			held := keySets(1, 300).Draw(t, "held")
-			g := &generation{first: held[0], last: held[len(held)-1]}
+			g := &Table{first: held[0], last: held[len(held)-1]}
 			// Claims that were forgotten by hand leave a zone that is wider than
 			// what the chunks cover.
 			if rapid.Bool().Draw(t, "forgotten below") {
@@ -196,19 +198,19 @@ func TestCandidatesAreWhatAnExactSearchWouldAsk(t *testing.T) {
 			}
 			asked = sortKeys(asked)
 
-			found, unfiltered, excluded := g.candidates(asked, hashesOf(asked))
+			found, unfiltered, excluded := g.Candidates(asked, hashesOf(asked))
 
 			var passed, probed []int32
 			denied := 0
 			for i, k := range asked {
-				if k.compare(&g.first) < 0 || k.compare(&g.last) > 0 {
+				if k.Compare(&g.first) < 0 || k.Compare(&g.last) > 0 {
 					continue
 				}
-				at := slices.IndexFunc(chunks, func(c *chunk) bool { return k.compare(&c.lastKey) <= 0 })
+				at := slices.IndexFunc(chunks, func(c *chunk) bool { return k.Compare(&c.lastKey) <= 0 })
 				switch {
 				case at >= 0 && at < len(g.chunks):
-					maybe := g.chunks[at].filter.Contains(k.hash())
-					if _, holds := slices.BinarySearchFunc(held, k, func(a, b Key) int { return a.compare(&b) }); holds && !maybe {
+					maybe := g.chunks[at].filter.Contains(k.Hash())
+					if _, holds := slices.BinarySearchFunc(held, k, func(a, b claimkey.Key) int { return a.Compare(&b) }); holds && !maybe {
 						t.Fatalf("the filter of chunk %d denies the key %s, which it holds", at, k)
 					}
 					if maybe {
@@ -232,7 +234,7 @@ func TestCandidatesAreWhatAnExactSearchWouldAsk(t *testing.T) {
 // FuzzDecodeFilter reads any bytes as a stored filter, and asks what passes for
 // one: neither may panic, whatever the checksum would have said.
 func FuzzDecodeFilter(f *testing.F) {
-	data, err := buildFilter([]Key{{1}, {2}, {3}})
+	data, err := buildFilter([]claimkey.Key{{1}, {2}, {3}})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -286,12 +288,12 @@ func FuzzDecodeFilter(f *testing.F) {
 		}
 		// Where in the filter is looked depends on the hash mixed with the seed, so
 		// a few hashes besides the fuzzer's reach its ends.
-		keys, hashes := make([]Key, 256), make([]uint64, 256)
+		keys, hashes := make([]claimkey.Key, 256), make([]uint64, 256)
 		for i := range hashes {
 			keys[i][15] = byte(i)
 			hashes[i] = hash + uint64(i)<<56 + uint64(i)
 		}
-		found, _, excluded := everywhere(c).candidates(keys, hashes)
+		found, _, excluded := everywhere(c).Candidates(keys, hashes)
 		for i, h := range hashes {
 			if c.filter.Contains(h) != slices.Contains(found, int32(i)) {
 				t.Errorf("the hash %x is told to be another than it is", h)

@@ -1,4 +1,4 @@
-package dedup
+package generations
 
 import (
 	"context"
@@ -7,27 +7,33 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/dedup/internal/admin"
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/dedup/schema"
+	"github.com/dedupd/dedupd/internal/sqlstate"
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 // retentionLock is the class of the advisory lock that one process holds while
 // it works for all ("dedr").
 const retentionLock = 0x64656472
 
-// lead does a step of housekeeping in a transaction that holds the scope's
+// AsLeader does a step of housekeeping in a transaction that holds the scope's
 // retention lock. It tells whether it had the lock; without it, nothing is done.
 // The lock ends with the step, and each step leaves things in order, so that the
 // leader may change at any point between them.
-func (s *Store) lead(ctx context.Context, work func(ctx context.Context, tx pgx.Tx) error) (led bool, err error) {
-	c, err := s.loaded(ctx)
+func (s *Set) AsLeader(ctx context.Context, work func(ctx context.Context, tx pgx.Tx) error) (led bool, err error) {
+	c, err := s.Loaded(ctx)
 	if err != nil {
 		return false, err
 	}
-	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, s.schema.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '1s', true), set_config('statement_timeout', '60s', true),
-			set_config('idle_in_transaction_session_timeout', $1, true)`, idleTimeout); err != nil {
+			set_config('idle_in_transaction_session_timeout', $1, true)`, pipeline.IdleTimeout); err != nil {
 			return err
 		}
-		if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_try_advisory_xact_lock($1, $2)`, retentionLock, c.scopeID).Scan(&led); err != nil || !led {
+		if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_try_advisory_xact_lock($1, $2)`, retentionLock, c.ScopeID).Scan(&led); err != nil || !led {
 			return err
 		}
 		return work(ctx, tx)
@@ -35,11 +41,11 @@ func (s *Store) lead(ctx context.Context, work func(ctx context.Context, tx pgx.
 	return led, err
 }
 
-// PrepareGeneration makes the table that the next rotation opens, if it isn't
+// Prepare makes the table that the next rotation opens, if it isn't
 // there, or not any more.
-func (s *Store) PrepareGeneration(ctx context.Context) (led bool, err error) {
-	led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `SELECT `+s.name("prepare_generation")+`($1)`, s.scope)
+func (s *Set) Prepare(ctx context.Context) (led bool, err error) {
+	led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SELECT `+s.name("prepare_generation")+`($1)`, s.schema.Scope)
 		return err
 	})
 	if err != nil {
@@ -70,7 +76,7 @@ const dropWait = 200 * time.Millisecond
 
 // withRotationLock tries a step that waits for the rotation lock, with a wait that
 // grows.
-func (s *Store) withRotationLock(ctx context.Context, try func(wait string) error) error {
+func (s *Set) withRotationLock(ctx context.Context, try func(wait string) error) error {
 	longest := longestWait
 	if time.Since(time.Unix(0, s.outlasted.Load())) < shortFor {
 		longest = shortWait
@@ -80,7 +86,7 @@ func (s *Store) withRotationLock(ctx context.Context, try func(wait string) erro
 		waits = append(waits, wait)
 	}
 	err := withLock(ctx, append(waits, longest), try)
-	if sqlstate(err) == "55P03" && longest == longestWait && ctx.Err() == nil {
+	if sqlstate.Of(err) == "55P03" && longest == longestWait && ctx.Err() == nil {
 		s.outlasted.Store(time.Now().UnixNano())
 	}
 	return err
@@ -89,12 +95,12 @@ func (s *Store) withRotationLock(ctx context.Context, try func(wait string) erro
 // withLock tries a step that waits for a lock, with a pause of random length
 // between the tries: for most of the time nobody waits with it.
 func withLock(ctx context.Context, waits []time.Duration, try func(wait string) error) error {
-	for i, wait := range waits {
-		err := try(fmt.Sprintf("%dms", wait.Milliseconds()))
-		if sqlstate(err) != "55P03" || i == len(waits)-1 {
+	for i, l := range waits {
+		err := try(fmt.Sprintf("%dms", l.Milliseconds()))
+		if sqlstate.Of(err) != "55P03" || i == len(waits)-1 {
 			return err
 		}
-		if !pause(ctx, wait+rand.N(5*wait)) {
+		if !wait.For(ctx, l+rand.N(5*l)) {
 			return err
 		}
 	}
@@ -104,12 +110,12 @@ func withLock(ctx context.Context, waits []time.Duration, try func(wait string) 
 // Rotate seals the open generation, if it is the one of that number, and opens
 // the next, which must have been prepared. took is how long the change itself
 // held up claims at most, the last try's wait for the lock included.
-func (s *Store) Rotate(ctx context.Context, generation int) (rotated, led bool, took time.Duration, err error) {
+func (s *Set) Rotate(ctx context.Context, generation int) (rotated, led bool, took time.Duration, err error) {
 	err = s.withRotationLock(ctx, func(wait string) error {
 		start := time.Now()
-		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			return tx.QueryRow(ctx, `SELECT coalesce((SELECT `+s.name("rotate")+`($1, identity, $3) FROM `+s.name("generations")+`
-				WHERE scope = $1 AND generation = $2 AND state = 'open'), false)`, s.scope, generation, wait).Scan(&rotated)
+				WHERE scope = $1 AND generation = $2 AND state = 'open'), false)`, s.schema.Scope, generation, wait).Scan(&rotated)
 		})
 		took = time.Since(start)
 		return err
@@ -119,7 +125,7 @@ func (s *Store) Rotate(ctx context.Context, generation int) (rotated, led bool, 
 	}
 	if rotated {
 		// The others find out at their next transaction.
-		if _, err := s.refresh(ctx); err != nil {
+		if _, err := s.Refresh(ctx); err != nil {
 			return true, led, took, err
 		}
 	}
@@ -127,13 +133,13 @@ func (s *Store) Rotate(ctx context.Context, generation int) (rotated, led bool, 
 }
 
 // Expire takes the generations out of the catalog that every lane's clock has
-// passed by the window, or that have been held for maxHold. DropExpired drops
+// passed by the window, or that have been held for maxHold. Drop drops
 // their tables.
-func (s *Store) Expire(ctx context.Context, window, maxHold time.Duration) (n int, led bool, err error) {
+func (s *Set) Expire(ctx context.Context, window, maxHold time.Duration) (n int, led bool, err error) {
 	err = s.withRotationLock(ctx, func(wait string) error {
-		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			return tx.QueryRow(ctx, `SELECT `+s.name("expire")+`($1, make_interval(secs => $2), make_interval(secs => $3), $4)`,
-				s.scope, window.Seconds(), maxHold.Seconds(), wait).Scan(&n)
+				s.schema.Scope, window.Seconds(), maxHold.Seconds(), wait).Scan(&n)
 		})
 		return err
 	})
@@ -143,11 +149,11 @@ func (s *Store) Expire(ctx context.Context, window, maxHold time.Duration) (n in
 	return n, led, nil
 }
 
-// DropExpired drops the table of one expired generation.
-func (s *Store) DropExpired(ctx context.Context, generation int) (led bool, err error) {
+// Drop drops the table of one expired generation.
+func (s *Set) Drop(ctx context.Context, generation int) (led bool, err error) {
 	err = withLock(ctx, []time.Duration{dropWait, dropWait, dropWait, dropWait, dropWait}, func(wait string) error {
-		led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `SELECT `+s.name("drop_generation")+`($1, $2, $3)`, s.scope, generation, wait)
+		led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT `+s.name("drop_generation")+`($1, $2, $3)`, s.schema.Scope, generation, wait)
 			return err
 		})
 		return err
@@ -159,9 +165,9 @@ func (s *Store) DropExpired(ctx context.Context, generation int) (led bool, err 
 }
 
 // Sweep drops tables of claims that the catalog doesn't know, and names them.
-func (s *Store) Sweep(ctx context.Context) (dropped []string, led bool, err error) {
-	led, err = s.lead(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, `SELECT `+s.name("sweep")+`($1, $2)`, s.scope, fmt.Sprintf("%dms", dropWait.Milliseconds()))
+func (s *Set) Sweep(ctx context.Context) (dropped []string, led bool, err error) {
+	led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `SELECT `+s.name("sweep")+`($1, $2)`, s.schema.Scope, fmt.Sprintf("%dms", dropWait.Milliseconds()))
 		if err != nil {
 			return err
 		}
@@ -177,13 +183,13 @@ func (s *Store) Sweep(ctx context.Context) (dropped []string, led bool, err erro
 // AcceptMissing gives up generations whose tables are gone, and tells which:
 // their ids may be applied again. In the place of an open one the next is opened.
 // It needs the rights of the schema's owner, and is noted in the audit.
-func (s *Store) AcceptMissing(ctx context.Context, actor string) (generations []int, err error) {
-	c, err := s.loaded(ctx)
+func (s *Set) AcceptMissing(ctx context.Context, actor string) (generations []int, err error) {
+	c, err := s.Loaded(ctx)
 	if err != nil {
 		return nil, err
 	}
 	err = s.withRotationLock(ctx, func(wait string) error {
-		generations, err = s.acceptMissing(ctx, c.scopeID, actor, wait)
+		generations, err = s.acceptMissing(ctx, c.ScopeID, actor, wait)
 		return err
 	})
 	if err != nil {
@@ -192,8 +198,8 @@ func (s *Store) AcceptMissing(ctx context.Context, actor string) (generations []
 	return generations, nil
 }
 
-func (s *Store) acceptMissing(ctx context.Context, scopeID int32, actor, wait string) (generations []int, err error) {
-	err = s.byHand(ctx, func(ctx context.Context, tx pgx.Tx) error {
+func (s *Set) acceptMissing(ctx context.Context, scopeID int32, actor, wait string) (generations []int, err error) {
+	err = admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
 		missing := ` scope = $1 AND NOT EXISTS (
 			SELECT FROM pg_catalog.pg_class t JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace WHERE t.relname = table_name AND n.nspname = $2)`
 		// No leader may be at work. The locks are taken in the order of its own,
@@ -202,22 +208,22 @@ func (s *Store) acceptMissing(ctx context.Context, scopeID int32, actor, wait st
 			return err
 		}
 		var open bool
-		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("generations")+` WHERE state = 'open' AND`+missing+`)`, s.scope, s.schema).Scan(&open); err != nil {
+		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("generations")+` WHERE state = 'open' AND`+missing+`)`, s.schema.Scope, s.schema.Name).Scan(&open); err != nil {
 			return err
 		}
 		if open {
-			if _, err := tx.Exec(ctx, `SELECT `+s.name("prepare_generation")+`($1)`, s.scope); err != nil {
+			if _, err := tx.Exec(ctx, `SELECT `+s.name("prepare_generation")+`($1)`, s.schema.Scope); err != nil {
 				return err
 			}
 		}
 		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', $1, true)`, wait); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock($1, $2)`, rotationLock, scopeID); err != nil {
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock($1, $2)`, schema.RotationLock, scopeID); err != nil {
 			return err
 		}
 		rows, err := tx.Query(ctx, `UPDATE `+s.name("generations")+` SET state = 'dropping', sealed_at = coalesce(sealed_at, `+s.name("clock")+`())
-			WHERE (state = 'sealed' OR state = 'open' AND $3) AND`+missing+` RETURNING generation`, s.scope, s.schema, open)
+			WHERE (state = 'sealed' OR state = 'open' AND $3) AND`+missing+` RETURNING generation`, s.schema.Scope, s.schema.Name, open)
 		if err != nil {
 			return err
 		}
@@ -227,15 +233,15 @@ func (s *Store) acceptMissing(ctx context.Context, scopeID int32, actor, wait st
 		if open {
 			// A statement of its own: there is never more than one open.
 			if _, err := tx.Exec(ctx, `UPDATE `+s.name("generations")+` SET state = 'open', opened_at = `+s.name("clock")+`()
-				WHERE scope = $1 AND state = 'next' AND NOT EXISTS (SELECT FROM `+s.name("generations")+` WHERE scope = $1 AND state = 'open')`, s.scope); err != nil {
+				WHERE scope = $1 AND state = 'next' AND NOT EXISTS (SELECT FROM `+s.name("generations")+` WHERE scope = $1 AND state = 'open')`, s.schema.Scope); err != nil {
 				return err
 			}
 		}
-		if _, err := tx.Exec(ctx, `UPDATE `+s.name("scopes")+` SET catalog_epoch = catalog_epoch + 1, catalog = gen_random_uuid() WHERE scope = $1`, s.scope); err != nil {
+		if _, err := tx.Exec(ctx, `UPDATE `+s.name("scopes")+` SET catalog_epoch = catalog_epoch + 1, catalog = gen_random_uuid() WHERE scope = $1`, s.schema.Scope); err != nil {
 			return err
 		}
 		for _, g := range generations {
-			if err := s.audit(ctx, tx, actor, "accept missing generation", fmt.Sprint("generation ", g), struct{}{}); err != nil {
+			if err := admin.Audit(ctx, tx, s.schema, actor, "accept missing generation", fmt.Sprint("generation ", g), struct{}{}); err != nil {
 				return err
 			}
 		}

@@ -1,4 +1,4 @@
-package dedup
+package generations
 
 import (
 	"encoding/binary"
@@ -9,6 +9,8 @@ import (
 
 	"github.com/FastFilter/xorfilter"
 	"github.com/cespare/xxhash/v2"
+
+	"github.com/dedupd/dedupd/dedup/claimkey"
 )
 
 // chunk is the filter of a run of a sealed generation's keys: a binary fuse
@@ -23,7 +25,7 @@ import (
 type chunk struct {
 	number  int32
 	claims  int32
-	lastKey Key
+	lastKey claimkey.Key
 	// last tells that there are no keys above lastKey in the generation.
 	last   bool
 	filter xorfilter.BinaryFuse[uint16]
@@ -33,9 +35,6 @@ type chunk struct {
 // 60 bytes of memory a key.
 const chunkClaims = 1 << 19
 
-// hash is what filters know a key by. Filters are stored: it must never change.
-func (k *Key) hash() uint64 { return xxhash.Sum64(k[:]) }
-
 // bytes is the memory that the chunk takes.
 func (c *chunk) bytes() int64 { return int64(len(c.filter.Fingerprints)) * 2 }
 
@@ -44,10 +43,10 @@ const filterHeader = 8 + 4 + 4
 
 // buildFilter makes the filter of keys, which are sorted and distinct, as it is
 // stored. There must be one at least.
-func buildFilter(keys []Key) ([]byte, error) {
+func buildFilter(keys []claimkey.Key) ([]byte, error) {
 	hashes := make([]uint64, len(keys))
 	for i := range keys {
-		hashes[i] = keys[i].hash()
+		hashes[i] = keys[i].Hash()
 	}
 	f, err := xorfilter.NewBinaryFuse[uint16](hashes)
 	if err != nil {
@@ -94,7 +93,7 @@ func (c *chunk) decode(data []byte) error {
 // checksum is of all that is stored of a chunk, with the generation it belongs to
 // and the key above which it begins: a filter may be built anew with other
 // chunks, of which none must stand behind one of the old.
-func (c *chunk) checksum(generation, above Key, data []byte) int64 {
+func (c *chunk) checksum(generation, above claimkey.Key, data []byte) int64 {
 	var h xxhash.Digest
 	h.Reset()
 	head := append([]byte(nil), generation[:]...)
@@ -142,7 +141,7 @@ func (c *chunk) maybe(hashes []uint64, base int32, found []int32) []int32 {
 // first those of which a filter says maybe, then, from unfiltered on, those for
 // which none is loaded. excluded is how many the filters have spared us. The keys
 // are sorted; hashes are theirs.
-func (g *generation) candidates(keys []Key, hashes []uint64) (found []int32, unfiltered, excluded int) {
+func (g *Table) Candidates(keys []claimkey.Key, hashes []uint64) (found []int32, unfiltered, excluded int) {
 	from, _ := searchKeys(keys, &g.first)
 	to, exact := searchKeys(keys, &g.last)
 	if exact {
@@ -172,6 +171,6 @@ func (g *generation) candidates(keys []Key, hashes []uint64) (found []int32, unf
 	return found, unfiltered, excluded
 }
 
-func searchKeys(keys []Key, key *Key) (int, bool) {
-	return slices.BinarySearchFunc(keys, key, func(k Key, key *Key) int { return k.compare(key) })
+func searchKeys(keys []claimkey.Key, key *claimkey.Key) (int, bool) {
+	return slices.BinarySearchFunc(keys, key, func(k claimkey.Key, key *claimkey.Key) int { return k.Compare(key) })
 }

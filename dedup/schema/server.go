@@ -1,4 +1,4 @@
-package dedup
+package schema
 
 import (
 	"context"
@@ -27,14 +27,14 @@ type Server struct {
 const OldestServer = 140000
 
 // waitsForStandby is SQL that tells whether commits wait for a standby.
-const waitsForStandby = `current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'`
+const WaitsForStandby = `current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'`
 
 // Server asks for it.
-func (s *Store) Server(ctx context.Context) (v Server, err error) {
-	err = s.pool.QueryRow(ctx, `
+func (s *Schema) Server(ctx context.Context) (v Server, err error) {
+	err = s.Pool.QueryRow(ctx, `
 		SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('server_version_num')::integer, current_user::text, current_setting('server_encoding'),
 			current_setting('fsync')::boolean, current_setting('full_page_writes')::boolean,
-			`+waitsForStandby+`,
+			`+WaitsForStandby+`,
 			current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
 				- coalesce(current_setting('reserved_connections', true)::integer, 0) - (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend')::integer,
 			(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = current_user)`).
@@ -58,9 +58,9 @@ func (e *EncodingError) Error() string {
 const EncodingCure = "create a database with TEMPLATE template0 ENCODING 'UTF8', and bring the tables there by pg_dump and psql"
 
 // checkEncoding gives an *EncodingError for a database that isn't UTF8.
-func (s *Store) checkEncoding(ctx context.Context) error {
+func (s *Schema) checkEncoding(ctx context.Context) error {
 	var encoding string
-	if err := s.pool.QueryRow(ctx, `SELECT pg_catalog.current_setting('server_encoding')`).Scan(&encoding); err != nil {
+	if err := s.Pool.QueryRow(ctx, `SELECT pg_catalog.current_setting('server_encoding')`).Scan(&encoding); err != nil {
 		return fmt.Errorf("ask for the database's encoding: %w", err)
 	}
 	if encoding != utf8 {

@@ -1,4 +1,4 @@
-package dedup
+package schema
 
 import (
 	"context"
@@ -56,19 +56,19 @@ var migrations = func() []Migration {
 	return all
 }()
 
-func latestVersion() int { return len(migrations) }
+func Latest() int { return len(migrations) }
 
 // sqlFor fills a migration's placeholders in.
-func (s *Store) sqlFor(m Migration) string {
+func (s *Schema) sqlFor(m Migration) string {
 	return strings.NewReplacer(
-		"{{schema}}", pgx.Identifier{s.schema}.Sanitize(),
-		"{{rotation_lock}}", strconv.Itoa(rotationLock),
+		"{{schema}}", pgx.Identifier{s.Name}.Sanitize(),
+		"{{rotation_lock}}", strconv.Itoa(RotationLock),
 	).Replace(m.sql)
 }
 
 // createMigrations makes the table that records the schema's version.
-func (s *Store) createMigrations() string {
-	return `CREATE TABLE IF NOT EXISTS ` + s.name("migrations") + ` (
+func (s *Schema) createMigrations() string {
+	return `CREATE TABLE IF NOT EXISTS ` + s.Object("migrations") + ` (
     version    integer CONSTRAINT migrations_pkey PRIMARY KEY,
     name       text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
@@ -77,14 +77,14 @@ func (s *Store) createMigrations() string {
 
 // createScope makes the scope and its first generation, if they aren't there.
 // The table of claims must be there before the catalog names it.
-func (s *Store) createScope() []string {
-	table := claimsTable(s.scope, 1)
-	scope := quoteLiteral(s.scope)
+func (s *Schema) createScope() []string {
+	table := ClaimsTable(s.Scope, 1)
+	scope := quoteLiteral(s.Scope)
 	return []string{
-		`INSERT INTO ` + s.name("scopes") + ` (scope) VALUES (` + scope + `) ON CONFLICT DO NOTHING`,
-		`CREATE TABLE IF NOT EXISTS ` + s.name(table) + ` (PRIMARY KEY (key)) INHERITS (` + s.name("claims_root") + `)
+		`INSERT INTO ` + s.Object("scopes") + ` (scope) VALUES (` + scope + `) ON CONFLICT DO NOTHING`,
+		`CREATE TABLE IF NOT EXISTS ` + s.Object(table) + ` (PRIMARY KEY (key)) INHERITS (` + s.Object("claims_root") + `)
     WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_insert_threshold = 100000)`,
-		`INSERT INTO ` + s.name("generations") + ` (scope, generation, table_name, state) VALUES (` + scope + `, 1, ` + quoteLiteral(table) + `, 'open')`,
+		`INSERT INTO ` + s.Object("generations") + ` (scope, generation, table_name, state) VALUES (` + scope + `, 1, ` + quoteLiteral(table) + `, 'open')`,
 	}
 }
 
@@ -92,18 +92,18 @@ func (s *Store) createScope() []string {
 // all the same.
 func quoteLiteral(v string) string { return "'" + strings.ReplaceAll(v, "'", "''") + "'" }
 
-// SchemaVersion is the version of the database's schema; 0: there is none.
-func (s *Store) SchemaVersion(ctx context.Context) (int, error) {
-	return s.schemaVersion(ctx, s.pool)
+// Version is the version of the database's schema; 0: there is none.
+func (s *Schema) Version(ctx context.Context) (int, error) {
+	return s.version(ctx, s.Pool)
 }
 
 type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-func (s *Store) schemaVersion(ctx context.Context, q querier) (int, error) {
+func (s *Schema) version(ctx context.Context, q querier) (int, error) {
 	var version int
-	err := q.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM `+s.name("migrations")).Scan(&version)
+	err := q.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM `+s.Object("migrations")).Scan(&version)
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000") { // no table, no schema
 		return 0, nil
@@ -114,10 +114,10 @@ func (s *Store) schemaVersion(ctx context.Context, q querier) (int, error) {
 	return version, nil
 }
 
-// MigrationStatus lists all versions this program knows, and when each was
+// Migrations lists all versions this program knows, and when each was
 // applied.
-func (s *Store) MigrationStatus(ctx context.Context) ([]Migration, error) {
-	have, err := s.SchemaVersion(ctx)
+func (s *Schema) Migrations(ctx context.Context) ([]Migration, error) {
+	have, err := s.Version(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ func (s *Store) MigrationStatus(ctx context.Context) ([]Migration, error) {
 	if have == 0 {
 		return all, nil
 	}
-	rows, err := s.pool.Query(ctx, `SELECT version, applied_at FROM `+s.name("migrations")+` ORDER BY version`)
+	rows, err := s.Pool.Query(ctx, `SELECT version, applied_at FROM `+s.Object("migrations")+` ORDER BY version`)
 	if err != nil {
 		return nil, fmt.Errorf("read the schema's versions: %w", err)
 	}
@@ -148,7 +148,7 @@ func (s *Store) MigrationStatus(ctx context.Context) ([]Migration, error) {
 // database, where a blocked statement's snapshot holds up the one that works
 // (measured: CREATE INDEX CONCURRENTLY deadlocks with it). A newer schema is a
 // *SchemaError, a database that isn't UTF8 an *EncodingError.
-func (s *Store) Migrate(ctx context.Context) (applied []Migration, err error) {
+func (s *Schema) Migrate(ctx context.Context) (applied []Migration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	if err := s.checkEncoding(ctx); err != nil {
@@ -171,20 +171,17 @@ func (s *Store) Migrate(ctx context.Context) (applied []Migration, err error) {
 }
 
 // tryMigrate does nothing, and says so, while another process migrates.
-func (s *Store) tryMigrate(ctx context.Context) (done bool, applied []Migration, err error) {
-	if have, err := s.SchemaVersion(ctx); err != nil {
+func (s *Schema) tryMigrate(ctx context.Context) (done bool, applied []Migration, err error) {
+	if have, err := s.Version(ctx); err != nil {
 		return false, nil, err
-	} else if have > latestVersion() {
-		return false, nil, &SchemaError{Have: have, Want: latestVersion()}
-	} else if have == latestVersion() {
-		var missing *SchemaError
-		if _, err := s.refresh(ctx); err == nil {
-			return true, nil, nil // nothing to do needs no rights to do it
-		} else if !errors.As(err, &missing) {
-			return false, nil, err
+	} else if have > Latest() {
+		return false, nil, &Error{Have: have, Want: Latest()}
+	} else if have == Latest() {
+		if there, err := s.hasScope(ctx); err != nil || there {
+			return there, nil, err // nothing to do needs no rights to do it
 		}
 	}
-	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	err = pgx.BeginFunc(ctx, s.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '5s', true), set_config('statement_timeout', '60s', true)`); err != nil {
 			return err
 		}
@@ -198,60 +195,69 @@ func (s *Store) tryMigrate(ctx context.Context) (done bool, applied []Migration,
 	return done, applied, err
 }
 
+// hasScope tells whether the scope can be worked with.
+func (s *Schema) hasScope(ctx context.Context) (there bool, err error) {
+	err = s.Pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.Object("scopes")+` s JOIN `+s.Object("generations")+` g ON g.scope = s.scope AND g.state = 'open' WHERE s.scope = $1)`, s.Scope).Scan(&there)
+	if err != nil {
+		return false, fmt.Errorf("look for the scope: %w", err)
+	}
+	return there, nil
+}
+
 // migrate works inside the transaction that holds the migration lock.
-func (s *Store) migrate(ctx context.Context, tx pgx.Tx) (applied []Migration, err error) {
+func (s *Schema) migrate(ctx context.Context, tx pgx.Tx) (applied []Migration, err error) {
 	var exists bool
-	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)`, s.schema).Scan(&exists); err != nil {
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)`, s.Name).Scan(&exists); err != nil {
 		return nil, err
 	}
 	if !exists {
 		// Not IF NOT EXISTS: that asks for the right to create schemas even where
 		// there is nothing to create.
-		if _, err := tx.Exec(ctx, `CREATE SCHEMA `+pgx.Identifier{s.schema}.Sanitize()); err != nil {
+		if _, err := tx.Exec(ctx, `CREATE SCHEMA `+pgx.Identifier{s.Name}.Sanitize()); err != nil {
 			return nil, err
 		}
 	}
 	if _, err := tx.Exec(ctx, s.createMigrations()); err != nil {
 		return nil, err
 	}
-	have, err := s.schemaVersion(ctx, tx)
+	have, err := s.version(ctx, tx)
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range migrations[min(have, latestVersion()):] {
+	for _, m := range migrations[min(have, Latest()):] {
 		if _, err := tx.Exec(ctx, s.sqlFor(m)); err != nil {
 			return nil, fmt.Errorf("version %d (%s): %w", m.Version, m.Name, err)
 		}
-		if _, err := tx.Exec(ctx, `INSERT INTO `+s.name("migrations")+` (version, name) VALUES ($1, $2)`, m.Version, m.Name); err != nil {
+		if _, err := tx.Exec(ctx, `INSERT INTO `+s.Object("migrations")+` (version, name) VALUES ($1, $2)`, m.Version, m.Name); err != nil {
 			return nil, err
 		}
 		applied = append(applied, m)
 	}
 	var open bool
-	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("generations")+` WHERE scope = $1)`, s.scope).Scan(&open); err != nil {
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.Object("generations")+` WHERE scope = $1)`, s.Scope).Scan(&open); err != nil {
 		return nil, err
 	}
 	if !open {
 		for _, sql := range s.createScope() {
 			if _, err := tx.Exec(ctx, sql); err != nil {
-				return nil, fmt.Errorf("create scope %s: %w", s.scope, err)
+				return nil, fmt.Errorf("create scope %s: %w", s.Scope, err)
 			}
 		}
 	}
 	return applied, nil
 }
 
-// MigrationSQL is what Migrate would run on an empty database, for a DBA to read
+// SQL is what Migrate would run on an empty database, for a DBA to read
 // and run, followed by the grants for a worker's role if one is named.
-func (s *Store) MigrationSQL(workerRole string) string {
+func (s *Schema) SQL(workerRole string) string {
 	var b strings.Builder
-	schema := pgx.Identifier{s.schema}.Sanitize()
+	schema := pgx.Identifier{s.Name}.Sanitize()
 	fmt.Fprintf(&b, "BEGIN;\nCREATE SCHEMA IF NOT EXISTS %s;\n%s;\n", schema, s.createMigrations())
 	for _, m := range migrations {
 		fmt.Fprintf(&b, "\n-- version %d: %s\n%s\nINSERT INTO %s (version, name) VALUES (%d, %s);\n",
-			m.Version, m.Name, strings.TrimSpace(s.sqlFor(m)), s.name("migrations"), m.Version, quoteLiteral(m.Name))
+			m.Version, m.Name, strings.TrimSpace(s.sqlFor(m)), s.Object("migrations"), m.Version, quoteLiteral(m.Name))
 	}
-	fmt.Fprintf(&b, "\n-- scope %s\n", s.scope)
+	fmt.Fprintf(&b, "\n-- scope %s\n", s.Scope)
 	for _, sql := range s.createScope() {
 		b.WriteString(sql + ";\n")
 	}

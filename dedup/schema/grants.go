@@ -1,4 +1,4 @@
-package dedup
+package schema
 
 import (
 	"context"
@@ -36,17 +36,17 @@ var grants = []grant{
 }
 
 // object is a name in the schema, quoted; a function's arguments stay as they are.
-func (s *Store) object(name string) string {
+func (s *Schema) quoted(name string) string {
 	name, arguments, isFunction := strings.Cut(name, "(")
 	if isFunction {
-		return s.name(name) + "(" + arguments
+		return s.Object(name) + "(" + arguments
 	}
-	return s.name(name)
+	return s.Object(name)
 }
 
 // GrantSQL is all that a worker's role needs on dedupd's own tables.
-func (s *Store) GrantSQL(role string) string {
-	schema, worker := pgx.Identifier{s.schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
+func (s *Schema) GrantSQL(role string) string {
+	schema, worker := pgx.Identifier{s.Name}.Sanitize(), pgx.Identifier{role}.Sanitize()
 	lines := []string{
 		"-- what the worker needs; the owner migrates. The sink's table needs its own: INSERT, and SELECT where keys conflict.",
 		"GRANT USAGE ON SCHEMA " + schema + " TO " + worker + ";",
@@ -63,14 +63,14 @@ func (s *Store) GrantSQL(role string) string {
 		}
 		var objects []string
 		for _, o := range g.objects {
-			objects = append(objects, s.object(o))
+			objects = append(objects, s.quoted(o))
 		}
 		lines = append(lines, "GRANT "+what+" ON "+on+strings.Join(objects, ", ")+" TO "+worker+";")
 	}
 	lines = append(lines,
-		"-- the generations there are; those made later get the rights on "+s.name("claims_root"),
+		"-- the generations there are; those made later get the rights on "+s.Object("claims_root"),
 		"DO $$ DECLARE t text; BEGIN",
-		"    FOR t IN SELECT table_name FROM "+s.name("generations")+" WHERE state IN ('next', 'open') LOOP",
+		"    FOR t IN SELECT table_name FROM "+s.Object("generations")+" WHERE state IN ('next', 'open') LOOP",
 		"        EXECUTE format("+quoteLiteral("GRANT INSERT ON "+schema+".%I TO "+strings.ReplaceAll(worker, "%", "%%"))+", t);",
 		"    END LOOP;",
 		"END $$;",
@@ -80,8 +80,8 @@ func (s *Store) GrantSQL(role string) string {
 
 // Grant gives a worker's role the rights of GrantSQL, those that it has included.
 // Only the schema's owner may.
-func (s *Store) Grant(ctx context.Context, role string) error {
-	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+func (s *Schema) Grant(ctx context.Context, role string) error {
+	err := pgx.BeginFunc(ctx, s.Pool, func(tx pgx.Tx) error {
 		// One at a time: of two who change the same rights at once, the server refuses
 		// one.
 		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '30s', true), set_config('statement_timeout', '60s', true)`); err != nil {
@@ -101,23 +101,23 @@ func (s *Store) Grant(ctx context.Context, role string) error {
 
 // MissingRights are those of GrantSQL that the connected role lacks, each such as
 // INSERT ON "dedupd"."lanes". The schema must be there.
-func (s *Store) MissingRights(ctx context.Context) (missing []string, err error) {
+func (s *Schema) MissingRights(ctx context.Context) (missing []string, err error) {
 	ask := func(what, sql string, args ...any) {
 		if err != nil {
 			return
 		}
 		var granted bool
-		if err = s.pool.QueryRow(ctx, "SELECT "+sql, args...).Scan(&granted); err != nil {
+		if err = s.Pool.QueryRow(ctx, "SELECT "+sql, args...).Scan(&granted); err != nil {
 			err = fmt.Errorf("ask for the right to %s: %w", what, err)
 		} else if !granted {
 			missing = append(missing, what)
 		}
 	}
-	if ask("USAGE ON SCHEMA "+pgx.Identifier{s.schema}.Sanitize(), "has_schema_privilege($1, 'USAGE')", s.schema); err != nil || len(missing) > 0 {
+	if ask("USAGE ON SCHEMA "+pgx.Identifier{s.Name}.Sanitize(), "has_schema_privilege($1, 'USAGE')", s.Name); err != nil || len(missing) > 0 {
 		return missing, err // without it nothing else can be asked
 	}
 	tables, err := s.texts(ctx, `SELECT c.oid::regclass::text FROM pg_catalog.pg_class c WHERE c.relnamespace = $1::text::regnamespace AND c.relkind IN ('r', 'v', 'p')
-		AND NOT has_table_privilege(c.oid, 'SELECT') ORDER BY 1`, pgx.Identifier{s.schema}.Sanitize())
+		AND NOT has_table_privilege(c.oid, 'SELECT') ORDER BY 1`, pgx.Identifier{s.Name}.Sanitize())
 	if err != nil {
 		return nil, err
 	}
@@ -129,13 +129,13 @@ func (s *Store) MissingRights(ctx context.Context) (missing []string, err error)
 			for _, right := range g.rights {
 				switch {
 				case g.on == "FUNCTION":
-					ask(right+" ON FUNCTION "+s.object(o), "has_function_privilege($1::text, $2::text)", s.object(o), right)
+					ask(right+" ON FUNCTION "+s.quoted(o), "has_function_privilege($1::text, $2::text)", s.quoted(o), right)
 				case len(g.columns) > 0:
 					for _, c := range g.columns {
-						ask(right+" ("+c+") ON "+s.object(o), "has_column_privilege($1::text, $2::text, $3::text)", s.object(o), c, right)
+						ask(right+" ("+c+") ON "+s.quoted(o), "has_column_privilege($1::text, $2::text, $3::text)", s.quoted(o), c, right)
 					}
 				default:
-					ask(right+" ON "+s.object(o), "has_table_privilege($1::text, $2::text)", s.object(o), right)
+					ask(right+" ON "+s.quoted(o), "has_table_privilege($1::text, $2::text)", s.quoted(o), right)
 				}
 			}
 		}
@@ -143,16 +143,16 @@ func (s *Store) MissingRights(ctx context.Context) (missing []string, err error)
 	if err != nil || len(tables) > 0 { // the catalog may be what can't be read
 		return missing, err
 	}
-	generations, err := s.texts(ctx, `SELECT table_name FROM `+s.name("generations")+` WHERE scope = $1 AND state IN ('next', 'open') ORDER BY 1`, s.scope)
+	generations, err := s.texts(ctx, `SELECT table_name FROM `+s.Object("generations")+` WHERE scope = $1 AND state IN ('next', 'open') ORDER BY 1`, s.Scope)
 	for _, t := range generations {
-		ask("INSERT ON "+s.name(t), "has_table_privilege($1::text, 'INSERT')", s.name(t))
+		ask("INSERT ON "+s.Object(t), "has_table_privilege($1::text, 'INSERT')", s.Object(t))
 	}
 	return missing, err
 }
 
 // texts are the values of a query's one column.
-func (s *Store) texts(ctx context.Context, sql string, args ...any) ([]string, error) {
-	rows, err := s.pool.Query(ctx, sql, args...)
+func (s *Schema) texts(ctx context.Context, sql string, args ...any) ([]string, error) {
+	rows, err := s.Pool.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}

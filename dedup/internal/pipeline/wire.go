@@ -1,4 +1,4 @@
-package dedup
+package pipeline
 
 import (
 	"context"
@@ -10,25 +10,27 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/dedupd/dedupd/dedup/claimkey"
 )
 
 // A step is one statement of a pipelined round trip. Parameters and results are
 // in Postgres' binary format, written by the append functions below: the claim
 // statement's arrays are the hot path, and have no use for a general encoder.
-type step struct {
-	name string // of the prepared statement; empty: not worth keeping
+type Step struct {
+	Name string // of the prepared statement; empty: not worth keeping
 	// generation, if not nil, is what the statement is about; it is deallocated
 	// when the catalog doesn't have that generation any more.
-	generation *generation
-	sql        string
-	oids       []uint32
-	params     [][]byte
+	Generation *claimkey.Key
+	SQL        string
+	OIDs       []uint32
+	Params     [][]byte
 	// row is given each result row; the values are valid until it returns.
-	row func(values [][]byte) error
+	Row func(values [][]byte) error
 	// tag must be the command tag, if not empty.
-	tag string
+	Tag string
 	// ofSink tells that a failure comes of what the sink has done.
-	ofSink bool
+	OfSink bool
 }
 
 var binaryFormat = []int16{pgx.BinaryFormatCode}
@@ -39,15 +41,15 @@ var binaryFormat = []int16{pgx.BinaryFormatCode}
 // With prepared statements, steps that a connection doesn't know yet are prepared
 // first. Without (behind a pooler) they are parsed each time, within the same
 // round trip.
-func roundTrip(ctx context.Context, conn *pgx.Conn, prepare bool, steps []step) (err error) {
+func RoundTrip(ctx context.Context, conn *pgx.Conn, prepare bool, steps []Step) (err error) {
 	if prepare {
 		for i := range steps {
-			if s := &steps[i]; s.name != "" {
-				if _, err := conn.Prepare(ctx, s.name, s.sql); err != nil {
+			if s := &steps[i]; s.Name != "" {
+				if _, err := conn.Prepare(ctx, s.Name, s.SQL); err != nil {
 					return err
 				}
-				if s.generation != nil {
-					preparedOn(conn).names[s.name] = s.generation.identity
+				if s.Generation != nil {
+					preparedOn(conn).names[s.Name] = *s.Generation
 				}
 			}
 		}
@@ -60,10 +62,10 @@ func roundTrip(ctx context.Context, conn *pgx.Conn, prepare bool, steps []step) 
 	}()
 	for i := range steps {
 		s := &steps[i]
-		if prepare && s.name != "" {
-			p.SendQueryPrepared(s.name, s.params, binaryFormat, binaryFormat)
+		if prepare && s.Name != "" {
+			p.SendQueryPrepared(s.Name, s.Params, binaryFormat, binaryFormat)
 		} else {
-			p.SendQueryParams(s.sql, s.params, s.oids, binaryFormat, binaryFormat)
+			p.SendQueryParams(s.SQL, s.Params, s.OIDs, binaryFormat, binaryFormat)
 		}
 	}
 	if err := p.Sync(); err != nil {
@@ -71,24 +73,24 @@ func roundTrip(ctx context.Context, conn *pgx.Conn, prepare bool, steps []step) 
 	}
 	for i := range steps {
 		if err := readStep(p, &steps[i]); err != nil {
-			return &stepError{steps[i].ofSink, err}
+			return &StepError{steps[i].OfSink, err}
 		}
 	}
 	return nil
 }
 
 // stepError is the failure of a statement, and whether it is the sink's.
-type stepError struct {
-	ofSink bool
+type StepError struct {
+	OfSink bool
 	error
 }
 
-func (e *stepError) Unwrap() error { return e.error }
+func (e *StepError) Unwrap() error { return e.error }
 
 // prepared are the statements about generations that a connection knows.
 type prepared struct {
-	catalog Key // the one for which the names were last looked through
-	names   map[string]Key
+	catalog claimkey.Key // the one for which the names were last looked through
+	names   map[string]claimkey.Key
 }
 
 func preparedOn(conn *pgx.Conn) *prepared {
@@ -96,7 +98,7 @@ func preparedOn(conn *pgx.Conn) *prepared {
 	data := conn.PgConn().CustomData()
 	p, ok := data[key].(*prepared)
 	if !ok {
-		p = &prepared{names: make(map[string]Key)}
+		p = &prepared{names: make(map[string]claimkey.Key)}
 		data[key] = p
 	}
 	return p
@@ -104,36 +106,36 @@ func preparedOn(conn *pgx.Conn) *prepared {
 
 // deallocate drops the connection's statements about generations that the
 // catalog doesn't have: a connection may live through many.
-func deallocate(ctx context.Context, conn *pgx.Conn, c *catalog) error {
+func Deallocate(ctx context.Context, conn *pgx.Conn, catalog claimkey.Key, has func(generation claimkey.Key) bool) error {
 	p := preparedOn(conn)
-	if p.catalog == c.identity {
+	if p.catalog == catalog {
 		return nil
 	}
 	for name, identity := range p.names {
-		if !c.has(identity) {
+		if !has(identity) {
 			if err := conn.Deallocate(ctx, name); err != nil {
 				return err
 			}
 			delete(p.names, name)
 		}
 	}
-	p.catalog = c.identity
+	p.catalog = catalog
 	return nil
 }
 
-func readStep(p *pgconn.Pipeline, s *step) error {
+func readStep(p *pgconn.Pipeline, s *Step) error {
 	result, err := p.GetResults()
 	if err != nil {
 		return err
 	}
 	reader, ok := result.(*pgconn.ResultReader)
 	if !ok {
-		return fmt.Errorf("unexpected answer %T to %q", result, s.sql)
+		return fmt.Errorf("unexpected answer %T to %q", result, s.SQL)
 	}
 	var rowErr error
 	for reader.NextRow() {
-		if s.row != nil && rowErr == nil {
-			rowErr = s.row(reader.Values())
+		if s.Row != nil && rowErr == nil {
+			rowErr = s.Row(reader.Values())
 		}
 	}
 	tag, err := reader.Close()
@@ -143,34 +145,34 @@ func readStep(p *pgconn.Pipeline, s *step) error {
 	if rowErr != nil {
 		return rowErr
 	}
-	if s.tag != "" && tag.String() != s.tag {
-		return fmt.Errorf("the server answered %q to %s", tag, s.sql)
+	if s.Tag != "" && tag.String() != s.Tag {
+		return fmt.Errorf("the server answered %q to %s", tag, s.SQL)
 	}
 	return nil
 }
 
 // The binary forms of parameters.
 
-func int4(v int32) []byte  { return binary.BigEndian.AppendUint32(nil, uint32(v)) }
-func int8b(v int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(v)) }
+func Int4(v int32) []byte { return binary.BigEndian.AppendUint32(nil, uint32(v)) }
+func Int8(v int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(v)) }
 
 // optional is NULL for a negative number.
-func optional(v int64) []byte {
+func OptionalInt8(v int64) []byte {
 	if v < 0 {
 		return nil
 	}
-	return int8b(v)
+	return Int8(v)
 }
 
 // postgresEpoch is where timestamptz counts its microseconds from.
 var postgresEpoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // timestamptz is NULL for the zero time.
-func timestamptz(t time.Time) []byte {
+func Timestamptz(t time.Time) []byte {
 	if t.IsZero() {
 		return nil
 	}
-	return int8b(t.Sub(postgresEpoch).Microseconds())
+	return Int8(t.Sub(postgresEpoch).Microseconds())
 }
 
 // appendArrayHeader begins a one-dimensional array without NULLs or with them.
@@ -192,7 +194,7 @@ func appendArrayHeader(buf []byte, elemOID uint32, n int, nulls bool) []byte {
 	return buf
 }
 
-func appendKeys(buf []byte, n int, key func(i int) *Key) []byte {
+func AppendKeys(buf []byte, n int, key func(i int) *claimkey.Key) []byte {
 	buf = appendArrayHeader(buf, pgtype.UUIDOID, n, false)
 	for i := range n {
 		buf = binary.BigEndian.AppendUint32(buf, 16)
@@ -201,7 +203,7 @@ func appendKeys(buf []byte, n int, key func(i int) *Key) []byte {
 	return buf
 }
 
-func appendInt8s(buf []byte, n int, value func(i int) int64) []byte {
+func AppendInt8s(buf []byte, n int, value func(i int) int64) []byte {
 	buf = appendArrayHeader(buf, pgtype.Int8OID, n, false)
 	for i := range n {
 		buf = binary.BigEndian.AppendUint32(buf, 8)
@@ -210,7 +212,7 @@ func appendInt8s(buf []byte, n int, value func(i int) int64) []byte {
 	return buf
 }
 
-func appendInt4s(buf []byte, n int, value func(i int) int32) []byte {
+func AppendInt4s(buf []byte, n int, value func(i int) int32) []byte {
 	buf = appendArrayHeader(buf, pgtype.Int4OID, n, false)
 	for i := range n {
 		buf = binary.BigEndian.AppendUint32(buf, 4)
@@ -220,7 +222,7 @@ func appendInt4s(buf []byte, n int, value func(i int) int32) []byte {
 }
 
 // array is one of values in their binary form; nil is NULL.
-func array(elemOID uint32, values [][]byte) []byte {
+func Array(elemOID uint32, values [][]byte) []byte {
 	nulls, size := false, 20
 	for _, v := range values {
 		nulls = nulls || v == nil
@@ -240,18 +242,18 @@ func array(elemOID uint32, values [][]byte) []byte {
 
 // The binary forms of results.
 
-var errShort = errors.New("a result of the wrong size: the schema is not dedupd's own")
+var ErrShort = errors.New("a result of the wrong size: the schema is not dedupd's own")
 
-func readKey(v []byte) (Key, error) {
+func ReadKey(v []byte) (claimkey.Key, error) {
 	if len(v) != 16 {
-		return Key{}, errShort
+		return claimkey.Key{}, ErrShort
 	}
-	return Key(v), nil
+	return claimkey.Key(v), nil
 }
 
-func readInt8(v []byte) (int64, error) {
+func ReadInt8(v []byte) (int64, error) {
 	if len(v) != 8 {
-		return 0, errShort
+		return 0, ErrShort
 	}
 	return int64(binary.BigEndian.Uint64(v)), nil
 }

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/dedupd/dedupd/internal/sqlstate"
 )
 
 // There are two ways to claim a group. INSERT ... ON CONFLICT settles everything
@@ -44,8 +44,8 @@ type twinGuard struct {
 	until atomic.Int64 // Unix nanoseconds
 }
 
-// looksAhead chooses the way for a group.
-func (p *Processor) looksAhead(g *group) bool {
+// claimsByCopy chooses the way for a group.
+func (p *Processor) claimsByCopy(g *group) bool {
 	from := cmp.Or(p.CopyFrom, defaultCopyFrom)
 	return len(g.firsts) >= from && !g.metTwin && time.Now().UnixNano() >= p.twins.until.Load()
 }
@@ -56,23 +56,23 @@ func (t *twinGuard) met(g *group) {
 }
 
 // copy claims what is left to claim: all of it, or it fails.
-func (v claimValues) copy(ctx context.Context, conn *pgx.Conn, open *generation, g *group) error {
-	if len(g.claims) == 0 {
+func (t *txn) copy(ctx context.Context) error {
+	if len(t.claims) == 0 {
 		return nil
 	}
 	columns := "key, position, lane"
-	if v.fingerprint {
+	if t.fingerprint {
 		columns += ", fingerprint"
 	}
-	_, err := conn.PgConn().CopyFrom(ctx, bytes.NewReader(v.encode(g)), "COPY "+open.table+" ("+columns+") FROM STDIN (FORMAT binary)")
+	_, err := t.conn.PgConn().CopyFrom(ctx, bytes.NewReader(t.encode()), "COPY "+t.catalog.Open.Name+" ("+columns+") FROM STDIN (FORMAT binary)")
 	if err != nil {
-		if sqlstate(err) == "23505" {
+		if sqlstate.Of(err) == "23505" {
 			return fmt.Errorf("%w: %w", errTwin, err)
 		}
 		return err
 	}
-	for _, at := range g.claims {
-		g.items[at].wins = true
+	for _, at := range t.claims {
+		t.items[at].wins = true
 	}
 	return nil
 }
@@ -85,21 +85,21 @@ var (
 )
 
 // encode is the rows in the binary form of COPY.
-func (v claimValues) encode(g *group) []byte {
+func (t *txn) encode() []byte {
 	const row = 2 + 4 + 16 + 4 + 8 + 4 + 4 + 4 + 8
 	be := binary.BigEndian
-	buf := append(make([]byte, 0, len(copySignature)+row*len(g.claims)+len(copyTrailer)), copySignature...)
+	buf := append(make([]byte, 0, len(copySignature)+row*len(t.claims)+len(copyTrailer)), copySignature...)
 	columns := uint16(3)
-	if v.fingerprint {
+	if t.fingerprint {
 		columns++
 	}
-	for _, at := range g.claims {
-		it := &g.items[at]
+	for _, at := range t.claims {
+		it := &t.items[at]
 		buf = be.AppendUint16(buf, columns)
 		buf = append(be.AppendUint32(buf, uint32(len(it.key))), it.key[:]...)
-		buf = be.AppendUint64(be.AppendUint32(buf, 8), uint64(g.message(it).Position.Offset))
-		buf = be.AppendUint32(be.AppendUint32(buf, 4), uint32(v.lanes[it.batch]))
-		if v.fingerprint {
+		buf = be.AppendUint64(be.AppendUint32(buf, 8), uint64(t.message(it).Position.Offset))
+		buf = be.AppendUint32(be.AppendUint32(buf, 4), uint32(t.lanes[it.batch]))
+		if t.fingerprint {
 			buf = be.AppendUint64(be.AppendUint32(buf, 8), uint64(it.fingerprint))
 		}
 	}

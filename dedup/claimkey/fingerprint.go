@@ -1,0 +1,108 @@
+package claimkey
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/dedupd/dedupd/message"
+)
+
+// Fingerprint says what must be equal for two messages of one id to be copies of
+// one another.
+//
+// A fingerprint begins with 12 bits that tell by which configuration it was made, so
+// that claims of before a change of dedup.fingerprint, or of a worker that has yet to
+// be restarted, aren't compared: each copy of theirs would be a conflict. The other
+// 52 bits are the content's.
+type Fingerprint struct {
+	value  bool
+	paths  []message.Field
+	recipe uint64 // the upper 12 bits
+}
+
+// recipeBits are those of a fingerprint that tell how it was made.
+const recipeBits = 0xFFF << 52
+
+// recipeOf gives the upper bits for places.
+func recipeOf(places []string) uint64 {
+	h := xxhash.New()
+	var length [8]byte
+	for _, place := range places {
+		binary.BigEndian.PutUint64(length[:], uint64(len(place)))
+		_, _ = h.Write(length[:])
+		_, _ = h.WriteString(place)
+	}
+	return h.Sum64() & recipeBits
+}
+
+// differ tells that two fingerprints were made in the same way, of contents that
+// differ.
+func Differ(a, b int64) bool { return a != b && (uint64(a)^uint64(b))&recipeBits == 0 }
+
+// NewFingerprint reads the places of dedup.fingerprint: "value", "none", or JSON
+// paths. The zero Fingerprint is "none".
+func NewFingerprint(places []string) (Fingerprint, error) {
+	f := Fingerprint{recipe: recipeOf(places)}
+	for _, s := range places {
+		switch s {
+		case "none":
+			if len(places) == 1 {
+				return Fingerprint{}, nil
+			}
+		case "value":
+			if len(places) == 1 {
+				f.value = true
+				return f, nil
+			}
+		default:
+			field, err := message.ParseField(s)
+			if err == nil && field.Kind == message.FieldJSON {
+				f.paths = append(f.paths, field)
+				continue
+			}
+		}
+		return Fingerprint{}, &fingerprintError{s}
+	}
+	return f, nil
+}
+
+type fingerprintError struct{ place string }
+
+func (e *fingerprintError) Error() string {
+	return "dedup.fingerprint: \"" + e.place + "\" can't stand here; use value, none, or one or several json:PATH"
+}
+
+// none tells that payloads are not compared.
+func (f Fingerprint) None() bool { return !f.value && len(f.paths) == 0 }
+
+// of is xxHash64 of what must be equal. It need not resist an attacker: whoever
+// may send under an id may as well send the first payload.
+func (f Fingerprint) Of(m *message.Message) int64 {
+	return int64(f.content(m)&^recipeBits | f.recipe)
+}
+
+func (f Fingerprint) content(m *message.Message) uint64 {
+	if f.value || message.ValidJSON(m.Value) != nil { // that has no places
+		return valueFingerprint(m.Value)
+	}
+	var h xxhash.Digest
+	h.Reset()
+	var length [8]byte
+	for _, path := range f.paths {
+		raw := path.JSON(m.Value).Raw
+		binary.BigEndian.PutUint64(length[:], uint64(len(raw)))
+		_, _ = h.Write(length[:]) // a hash takes everything
+		_, _ = h.WriteString(raw)
+	}
+	return h.Sum64()
+}
+
+// valueFingerprint keeps a tombstone apart from an empty value.
+func valueFingerprint(v []byte) uint64 {
+	if v == nil {
+		return math.MaxUint64
+	}
+	return xxhash.Sum64(v)
+}

@@ -1,0 +1,37 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/dedupd/dedupd/internal/sqlstate"
+	"github.com/dedupd/dedupd/internal/wait"
+)
+
+// tries is how often the work of a person's command is begun anew when others
+// stood in its way.
+const tries = 10
+
+// retry tries work until nothing passing stands in its way: the generations
+// have changed, a lock was held for too long, a deadlock. Only an error that
+// the server has told counts, since behind any other a COMMIT may have landed.
+func (s *Store) retry(ctx context.Context, work func() error) error {
+	l := 50 * time.Millisecond
+	for n := 1; ; n++ {
+		err := work()
+		stale, reaction := sqlstate.Of(err) == stateCatalog, react(err)
+		if err == nil || n == tries || answer(err) == nil || !stale && reaction != retry && reaction != internal {
+			return err
+		}
+		if stale {
+			if _, failed := s.generations.Refresh(ctx); failed != nil {
+				return errors.Join(err, failed)
+			}
+		}
+		if !wait.For(ctx, l) {
+			return err
+		}
+		l = min(2*l, 2*time.Second)
+	}
+}

@@ -1,0 +1,74 @@
+package dedup
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/lane"
+)
+
+// settle gives every message its outcome but those that the sink still refuses.
+func (p *Processor) settle(ctx context.Context, t *txn) error {
+	for i := range t.items {
+		it := &t.items[i]
+		root := it
+		if it.twin >= 0 {
+			root = &t.items[it.twin]
+		}
+		switch {
+		case root.wins && root == it:
+			it.outcome = applied
+			if it.reject != nil {
+				it.outcome = dead
+			}
+		case root.wins:
+			it.original = &claimRow{fingerprint: &root.fingerprint, lane: &t.lanes[root.batch], position: &t.message(root).Position.Offset}
+		default:
+			if it.original = t.found[root.key]; it.original == nil {
+				// The claim was there a moment ago: it has been forgotten since.
+				return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "40001", Message: "a claim vanished while it was looked at"}
+			}
+		}
+		if it.outcome == pending {
+			if err := p.settleDuplicate(ctx, t, it); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// settleDuplicate tells what kind of copy a message is of the one that has claimed
+// its id.
+func (p *Processor) settleDuplicate(ctx context.Context, t *txn, it *item) error {
+	original, l := it.original, t.batches[it.batch].Lane
+	if !p.Fingerprint.None() && original.fingerprint != nil && claimkey.Differ(*original.fingerprint, it.fingerprint) {
+		it.outcome = conflict
+		if p.OnConflict == ConflictStop {
+			m := t.message(it)
+			return &lane.HoldError{
+				Lane: l, Err: fmt.Errorf("position %d: id %q was claimed with another payload, and dedup.on_conflict is stop", m.Position.Offset, m.ID),
+				Summary: fmt.Sprintf("position %d: its id was claimed with another payload, and dedup.on_conflict is stop", m.Position.Offset),
+			}
+		}
+		return nil
+	}
+	it.outcome = resent
+	if original.lane != nil {
+		source, err := p.Store.sourceOf(ctx, t.conn, *original.lane)
+		if err != nil {
+			return err
+		}
+		switch {
+		case *original.lane == t.lanes[it.batch] && original.position != nil && *original.position == t.message(it).Position.Offset:
+			it.outcome = redelivered
+		case source != "" && source != l.Source:
+			it.outcome = crossSource
+		}
+	}
+	t.ages = append(t.ages, original.age)
+	return nil
+}

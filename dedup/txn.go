@@ -1,0 +1,109 @@
+package dedup
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/dedup/generations"
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/sqlstate"
+)
+
+// commitTimeout bounds COMMIT from outside: statement_timeout does not (a
+// COMMIT that waited for an absent standby was seen to hang for ten minutes).
+const commitTimeout = 10 * time.Second
+
+// txn is one claim transaction on one connection: it claims a group's keys, and what
+// the caller does with the new ones stands or falls with the claims. Workers, replay,
+// import and Store.Claim are scripts of it.
+//
+// Locks are taken in one order by everyone: the rotation lock, claims by key, whatever
+// the sink locks, dead letters, lane rows by name. Lane rows come last: the books need
+// the counts, and the lock is short.
+type txn struct {
+	store   *Store
+	conn    *pgx.Conn
+	catalog *generations.Catalog
+	*group
+	// prepare has statements prepared; not on a caller's connection.
+	prepare bool
+	// fingerprint has the messages' fingerprints stored with their claims.
+	fingerprint bool
+	// byCopy has the claims looked up first and then copied. Only for lanes' batches.
+	byCopy bool
+	// found are the claims that were there before, by their keys.
+	found map[claimkey.Key]*claimRow
+	// probed counts what the look-ups in sealed generations have found.
+	probed probeResult
+}
+
+// begin gives a transaction over a group to work, on a connection of its own, which has
+// no statement about generations that the catalog doesn't have. What the work left
+// open when it failed is rolled back. began is false where the work never began.
+func (s *Store) begin(ctx context.Context, g *group, work func(t *txn) error) (began bool, err error) {
+	catalog, err := s.generations.Loaded(ctx)
+	if err != nil {
+		return false, err
+	}
+	g.catalog = catalog
+	pooled, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return false, fmt.Errorf("connect to the database: %w", err)
+	}
+	conn := pooled.Conn()
+	defer func() {
+		if err != nil {
+			err = abort(conn, err)
+		}
+		pooled.Release()
+	}()
+	if err := pipeline.Deallocate(ctx, conn, catalog.Identity, catalog.Has); err != nil {
+		return false, err
+	}
+	return true, work(&txn{store: s, conn: conn, catalog: catalog, group: g, prepare: s.prepare})
+}
+
+// send sends steps in one round trip.
+func (t *txn) send(ctx context.Context, steps ...pipeline.Step) error {
+	return pipeline.RoundTrip(ctx, t.conn, t.prepare, steps)
+}
+
+// abort ends a failed transaction. A connection that can't be brought back into
+// order is closed by the pool when it is released.
+func abort(conn *pgx.Conn, err error) error {
+	if conn.IsClosed() {
+		if sqlstate.Of(err) == "" {
+			return fmt.Errorf("%w: %w", errConnection, err)
+		}
+		return err
+	}
+	if conn.PgConn().TxStatus() != 'I' && !conn.PgConn().IsBusy() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		_, _ = conn.Exec(ctx, "rollback") // its failure leaves the connection to the pool, which closes it
+	}
+	return err
+}
+
+// ownError came of a statement of dedupd's own, or of the connection: no message's
+// data is at fault, whatever the SQLSTATE's class says.
+type ownError struct{ error }
+
+func (e *ownError) Unwrap() error { return e.error }
+
+// sinkError came of the sink's code or SQL.
+type sinkError struct{ error }
+
+func (e *sinkError) Error() string { return "write: " + e.error.Error() }
+func (e *sinkError) Unwrap() error { return e.error }
+
+// commitError says that COMMIT was sent, and that its answer was lost or leaves open
+// whether it is durable.
+type commitError struct{ error }
+
+func (e *commitError) Error() string { return "commit, whose outcome is unknown: " + e.error.Error() }
+func (e *commitError) Unwrap() error { return e.error }

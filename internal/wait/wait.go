@@ -1,0 +1,17 @@
+// Package wait waits for a time, unless a context ends.
+package wait
+
+import (
+	"context"
+	"time"
+)
+
+// pause waits for d. False: the context has ended before.
+func For(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
