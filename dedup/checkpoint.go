@@ -12,61 +12,62 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// takeQueue decides where a queue stands that was just taken, and what of it is lost:
-// see Take. What the broker keeps of the lane tells it.
+// placeQueue decides where a queue stands that was just acquired, and what of it is
+// lost: see Acquire. The offset metadata tells it.
 //
-// - It has a checkpoint of this row above the row's own: the database went back. All
-// below the row's broker position was acknowledged before the copy was made, and so is
-// in it.
-// - It has one of another row, which nobody let go: that row is lost, with all that it
-// ever had committed.
+//   - It has a checkpoint of this row above the row's own: the database went back. All
+//     below the row's broker position was acknowledged before the copy was made, and so is
+//     in it.
+//   - It has one of another row, which nobody forgot: that row is lost, with all that it
+//     ever had committed.
 //
-// Both stay as they are until the broker keeps the origin that is returned, and the row
-// has its checkpoint (Resumed): whoever comes between finds the same.
-func (s *Store) takeQueue(ctx context.Context, tx pgx.Tx, row queueRow, t lane.Acquire, taken *lane.Assignment) error {
-	if t.Consumed {
+// Both stay as they are until the broker keeps the offset metadata that is returned, and
+// the row has its checkpoint (ConfirmRewind): whoever comes between finds the same.
+func (s *Store) placeQueue(ctx context.Context, tx pgx.Tx, row *laneRow, a lane.Acquire) error {
+	if a.Consumed {
 		if err := s.refuseLoss(ctx, tx); err != nil {
 			return err
 		}
 	}
-	if other, ok := parseOrigin(t.OffsetMetadata); ok && other.Scope != s.scope {
-		return &lane.HoldError{Lane: t.Lane, Err: fmt.Errorf("scope %q reads the same durable, so that each of the two scopes would get a part of the messages only: have this one read a durable of its own; or delete the durable, if that scope is to read it no more", other.Scope)}
+	if other, ok := parseOffsetMetadata(a.OffsetMetadata); ok && other.Scope != s.scope {
+		return &lane.HoldError{Lane: a.Lane, Err: fmt.Errorf("scope %q reads the same durable, so that each of the two scopes would get a part of the messages only: have this one read a durable of its own; or delete the durable, if that scope is to read it no more", other.Scope)}
 	}
-	was, ours := s.originOf(t.Lane, t.OffsetMetadata)
-	ours = ours && (was.Log == "" || t.LogID == "" || was.Log == t.LogID)
-	behind := ours && was.Epoch == taken.Epoch && was.Checkpoint > taken.Checkpoint.Number
+	assigned := &row.assigned
+	was, ours := s.ownOffsetMetadata(a.Lane, a.OffsetMetadata)
+	ours = ours && (was.LogID == "" || a.LogID == "" || was.LogID == a.LogID)
+	behind := ours && was.Epoch == assigned.Epoch && was.Checkpoint > assigned.Checkpoint.Number
 	lost := false
-	if ours && was.Epoch != taken.Epoch {
-		forgotten, err := s.forgotten(ctx, tx, t.Lane, was.Epoch)
+	if ours && was.Epoch != assigned.Epoch {
+		forgotten, err := s.forgotten(ctx, tx, a.Lane, was.Epoch)
 		if err != nil {
 			return err
 		}
 		lost = !forgotten
 	}
-	taken.Rewound = behind || lost
-	position := taken.BrokerPosition
+	assigned.Rewound = behind || lost
+	position := assigned.BrokerPosition
 	switch {
-	case lost && (position < 0 || was.Began < position), behind && position < 0:
-		position = was.Began
-	case !taken.Rewound && position < 0:
-		position = t.Committed // nothing of ours is acknowledged yet
+	case lost && (position < 0 || was.Start < position), behind && position < 0:
+		position = was.Start
+	case !assigned.Rewound && position < 0:
+		position = a.Committed // nothing of ours is acknowledged yet
 	}
-	if ours && was.Epoch == taken.Epoch && !behind {
-		position = max(position, t.Acknowledged) // all that was acknowledged is in this database
+	if ours && was.Epoch == assigned.Epoch && !behind {
+		position = max(position, a.Acknowledged) // all that was acknowledged is in this database
 	}
-	if position >= 0 && (row.began == nil || *row.began > position) {
-		row.began = &position
+	if position >= 0 && (row.start == nil || *row.start > position) {
+		row.start = &position
 	}
-	taken.BrokerPosition = position
-	_, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET broker_position = $2, began = $3
-		WHERE id = $1 AND (broker_position, began) IS DISTINCT FROM ($2, $3)`, row.id, nullIfNegative(position), row.began)
+	assigned.BrokerPosition = position
+	_, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET broker_position = $2, start_position = $3
+		WHERE id = $1 AND (broker_position, start_position) IS DISTINCT FROM ($2, $3)`, row.id, nullIfNegative(position), row.start)
 	if err != nil {
 		return err
 	}
-	if taken.Rewound {
-		taken.Checkpoint.Number = max(taken.Checkpoint.Number, was.Checkpoint) + 1 // until Resumed, the lane doesn't move
+	if assigned.Rewound {
+		assigned.Checkpoint.Number = max(assigned.Checkpoint.Number, was.Checkpoint) + 1 // until ConfirmRewind, the lane doesn't move
 	}
-	taken.OffsetMetadata = s.queueOrigin(t.Lane, taken.Epoch, taken.Checkpoint.Number, row)
+	assigned.OffsetMetadata = s.queueMetadata(a.Lane, row)
 	return nil
 }
 
@@ -77,20 +78,13 @@ func nullIfNegative(v int64) *int64 {
 	return &v
 }
 
-// queueRow is what a queue's row tells of where it reads.
-type queueRow struct {
-	id    int32
-	log   string
-	began *int64 // nil: not known yet
-}
-
-// queueOrigin is what the broker is to keep of a queue.
-func (s *Store) queueOrigin(lane message.Lane, epoch, checkpoint int64, row queueRow) string {
-	o := origin{Scope: s.scope, Source: lane.Source, Began: -1, Epoch: epoch, Checkpoint: checkpoint, Log: row.log}
-	if row.began != nil {
-		o.Began = *row.began
+// queueMetadata is the offset metadata that the broker is to keep of a queue.
+func (s *Store) queueMetadata(lane message.Lane, row *laneRow) string {
+	m := offsetMetadata{Scope: s.scope, Source: lane.Source, Start: -1, Epoch: row.assigned.Epoch, Checkpoint: row.assigned.Checkpoint.Number, LogID: row.logID}
+	if row.start != nil {
+		m.Start = *row.start
 	}
-	return o.String()
+	return m.String()
 }
 
 // confirmTimeout bounds the question, which waits for a transaction that is just
@@ -99,7 +93,7 @@ const confirmTimeout = 5 * time.Second
 
 // Confirm tells whether the database is the one that a queue was committed in, and
 // has not gone back: then what was committed before may be acknowledged, once the
-// broker keeps the origin that is returned. The error is a *message.FencedError if it
+// broker keeps the offset metadata that is returned. The error is a *message.FencedError if it
 // is not.
 //
 // Why that is exact stands in docs/decisions/0029.
@@ -108,35 +102,33 @@ func (s *Store) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation,
 	defer cancel()
 	fenced := &lane.FencedError{Lanes: []message.Lane{c.Lane}}
 	least := c.Checkpoint.Number
-	if was, ours := s.originOf(c.Lane, c.OffsetMetadata); ours {
+	if was, ours := s.ownOffsetMetadata(c.Lane, c.OffsetMetadata); ours {
 		if was.Epoch != c.Epoch {
 			return lane.Confirmation{}, fenced // the next take finds out what it means
 		}
 		least = max(least, was.Checkpoint)
 	}
 	const where = ` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered AND epoch = $4 AND checkpoint >= $5 AND `
-	sql := `SELECT checkpoint, began, coalesce(log, ''), '' FROM ` + s.name("lanes") + where + s.name("instance") + `(tableoid) = $6`
+	sql := `SELECT checkpoint, start_position, coalesce(log_id, ''), '' FROM ` + s.name("lanes") + where + s.name("instance") + `(tableoid) = $6`
 	if c.Raise {
 		// One that a crash takes back would have the queue read again for nothing.
 		sql = `UPDATE ` + s.name("lanes") + ` SET checkpoint = checkpoint + 1` + where + s.name("instance") + `(tableoid) = $6
-			RETURNING checkpoint, began, coalesce(log, ''), CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END`
+			RETURNING checkpoint, start_position, coalesce(log_id, ''), CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END`
 	}
-	confirmed := lane.Confirmation{Checkpoint: c.Checkpoint}
-	var row queueRow
+	row := laneRow{assigned: lane.Assignment{Epoch: c.Epoch, Checkpoint: c.Checkpoint}}
 	err := s.pool.QueryRow(ctx, sql, s.scope, c.Lane.Source, c.Lane.Name, c.Epoch, least, c.Checkpoint.Instance).
-		Scan(&confirmed.Checkpoint.Number, &row.began, &row.log, nil)
+		Scan(&row.assigned.Checkpoint.Number, &row.start, &row.logID, nil)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return lane.Confirmation{}, fenced
 	case err != nil:
 		return lane.Confirmation{}, fmt.Errorf("confirm what lane %s has committed: %w", c.Lane, err)
 	}
-	confirmed.OffsetMetadata = s.queueOrigin(c.Lane, c.Epoch, confirmed.Checkpoint.Number, row)
-	return confirmed, nil
+	return lane.Confirmation{Checkpoint: row.assigned.Checkpoint, OffsetMetadata: s.queueMetadata(c.Lane, &row)}, nil
 }
 
-// Resumed tells that the broker delivers again what a queue may have lost with the
-// database, or that nothing can be done about it (0), and keeps the origin of the take
+// ConfirmRewind tells that the broker delivers again what a queue may have lost with the
+// database, or that nothing can be done about it (0), and keeps the offset metadata of the take
 // that asked for it: from now on the row passes for one that has all that is
 // acknowledged.
 //
@@ -147,9 +139,9 @@ func (s *Store) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation,
 // one to be sure. The lane's clock isn't known any more: claims must not expire before
 // what comes again has passed them.
 func (s *Store) ConfirmRewind(ctx context.Context, lane message.Lane, taken lane.Assignment, from int64) (sure int64, err error) {
-	to, ours := s.originOf(lane, taken.OffsetMetadata)
+	to, ours := s.ownOffsetMetadata(lane, taken.OffsetMetadata)
 	if !ours {
-		return 0, fmt.Errorf("resume lane %s: the origin is not the lane's", lane)
+		return 0, fmt.Errorf("resume lane %s: the offset metadata is not the lane's", lane)
 	}
 	err = s.pool.QueryRow(ctx, `
 		WITH l AS (SELECT id, coalesce(broker_position, 1) AS sure FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered AND epoch = $4 FOR UPDATE),

@@ -329,7 +329,7 @@ func TestWhereAQueueStands(t *testing.T) {
 		"the broker keeps what another program wrote": {func(s *state) { s.take.OffsetMetadata = `{"checkpoint": 99}` }, floor, false},
 		"the row went back":                           {func(s *state) { exec(s, `UPDATE dedupd.lanes SET checkpoint = 0`) }, floor, true},
 		"the row went back to before a position was known": {func(s *state) {
-			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0, broker_position = NULL, began = NULL`)
+			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0, broker_position = NULL, start_position = NULL`)
 		}, began, true},
 		"the row is lost":    {func(s *state) { exec(s, `DELETE FROM dedupd.lanes`) }, began, true},
 		"somebody let it go": {forget, later, false},
@@ -444,7 +444,7 @@ func TestAConfirmationIsHeldAgainstWhatTheBrokerKeeps(t *testing.T) {
 func TestADurableOfAnotherScope(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	other := `dedupd:{"scope":"billing","source":"nats","began":1,"epoch":1,"checkpoint":7}`
+	other := `dedupd:{"scope":"billing","source":"nats","start":1,"epoch":1,"checkpoint":7}`
 	_, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: message.Lane{Source: "nats", Name: "queue"}, LogID: "stream-1", Committed: 1, OffsetMetadata: other})
 	var held *lane.HoldError
 	if !errors.As(err, &held) || !strings.Contains(err.Error(), `scope "billing" reads the same durable`) {

@@ -125,7 +125,7 @@ func TestALaneWhoseClockIsAheadIsForgotten(t *testing.T) {
 	f.passTime(clockJump)
 	f.caughtUp(l)
 	f.passTime(0)
-	f.exec(`UPDATE dedupd.lanes SET updated_at = now() - interval '1 hour', claimed_at = now() - interval '1 hour'`)
+	f.exec(`UPDATE dedupd.lanes SET updated_at = now() - interval '1 hour', acquired_at = now() - interval '1 hour'`)
 	if _, err := f.Store.ForgetLane(t.Context(), "ann@host", l.Source, l.Name, false); err != nil {
 		t.Error(err)
 	}

@@ -34,7 +34,7 @@ func (p *Processor) burySteps(g *group) (steps []pipeline.Step) {
 }
 
 func (p *Processor) buryStep(g *group, items []*item) pipeline.Step {
-	var sources, lanes, positions, classes, reasons, states, keys, ids, topics, messageKeys, values, times, originalLanes, originalPositions, laneIDs, incarnations, attempts [][]byte
+	var sources, lanes, positions, classes, reasons, states, keys, ids, topics, messageKeys, values, times, originalLanes, originalPositions, laneIDs, streamIDs, attempts [][]byte
 	var headersFrom, headersTo, headerKeys, headerValues [][]byte
 	for _, it := range items {
 		m, why := g.message(it), p.burial(it)
@@ -46,7 +46,7 @@ func (p *Processor) buryStep(g *group, items []*item) pipeline.Step {
 		topics, messageKeys, values = append(topics, nonNil([]byte(m.Topic))), append(messageKeys, m.Key), append(values, m.Value)
 		times = append(times, pipeline.Timestamptz(m.Time))
 		originalLanes, originalPositions = append(originalLanes, it.original.laneParam()), append(originalPositions, it.original.positionParam())
-		laneIDs, incarnations = append(laneIDs, pipeline.Int4(g.lanes[it.batch])), append(incarnations, []byte(g.batches[it.batch].StreamID))
+		laneIDs, streamIDs = append(laneIDs, pipeline.Int4(g.lanes[it.batch])), append(streamIDs, []byte(g.batches[it.batch].StreamID))
 		attempts = append(attempts, pipeline.Int4(max(why.attempts, 1)))
 		headersFrom = append(headersFrom, pipeline.Int4(int32(len(headerKeys)+1)))
 		for _, h := range m.Headers {
@@ -69,13 +69,13 @@ func (p *Processor) buryStep(g *group, items []*item) pipeline.Step {
 			return errors.New("the server returned a dead letter that was not sent")
 		},
 		SQL: `INSERT INTO ` + p.Store.name("dead_letters") + ` (scope, source, lane, position, class, reason, sqlstate, claim_key, message_id, topic, key, value,
-			header_keys, header_values, broker_time, original_lane, original_position, lane_id, incarnation, attempts)
+			header_keys, header_values, broker_time, original_lane, original_position, lane_id, stream_id, attempts)
 			SELECT $1::text, u.source, u.lane, u.position, u.class, u.reason, u.sqlstate, u.claim_key, u.message_id, u.topic, u.key, u.value,
-				($2::bytea[])[u.headers_from:u.headers_to], ($3::bytea[])[u.headers_from:u.headers_to], u.broker_time, u.original_lane, u.original_position, u.lane_id, u.incarnation, u.attempts
+				($2::bytea[])[u.headers_from:u.headers_to], ($3::bytea[])[u.headers_from:u.headers_to], u.broker_time, u.original_lane, u.original_position, u.lane_id, u.stream_id, u.attempts
 			FROM unnest($4::text[], $5::text[], $6::bigint[], $7::text[], $8::text[], $9::text[], $10::uuid[], $11::bytea[], $12::bytea[], $13::bytea[], $14::bytea[],
 				$15::integer[], $16::integer[], $17::timestamptz[], $18::integer[], $19::bigint[], $20::integer[], $21::text[], $22::integer[])
 				AS u (source, lane, position, class, reason, sqlstate, claim_key, message_id, topic, key, value,
-				headers_from, headers_to, broker_time, original_lane, original_position, lane_id, incarnation, attempts)
+				headers_from, headers_to, broker_time, original_lane, original_position, lane_id, stream_id, attempts)
 			ON CONFLICT DO NOTHING RETURNING claim_key, position, class`,
 		OIDs: []uint32{
 			pgtype.TextOID, pgtype.ByteaArrayOID, pgtype.ByteaArrayOID,
@@ -91,7 +91,7 @@ func (p *Processor) buryStep(g *group, items []*item) pipeline.Step {
 			pipeline.Array(pgtype.ByteaOID, ids), pipeline.Array(pgtype.ByteaOID, topics), pipeline.Array(pgtype.ByteaOID, messageKeys), pipeline.Array(pgtype.ByteaOID, values),
 			pipeline.Array(pgtype.Int4OID, headersFrom), pipeline.Array(pgtype.Int4OID, headersTo), pipeline.Array(pgtype.TimestamptzOID, times),
 			pipeline.Array(pgtype.Int4OID, originalLanes), pipeline.Array(pgtype.Int8OID, originalPositions),
-			pipeline.Array(pgtype.Int4OID, laneIDs), pipeline.Array(pgtype.TextOID, incarnations), pipeline.Array(pgtype.Int4OID, attempts),
+			pipeline.Array(pgtype.Int4OID, laneIDs), pipeline.Array(pgtype.TextOID, streamIDs), pipeline.Array(pgtype.Int4OID, attempts),
 		},
 	}
 }

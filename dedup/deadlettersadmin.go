@@ -49,8 +49,8 @@ type DeadLetter struct {
 	// LaneNumber is what claims and books knew its lane by when it was buried; the lane
 	// may be gone.
 	LaneNumber int32 `json:"-"`
-	// Incarnation is that of its topic or stream.
-	Incarnation string `json:"-"`
+	// StreamID is that of its topic or stream.
+	StreamID string `json:"-"`
 }
 
 // Classes are the classes of dead letters.
@@ -91,7 +91,7 @@ func (s *Store) fromDeadLetters() string {
 
 const selectDeadLetters = `SELECT d.id, d.scope, d.source, d.lane, d.position, d.class, d.attempts, d.reason, d.sqlstate, d.claim_key::text,
 	d.message_id, d.topic, d.key, d.value, d.header_keys, d.header_values, d.broker_time, l.source, l.lane, d.original_position, d.created_at, d.last_at,
-	d.lane_id, d.incarnation`
+	d.lane_id, d.stream_id`
 
 // whereDeadLetters is a filter in SQL. Every condition is always there, so that
 // the statement is one.
@@ -192,7 +192,7 @@ func (d *DeadLetter) batch() lane.Batch {
 	for i, key := range d.HeaderKeys {
 		m.Headers = append(m.Headers, message.Header{Key: string(key), Value: d.HeaderValues[i]})
 	}
-	return lane.Batch{Lane: l, StreamID: d.Incarnation, Messages: []message.Message{m}}
+	return lane.Batch{Lane: l, StreamID: d.StreamID, Messages: []message.Message{m}}
 }
 
 // deadLetterNote is what the audit keeps of a dead letter: no payload.

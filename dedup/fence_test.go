@@ -74,7 +74,7 @@ func TestABatchOutOfStepWritesNothing(t *testing.T) {
 func TestStartRule(t *testing.T) {
 	t.Parallel()
 	l := message.Lane{Source: "kafka", Name: "orders/0"}
-	take := lane.Acquire{Lane: l, Ordered: true, BrokerGeneration: 3, Start: 7, Committed: -1, HonourReset: true}
+	take := lane.Acquire{Lane: l, Ordered: true, GroupGeneration: 3, Start: 7, Committed: -1, HonourReset: true}
 	for name, c := range map[string]struct {
 		row    string // what the lane's row is set to
 		change func(*lane.Acquire)
@@ -88,19 +88,19 @@ func TestStartRule(t *testing.T) {
 		"group was reset":    {"next_position = 20, broker_position = 10", func(t *lane.Acquire) { t.Committed = 5 }, lane.Assignment{Next: 5, BrokerPosition: 5, Reset: true}, nil},
 		"reset is ignored":   {"next_position = 20, broker_position = 10", func(t *lane.Acquire) { t.Committed, t.HonourReset = 5, false }, lane.Assignment{Next: 20, BrokerPosition: 10}, nil},
 		"a worker wrote it": {"next_position = 20, broker_position = 10", func(t *lane.Acquire) {
-			t.Committed, t.OffsetMetadata = 5, `dedupd:{"scope":"test","source":"kafka","began":0,"epoch":1}`
+			t.Committed, t.OffsetMetadata = 5, `dedupd:{"scope":"test","source":"kafka","start":0,"epoch":1}`
 		}, lane.Assignment{Next: 20, BrokerPosition: 10, Outdated: true}, nil},
 		"another scope's worker wrote it": {"next_position = 20, broker_position = 10", func(t *lane.Acquire) {
-			t.Committed, t.OffsetMetadata = 5, `dedupd:{"scope":"another","source":"kafka","began":0,"epoch":1}`
+			t.Committed, t.OffsetMetadata = 5, `dedupd:{"scope":"another","source":"kafka","start":0,"epoch":1}`
 		}, lane.Assignment{Next: 20, BrokerPosition: 10, Outdated: true, GroupOf: "another"}, nil},
 		"no row, and another scope's worker wrote it": {"", func(t *lane.Acquire) {
-			t.Committed, t.Start, t.OffsetMetadata = 5, 5, `dedupd:{"scope":"another","source":"kafka","began":0,"epoch":1}`
+			t.Committed, t.Start, t.OffsetMetadata = 5, 5, `dedupd:{"scope":"another","source":"kafka","start":0,"epoch":1}`
 		}, lane.Assignment{Next: 5, BrokerPosition: -1, GroupOf: "another"}, nil},
 		"never confirmed":     {"next_position = 20", func(t *lane.Acquire) { t.Committed = 5 }, lane.Assignment{Next: 20, BrokerPosition: 5}, nil},
 		"no start":            {"", func(t *lane.Acquire) { t.Start = -1 }, lane.Assignment{}, lane.ErrNoStart},
 		"no start but a row":  {"next_position = 20", func(t *lane.Acquire) { t.Start = -1 }, lane.Assignment{Next: 20, BrokerPosition: -1}, nil},
-		"late claimer":        {"broker_generation = 4, updated_at = now() - interval '1 minute'", nil, lane.Assignment{}, lane.ErrStale},
-		"generations restart": {"broker_generation = 4, claimed_at = now() - interval '1 minute', updated_at = now() - interval '1 minute'", nil, lane.Assignment{Next: 7, BrokerPosition: -1}, nil},
+		"late claimer":        {"group_generation = 4, updated_at = now() - interval '1 minute'", nil, lane.Assignment{}, lane.ErrStale},
+		"generations restart": {"group_generation = 4, acquired_at = now() - interval '1 minute', updated_at = now() - interval '1 minute'", nil, lane.Assignment{Next: 7, BrokerPosition: -1}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -166,7 +166,7 @@ func TestALogCreatedAnewHoldsItsLane(t *testing.T) {
 	}
 	unknown := must("", 0) // the brokers are older than ids
 	if known := must("first", 0); known != unknown {
-		t.Errorf("that the brokers tell ids now changes the lane's incarnation from %s to %s", unknown, known)
+		t.Errorf("that the brokers tell ids now changes the lane's stream id from %s to %s", unknown, known)
 	}
 	if again := must("", 0); again != unknown {
 		t.Errorf("a broker that tells none changes it to %s", again)

@@ -59,7 +59,7 @@ func (s *Store) acceptGap() string {
 // to read: its positions mean nothing there.
 func (s *Store) forgetGaps(ctx context.Context, tx pgx.Tx, t lane.Acquire) error {
 	_, err := tx.Exec(ctx, `DELETE FROM `+s.name("gaps")+` g USING `+s.name("lanes")+` l
-		WHERE l.id = g.lane AND l.scope = $1 AND l.source = $2 AND l.lane = $3 AND NOT l.ordered AND l.log <> nullif($4, '')`,
+		WHERE l.id = g.lane AND l.scope = $1 AND l.source = $2 AND l.lane = $3 AND NOT l.ordered AND l.log_id <> nullif($4, '')`,
 		s.scope, t.Lane.Source, t.Lane.Name, t.LogID)
 	if err != nil {
 		return fmt.Errorf("forget what was missing in the log before: %w", err)

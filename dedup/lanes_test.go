@@ -248,7 +248,7 @@ func TestATakeDrawsNoNumber(t *testing.T) {
 		all.Wait()
 	}
 	lanes := []lane.Acquire{
-		{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Committed: -1, BrokerGeneration: 2},
+		{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Committed: -1, GroupGeneration: 2},
 		{Lane: message.Lane{Source: "nats", Name: "queue"}, LogID: "stream-1", Committed: -1},
 	}
 	race(lanes...)
@@ -257,7 +257,7 @@ func TestATakeDrawsNoNumber(t *testing.T) {
 	}
 	before := f.laneNumbers()
 	late, unknown := lanes[0], lanes[0]
-	late.BrokerGeneration = 1 // refused
+	late.GroupGeneration = 1 // refused
 	unknown.Lane.Name, unknown.Start = "orders/1", -1
 	race(append(lanes, late)...)
 	if _, err := f.Store.Acquire(t.Context(), unknown); !errors.Is(err, lane.ErrNoStart) {
@@ -272,8 +272,8 @@ func TestATakeDrawsNoNumber(t *testing.T) {
 // stays.
 func TestATakeWaitsForTheRow(t *testing.T) {
 	t.Parallel()
-	take := lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Start: 7, Committed: -1, BrokerGeneration: 3}
-	const insert = `INSERT INTO dedupd.lanes (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position)
+	take := lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Start: 7, Committed: -1, GroupGeneration: 3}
+	const insert = `INSERT INTO dedupd.lanes (scope, source, lane, ordered, stream_id, epoch, group_generation, owner, next_position)
 		VALUES ('test', 'kafka', 'orders/0', true, '/6f9a3d2e-0000-4000-8000-000000000000', 1, $1, 'another', 20)`
 	for name, c := range map[string]struct {
 		there, stale bool // before
@@ -290,7 +290,7 @@ func TestATakeWaitsForTheRow(t *testing.T) {
 		"it stays":                   {there: true, sql: `DELETE FROM dedupd.lanes`, next: 20},
 		"a newer owner's goes":       {there: true, stale: true, sql: `DELETE FROM dedupd.lanes`, commit: true, next: 7},
 		"a newer owner's stays":      {there: true, stale: true, sql: `DELETE FROM dedupd.lanes`, err: lane.ErrStale},
-		"a newer owner takes it":     {there: true, sql: `UPDATE dedupd.lanes SET broker_generation = 4, next_position = 30`, commit: true, err: lane.ErrStale},
+		"a newer owner takes it":     {there: true, sql: `UPDATE dedupd.lanes SET group_generation = 4, next_position = 30`, commit: true, err: lane.ErrStale},
 		"the last owner moves it":    {there: true, sql: `UPDATE dedupd.lanes SET next_position = 30`, commit: true, next: 30},
 		"the last owner falls short": {there: true, sql: `UPDATE dedupd.lanes SET next_position = 30`, next: 20},
 	} {

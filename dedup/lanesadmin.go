@@ -33,9 +33,9 @@ type LaneState struct {
 	// believed: as if it weren't known, nothing expires by it.
 	ClockAhead bool      `json:"clock_ahead"`
 	UpdatedAt  time.Time `json:"updated_at"`
-	// Log is the broker's own mark of the log that the lane reads, such as a Kafka
-	// topic's id or the creation time of a NATS stream; nil: it has none.
-	Log *string `json:"log"`
+	// LogID is the broker's own id of the log that the lane reads: a Kafka
+	// topic's id, or the creation time of a NATS stream; nil: it has none.
+	LogID *string `json:"log_id"`
 	// GapFrom and GapNext are what the broker of a queue has discarded before it was
 	// read, for which the queue is held: the first position, and the one behind. Nil:
 	// nothing.
@@ -54,7 +54,7 @@ func (s *Store) LaneStates(ctx context.Context) ([]LaneState, error) {
 	rows, err := s.pool.Query(ctx, `
 		SELECT source, l.lane, ordered, epoch, owner, next_position, broker_position, lag, stream_time,
 		       CASE WHEN stream_time IS NOT NULL THEN greatest(0, extract(epoch FROM `+s.name("clock")+`() - stream_time))::float8 END,
-		       coalesce(`+s.clockAhead()+`, false), updated_at, log, g.first, g.next, l.cut_at,
+		       coalesce(`+s.clockAhead()+`, false), updated_at, log_id, g.first, g.next, l.cut_at,
 		       row_number() OVER (ORDER BY `+s.laneClock()+` NULLS FIRST, source, l.lane) = 1
 		FROM `+s.name("lanes")+` l LEFT JOIN `+s.name("gaps")+` g ON g.lane = l.id AND g.next > g.accepted WHERE scope = $1 ORDER BY source, l.lane`, s.scope)
 	if err != nil {
@@ -126,8 +126,8 @@ func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, pos
 				epoch           = greatest(epoch + 1, (extract(epoch FROM clock_timestamp()) * 1e6)::bigint),
 				next_position   = $2,
 				broker_position = NULL,
-				moved           = true,
-				`+lowerBegan+`,
+				repositioned    = true,
+				`+lowerStart+`,
 				lag             = NULL,
 				leader_epochs   = NULL,
 				stream_time     = CASE WHEN $2 < next_position THEN NULL ELSE stream_time END
@@ -158,7 +158,7 @@ func (s *Store) ForgetLane(ctx context.Context, actor, source, lane string, forc
 		var inUse bool
 		// A lane that has nothing to read isn't moved; its clock is.
 		err := tx.QueryRow(ctx, `
-			SELECT id, greatest(updated_at, claimed_at) > now() - interval '5 minutes' OR coalesce(`+s.laneClock()+` > `+s.name("clock")+`() - interval '5 minutes', false)
+			SELECT id, greatest(updated_at, acquired_at) > now() - interval '5 minutes' OR coalesce(`+s.laneClock()+` > `+s.name("clock")+`() - interval '5 minutes', false)
 			FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 FOR UPDATE`, s.scope, source, lane).Scan(&id, &inUse)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):

@@ -293,17 +293,17 @@ func TestForgettingALane(t *testing.T) {
 	}
 	inUse := func(why, sql string) {
 		t.Helper()
-		f.exec(`UPDATE dedupd.lanes SET updated_at = now() - interval '6 minutes', claimed_at = now() - interval '6 minutes', stream_time = now() - interval '6 minutes'`)
+		f.exec(`UPDATE dedupd.lanes SET updated_at = now() - interval '6 minutes', acquired_at = now() - interval '6 minutes', stream_time = now() - interval '6 minutes'`)
 		f.exec(`UPDATE dedupd.lanes SET ` + sql)
 		if err := forget(false); !errors.Is(err, dedup.ErrLaneInUse) {
 			t.Errorf("%s: %v", why, err)
 		}
 	}
 	inUse("a lane that was moved", `updated_at = now() - interval '4 minutes'`)
-	inUse("a lane that was taken", `claimed_at = now() - interval '4 minutes'`)
+	inUse("a lane that was taken", `acquired_at = now() - interval '4 minutes'`)
 	inUse("a lane that is caught up", `stream_time = now() - interval '4 minutes'`)
 
-	f.exec(`UPDATE dedupd.lanes SET updated_at = now() - interval '6 minutes', claimed_at = now() - interval '6 minutes', stream_time = NULL WHERE lane = 'gone/0'`)
+	f.exec(`UPDATE dedupd.lanes SET updated_at = now() - interval '6 minutes', acquired_at = now() - interval '6 minutes', stream_time = NULL WHERE lane = 'gone/0'`)
 	f.rotate()
 	f.passTime(48 * time.Hour)
 	f.caughtUp(lives)
@@ -370,7 +370,7 @@ func TestAForgottenLanesPlacesAreNew(t *testing.T) {
 			first := taken()
 			read(first, "v")
 			if again := taken(); again.StreamID != first.StreamID {
-				t.Errorf("taken again, its incarnation is %s, was %s", again.StreamID, first.StreamID)
+				t.Errorf("taken again, its stream id is %s, was %s", again.StreamID, first.StreamID)
 			}
 			if !take.Ordered { // a worker that hasn't noticed yet that the stream is another one
 				late := take
@@ -380,7 +380,7 @@ func TestAForgottenLanesPlacesAreNew(t *testing.T) {
 					t.Errorf("taken from another stream: %+v, %v", other, err)
 				}
 				if again := taken(); again.StreamID != first.StreamID {
-					t.Errorf("after that its incarnation is %s, was %s", again.StreamID, first.StreamID)
+					t.Errorf("after that its stream id is %s, was %s", again.StreamID, first.StreamID)
 				}
 			}
 			if _, err := f.Store.ForgetLane(t.Context(), "ann@host", take.Lane.Source, take.Lane.Name, true); err != nil {

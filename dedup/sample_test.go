@@ -48,7 +48,7 @@ func TestSample(t *testing.T) {
 	}
 	f.exec(`INSERT INTO dedupd.duplicate_ages (scope, day, up_to_seconds, duplicates) VALUES ('` + f.Store.Scope() + `', (now() AT TIME ZONE 'UTC')::date, 300, 2),
 		('` + f.Store.Scope() + `', (now() AT TIME ZONE 'UTC')::date - 9, 86400, 1)`)
-	f.exec(`UPDATE dedupd.lanes SET takes = 3 WHERE lane = 'orders/1'`)
+	f.exec(`UPDATE dedupd.lanes SET acquisitions = 3 WHERE lane = 'orders/1'`)
 	v = sample()
 	if v.LatestDuplicate == nil || *v.LatestDuplicate != 300 || !v.Lanes[1].Suspect() {
 		t.Errorf("%+v", v)

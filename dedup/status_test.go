@@ -46,7 +46,7 @@ func TestStatusNamesTheLaneBehind(t *testing.T) {
 	if _, err := other.Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.pool.Exec(t.Context(), `INSERT INTO dedupd.lanes (scope, source, lane, ordered, incarnation, epoch, broker_generation, owner, next_position)
+	if _, err := f.pool.Exec(t.Context(), `INSERT INTO dedupd.lanes (scope, source, lane, ordered, stream_id, epoch, group_generation, owner, next_position)
 		VALUES ('other', 'kafka', 'orders/0', true, '', 1, 1, '', 0)`); err != nil {
 		t.Fatal(err)
 	}

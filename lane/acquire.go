@@ -12,9 +12,9 @@ type Acquire struct {
 	// lane that finds another mark than its own is held until somebody sets its
 	// position.
 	LogID string
-	// BrokerGeneration is the consumer group's generation; an owner with a
+	// GroupGeneration is the consumer group's generation; an owner with a
 	// higher one that is still at work keeps the lane.
-	BrokerGeneration int64
+	GroupGeneration int64
 	// Committed is the position that the broker keeps for the group; -1: none. Of a
 	// queue it is the one below which the broker has had all acknowledged: where a new
 	// lane begins.

@@ -59,13 +59,13 @@ func NewIdentity(from []string, maxBytes int) (*Identity, error) {
 // Several places are joined as netstrings ("3:abc,2:de,", D. J. Bernstein,
 // 1997), so that "ab"+"c" differs from "a"+"bc" for any bytes. An empty value
 // is no id. Incarnation is that of the message's batch; only "position" reads it.
-func (x *Identity) ID(m *Message, incarnation string) (string, error) {
+func (x *Identity) ID(m *Message, streamID string) (string, error) {
 	if len(x.fields) == 1 {
-		return x.part(x.fields[0], m, incarnation)
+		return x.part(x.fields[0], m, streamID)
 	}
 	var b strings.Builder
 	for _, f := range x.fields {
-		part, err := x.part(f, m, incarnation)
+		part, err := x.part(f, m, streamID)
 		if err != nil {
 			return "", err
 		}
@@ -78,10 +78,10 @@ func (x *Identity) ID(m *Message, incarnation string) (string, error) {
 }
 
 // PositionID is the id of a message that is known by nothing but its place. The
-// incarnation keeps a topic that was created anew apart from the old one.
-func PositionID(incarnation string, p Position) string {
+// streamID keeps a topic that was created anew apart from the old one.
+func PositionID(streamID string, p Position) string {
 	var b strings.Builder
-	writeNetstring(&b, incarnation)
+	writeNetstring(&b, streamID)
 	writeNetstring(&b, p.Lane.Source)
 	writeNetstring(&b, p.Lane.Name)
 	writeNetstring(&b, strconv.FormatInt(p.Offset, 10))
@@ -95,7 +95,7 @@ func writeNetstring(b *strings.Builder, s string) {
 	b.WriteByte(',')
 }
 
-func (x *Identity) part(f Field, m *Message, incarnation string) (string, error) {
+func (x *Identity) part(f Field, m *Message, streamID string) (string, error) {
 	var id string
 	switch f.Kind {
 	case FieldKey:
@@ -124,7 +124,7 @@ func (x *Identity) part(f Field, m *Message, incarnation string) (string, error)
 	case FieldCloudEvent:
 		return x.cloudEvent(m)
 	case FieldPosition:
-		id = PositionID(incarnation, m.Position)
+		id = PositionID(streamID, m.Position)
 	}
 	if id == "" {
 		return "", fmt.Errorf("%w: %s is empty or missing", ErrNoID, f)

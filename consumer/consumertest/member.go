@@ -68,7 +68,7 @@ func (m *member) generation(ctx context.Context, in *consumer.Session, a assignm
 func (m *member) read(ctx context.Context, in *consumer.Session, generation int64, number int) {
 	committed := m.broker.Committed(number)
 	taken, err := in.Acquire(ctx, lane.Acquire{
-		Lane: m.lane(number), Ordered: true, BrokerGeneration: generation, Committed: committed, HonourReset: true,
+		Lane: m.lane(number), Ordered: true, GroupGeneration: generation, Committed: committed, HonourReset: true,
 	})
 	if err != nil {
 		select { // the new generation's owner has it, or the store is away

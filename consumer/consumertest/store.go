@@ -130,7 +130,7 @@ func (s *Store) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, e
 	defer s.notify()
 	rewound := false
 	r, ok := s.rows[t.Lane]
-	if ok && r.brokerGen > t.BrokerGeneration && (s.Grace == 0 || time.Since(r.updated) < s.Grace) {
+	if ok && r.brokerGen > t.GroupGeneration && (s.Grace == 0 || time.Since(r.updated) < s.Grace) {
 		return lane.Assignment{}, lane.ErrStale
 	}
 	switch {
@@ -166,7 +166,7 @@ func (s *Store) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, e
 		r.Epoch++
 		r.Takes++
 	}
-	r.brokerGen, r.updated = t.BrokerGeneration, time.Now()
+	r.brokerGen, r.updated = t.GroupGeneration, time.Now()
 	taken := lane.Assignment{Epoch: r.Epoch, Rewound: rewound, Reached: r.Next, LeaderEpochs: r.LeaderEpochs, Cut: r.Cut}
 	_, ours := parseOrigin(t.OffsetMetadata)
 	switch {

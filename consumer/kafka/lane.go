@@ -84,7 +84,7 @@ func (l *partitionReader) take() (stand, error) {
 		Lane:             l.id,
 		Ordered:          true,
 		LogID:            ids[l.topic],
-		BrokerGeneration: int64(l.assignment.generation),
+		GroupGeneration: int64(l.assignment.generation),
 		Committed:        group.offset,
 		OffsetMetadata:   group.origin,
 		Start:            start,

@@ -294,13 +294,13 @@ func TestTakeSaysWhereToStart(t *testing.T) {
 		{Lane: r.lane(2), Ordered: true, Committed: 7, Start: 7, Partition: of(2), HonourReset: true},
 	}
 	for i := range lanes.all {
-		if lanes.all[i].BrokerGeneration <= 0 {
+		if lanes.all[i].GroupGeneration <= 0 {
 			t.Error("no group generation")
 		}
 		if len(lanes.all[i].LogID) != 22 {
 			t.Errorf("the topic's id is %q", lanes.all[i].LogID)
 		}
-		lanes.all[i].BrokerGeneration, lanes.all[i].LogID = 0, ""
+		lanes.all[i].GroupGeneration, lanes.all[i].LogID = 0, ""
 	}
 	if diff := cmp.Diff(want, lanes.all); diff != "" {
 		t.Error(diff)

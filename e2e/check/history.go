@@ -210,12 +210,12 @@ func (d *letter) isOutcome() bool {
 
 // row is a lane's row as the run has left it.
 type row struct {
-	ordered     bool
-	incarnation string
-	epoch       int64
-	owner       string
-	next        int64
-	books       books
+	ordered  bool
+	streamID string
+	epoch    int64
+	owner    string
+	next     int64
+	books    books
 }
 
 // books count a lane's messages.

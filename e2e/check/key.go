@@ -27,9 +27,9 @@ func keyOf(id []byte) key {
 }
 
 // placeKey is the key of a message that has no id.
-func placeKey(incarnation, source, lane string, position int64) key {
+func placeKey(streamID, source, lane string, position int64) key {
 	var b []byte
-	for _, part := range []string{incarnation, source, lane, fmt.Sprint(position)} {
+	for _, part := range []string{streamID, source, lane, fmt.Sprint(position)} {
 		b = fmt.Appendf(b, "%d:%s,", len(part), part)
 	}
 	return hashedKey("position", b)

@@ -104,7 +104,7 @@ func (r *postgresReader) readLanes(ctx context.Context) error {
 	var number int32
 	var source, name pgtype.DriverBytes
 	var w row
-	columns := []any{&number, &source, &name, &w.ordered, &w.incarnation, &w.epoch, &w.owner, &w.next}
+	columns := []any{&number, &source, &name, &w.ordered, &w.streamID, &w.epoch, &w.owner, &w.next}
 	for i := range w.books {
 		columns = append(columns, &w.books[i])
 	}
@@ -116,7 +116,7 @@ func (r *postgresReader) readLanes(ctx context.Context) error {
 		r.byNumber[number] = id
 		r.lanes[id].row = new(w)
 		return nil
-	}, `SELECT id, source, lane, ordered, incarnation, epoch, owner, next_position, `+strings.Join(bookNames[:], ", ")+`
+	}, `SELECT id, source, lane, ordered, stream_id, epoch, owner, next_position, `+strings.Join(bookNames[:], ", ")+`
 		FROM `+r.name("lanes")+` WHERE scope = $1 ORDER BY source, lane`, r.scope)
 	if err == nil && len(r.lanes) == 0 {
 		err = fmt.Errorf("the scope %s has none", r.scope)

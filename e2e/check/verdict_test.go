@@ -34,7 +34,7 @@ func good() *history {
 		if id != laneID(i) {
 			panic("lanes out of order")
 		}
-		h.lanes[i].read, h.lanes[i].row = true, &row{ordered: id != queue, incarnation: "made"}
+		h.lanes[i].read, h.lanes[i].row = true, &row{ordered: id != queue, streamID: "made"}
 		for position, id := range goodLog[i] {
 			if id != "-" {
 				h.append(laneID(i), int64(position), id)
@@ -138,7 +138,7 @@ func (h *history) bury(xid uint64, lane laneID, position int64, class string) *l
 		d.key, d.claimKey, d.id, d.raw = r.key, r.key, r.id, r.raw
 	}
 	if class == classNoID || class == classBadID {
-		d.claimKey = placeKey(l.row.incarnation, l.source, l.name, position)
+		d.claimKey = placeKey(l.row.streamID, l.source, l.name, position)
 	}
 	h.letters = append(h.letters, d)
 	if d.isOutcome() {

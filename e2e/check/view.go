@@ -274,7 +274,7 @@ func (x *view) place(id laneID, position int64) key {
 	if l.row == nil {
 		return key{}
 	}
-	return placeKey(l.row.incarnation, l.source, l.name, position)
+	return placeKey(l.row.streamID, l.source, l.name, position)
 }
 
 // where is the place that an outcome came by.

@@ -36,7 +36,7 @@ var kinds = []struct {
 	{commit, regexp.MustCompile(`(?i)^\s*commit\s*;?\s*$`)},
 	{flip, regexp.MustCompile(`(?i)\brotate"?\(`)},
 	{drop, regexp.MustCompile(`(?i)\bdrop_generation"?\(`)},
-	{take, regexp.MustCompile(`(?is)^\s*(with\b.*)?\binsert into \S*lanes"? `)},
+	{take, regexp.MustCompile(`(?is)^\s*select\b.*\bacquire_(lane|queue)"?\s*\(`)},
 }
 
 func kindOf(sql []byte) kind {

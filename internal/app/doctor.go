@@ -306,7 +306,7 @@ func (d *doctor) shared(source string, survey consumer.Description) {
 		}
 		told := make(map[string]bool)
 		for _, l := range survey.Lanes {
-			scope := dedup.OriginScope(l.OffsetMetadata)
+			scope := dedup.OffsetMetadataScope(l.OffsetMetadata)
 			if scope == "" || scope == d.cfg.Scope || told[scope] {
 				continue
 			}
@@ -345,7 +345,7 @@ func (d *doctor) lane(l dedup.LaneState, survey consumer.Description, complete b
 	}
 	b := survey.Lanes[i]
 	switch {
-	case !l.Ordered && (l.CutAt != nil || l.NextPosition > b.End && (l.Log == nil || b.LogID == "" || *l.Log == b.LogID)):
+	case !l.Ordered && (l.CutAt != nil || l.NextPosition > b.End && (l.LogID == nil || b.LogID == "" || *l.LogID == b.LogID)):
 		d.fail("lane", fmt.Sprintf("delete the durable, then: dedupd lanes forget --force %s -c FILE; docs/operations.md tells what becomes of which messages", name),
 			"%s: the queue has come to %d, and the stream has lost its end below that: it is an older copy, or a disk is gone; it ends at %d", name, l.NextPosition, b.End)
 	case !l.Ordered && l.GapNext != nil:
@@ -355,8 +355,8 @@ func (d *doctor) lane(l dedup.LaneState, survey consumer.Description, complete b
 		d.gap(l.Source, fmt.Sprintf("dedupd lanes set-position %s %d -c FILE once a worker has found it", name, b.End),
 			fmt.Sprintf("%s: data is lost: the queue has come to %d, the stream has only %d and above", name, l.NextPosition, b.First))
 	case !l.Ordered:
-	case l.Log != nil && b.LogID != "" && *l.Log != b.LogID:
-		d.fail("lane", move(0), "%s: it was created anew (its id is %s, the lane's was %s), so its positions mean other messages", name, b.LogID, *l.Log)
+	case l.LogID != nil && b.LogID != "" && *l.LogID != b.LogID:
+		d.fail("lane", move(0), "%s: it was created anew (its id is %s, the lane's was %s), so its positions mean other messages", name, b.LogID, *l.LogID)
 	case l.CutAt != nil:
 		d.fail("lane", move(*l.CutAt), "%s: the partition's log was cut at %d, below the lane's position %d: what stands there now was never read", name, *l.CutAt, l.NextPosition)
 	case l.NextPosition > b.End:

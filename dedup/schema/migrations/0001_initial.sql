@@ -93,63 +93,63 @@ ALTER TABLE {{schema}}.filters ALTER COLUMN data SET STORAGE EXTERNAL;
 -- compare-and-set in the transaction of the effects. The fill factor leaves room
 -- for HOT updates: no index but the keys, whose columns never change.
 --
--- checkpoint is a queue's, and only rises: the broker keeps it beside what it was
--- told of, and the workers remember it, so that a row below it is seen to have gone
--- back. An ordered lane has its position for that.
--- incarnation is new with each row, with each log that the lane is set to read, and
--- where such a log was cut:
--- what is known by its place is known by this, too.
--- log is the broker's own mark of the log that the lane reads, such as a Kafka
--- topic's id or the creation time of a NATS stream: one that was deleted and created
--- anew holds other messages at the same positions. NULL: the broker had none to tell.
--- moved tells that an operator has set the position since the lane was taken: it
--- holds for whatever log is found.
--- began is the lowest position of the present log or stream that the lane has begun
--- at or was set to: below it nothing had an effect. NULL: not known.
+-- stream_id is new with each row, with each log that the lane is set to read, and where
+-- such a log was cut: what is known by its position is known by this, too. It is
+-- log_id/uuid.
+-- log_id is the broker's own id of the log that the lane reads: a Kafka topic's id, or
+-- the creation time of a NATS stream. One that was deleted and created anew holds other
+-- messages at the same positions. NULL: the broker had none to tell.
+-- repositioned tells that an operator has set the position since the lane was acquired:
+-- it holds for whatever log is found.
+-- start_position is the lowest position of the present log that the lane has begun at
+-- or was set to: below it nothing had an effect. NULL: not known.
 -- partitions is how many of them the lane's topic had when the lane was first
--- taken. NULL: the lane is no partition.
+-- acquired. NULL: the lane is no partition.
 -- leader_epochs are those of the Kafka leaders that wrote what the lane has read:
 -- epoch, first position, and so on. What stands in the log below next_position must
 -- still be theirs. NULL: not known.
 -- cut_at is where that log was found cut, below next_position; NULL: it wasn't, or
 -- somebody has decided since.
--- takes counts how often an ordered lane was taken since it last moved, was caught
--- up, or was let go as it should be.
+-- checkpoint is a queue's, and only rises: the broker keeps it beside what it was
+-- told of, and the workers remember it, so that a row below it is seen to have gone
+-- back. An ordered lane has its position for that.
+-- acquisitions counts how often an ordered lane was acquired since it last moved, was
+-- caught up, or was released as it should be.
 -- recent_dead are the last dead letters of a lane, by their numbers as fetched
 -- counts them: a worker that ends must not make its successors forget how many
 -- there were.
 CREATE TABLE {{schema}}.lanes (
-    id                integer GENERATED ALWAYS AS IDENTITY,
-    scope             text NOT NULL,
-    source            text NOT NULL,
-    lane              text NOT NULL,
-    ordered           boolean NOT NULL,
-    incarnation       text NOT NULL,
-    epoch             bigint NOT NULL,
-    broker_generation bigint NOT NULL,
-    owner             text NOT NULL,
-    next_position     bigint NOT NULL,
-    broker_position   bigint,
-    stream_time       timestamptz,
-    lag               bigint,
-    fetched           bigint NOT NULL DEFAULT 0,
-    applied           bigint NOT NULL DEFAULT 0,
-    redelivered       bigint NOT NULL DEFAULT 0,
-    resent            bigint NOT NULL DEFAULT 0,
-    cross_source      bigint NOT NULL DEFAULT 0,
-    conflicts         bigint NOT NULL DEFAULT 0,
-    dead              bigint NOT NULL DEFAULT 0,
-    claimed_at        timestamptz NOT NULL DEFAULT now(),
-    updated_at        timestamptz NOT NULL DEFAULT now(),
-    checkpoint        bigint NOT NULL DEFAULT 0,
-    log               text,
-    moved             boolean NOT NULL DEFAULT false,
-    began             bigint,
-    partitions        integer,
-    takes             integer NOT NULL DEFAULT 0,
-    recent_dead       bigint[] NOT NULL DEFAULT '{}',
-    leader_epochs     bigint[],
-    cut_at            bigint,
+    id               integer GENERATED ALWAYS AS IDENTITY,
+    scope            text NOT NULL,
+    source           text NOT NULL,
+    lane             text NOT NULL,
+    ordered          boolean NOT NULL,
+    epoch            bigint NOT NULL,
+    owner            text NOT NULL,
+    acquired_at      timestamptz NOT NULL DEFAULT now(),
+    acquisitions     integer NOT NULL DEFAULT 0,
+    group_generation bigint NOT NULL,
+    stream_id        text NOT NULL,
+    log_id           text,
+    start_position   bigint,
+    next_position    bigint NOT NULL,
+    repositioned     boolean NOT NULL DEFAULT false,
+    broker_position  bigint,
+    partitions       integer,
+    leader_epochs    bigint[],
+    cut_at           bigint,
+    checkpoint       bigint NOT NULL DEFAULT 0,
+    stream_time      timestamptz,
+    lag              bigint,
+    fetched          bigint NOT NULL DEFAULT 0,
+    applied          bigint NOT NULL DEFAULT 0,
+    redelivered      bigint NOT NULL DEFAULT 0,
+    resent           bigint NOT NULL DEFAULT 0,
+    cross_source     bigint NOT NULL DEFAULT 0,
+    conflicts        bigint NOT NULL DEFAULT 0,
+    dead             bigint NOT NULL DEFAULT 0,
+    recent_dead      bigint[] NOT NULL DEFAULT '{}',
+    updated_at       timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT lanes_pkey PRIMARY KEY (id),
     CONSTRAINT lanes_lane_key UNIQUE (scope, source, lane),
     CONSTRAINT lanes_scope_fkey FOREIGN KEY (scope) REFERENCES {{schema}}.scopes (scope),
@@ -192,8 +192,8 @@ CREATE TABLE {{schema}}.attempts (
 -- is wrong with them may be their very bytes. People replay or discard them.
 --
 -- lane_id is the lanes.id under which the message was claimed, and whose books
--- count it; a lane of the same name may be another one by now. incarnation is the
--- stream's, without which an id that is a place can't be found again.
+-- count it; a lane of the same name may be another one by now. stream_id is the
+-- lane's, without which an id that is a position can't be found again.
 --
 -- attempts counts the tries to apply it: its burial, and each replay that failed.
 -- reason and sqlstate are of the last one, at last_at.
@@ -208,7 +208,7 @@ CREATE TABLE {{schema}}.dead_letters (
     source            text NOT NULL,
     lane              text NOT NULL,
     lane_id           integer NOT NULL,
-    incarnation       text NOT NULL,
+    stream_id         text NOT NULL,
     position          bigint NOT NULL,
     class             text NOT NULL,
     reason            text NOT NULL,
@@ -233,13 +233,13 @@ CREATE TABLE {{schema}}.dead_letters (
 -- id, or of its place. A place that wins once more, since the claim expired or was
 -- forgotten, makes one more dead letter: else the claim would be nobody's, and the
 -- message lost. A stream that was made anew has other messages in the same places:
--- the incarnation tells.
+-- the stream id tells.
 --
 -- By the key first: claims why asks for it, and it tells rows apart sooner than
 -- texts that they all share. The texts compare as bytes, whatever the database's
 -- collation: they are never sorted for people, and a locale's order costs more.
 CREATE UNIQUE INDEX dead_letters_place ON {{schema}}.dead_letters
-    (claim_key, position, class COLLATE "C", lane COLLATE "C", source COLLATE "C", scope COLLATE "C", incarnation COLLATE "C") WHERE class IN ('conflict', 'duplicate');
+    (claim_key, position, class COLLATE "C", lane COLLATE "C", source COLLATE "C", scope COLLATE "C", stream_id COLLATE "C") WHERE class IN ('conflict', 'duplicate');
 CREATE INDEX dead_letters_claim_key ON {{schema}}.dead_letters (claim_key);
 CREATE INDEX dead_letters_scope_created_at ON {{schema}}.dead_letters (scope, created_at);
 
@@ -325,6 +325,108 @@ CREATE FUNCTION {{schema}}.instance(p_lanes oid) RETURNS text LANGUAGE sql STABL
         (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()), p_lanes, pg_catalog.pg_relation_filenode(p_lanes))
 $$;
 
+-- acquire_lane() and acquire_queue() make a worker the owner of a lane's row, or make
+-- the row: r_how is acquired, made or stale. Stale: a worker of a newer group
+-- generation owns the lane and was at work within p_grace; nothing was changed.
+-- No row comes back where there is none and p_start doesn't say where the lane begins.
+--
+-- A row that is there is locked first, and none is inserted beside it: ON CONFLICT DO
+-- UPDATE would draw a number of lanes.id each time, and they end. A lost race for a new
+-- lane costs one.
+--
+-- The stream id is the log's and the row's. A row that was forgotten may have been at
+-- a log of the same id, of which a part was lost since: what is known by its position
+-- isn't taken for what stood there then.
+--
+-- An epoch is the database's clock in microseconds, or one more than the last: it only
+-- rises, and one that was lost with a failover is not given out again, so that a
+-- worker from before can't pass for a new owner.
+CREATE FUNCTION {{schema}}.acquire_lane(p_scope text, p_source text, p_lane text, p_log_id text, p_partitions integer, p_group_generation bigint, p_owner text, p_grace interval, p_start bigint)
+RETURNS TABLE (r_how text, r_lane {{schema}}.lanes) LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_epoch bigint := (extract(epoch FROM clock_timestamp()) * 1e6)::bigint;
+    v_stream_id text := concat(p_log_id, '/', gen_random_uuid());
+BEGIN
+    LOOP
+        SELECT * INTO r_lane FROM {{schema}}.lanes WHERE scope = p_scope AND source = p_source AND lane = p_lane FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+        IF p_start < 0 THEN
+            RETURN;
+        END IF;
+        INSERT INTO {{schema}}.lanes (scope, source, lane, ordered, stream_id, log_id, epoch, group_generation, owner, acquisitions, start_position, next_position, partitions)
+        VALUES (p_scope, p_source, p_lane, true, v_stream_id, p_log_id, v_epoch, p_group_generation, p_owner, 1, p_start, p_start, p_partitions)
+        ON CONFLICT (scope, source, lane) DO NOTHING
+        RETURNING * INTO r_lane;
+        IF FOUND THEN
+            r_how := 'made';
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        -- Another worker has made the row in this moment: the next look sees it.
+    END LOOP;
+    r_how := 'stale';
+    IF r_lane.group_generation <= p_group_generation OR greatest(r_lane.updated_at, r_lane.acquired_at) < now() - p_grace THEN
+        r_how := 'acquired';
+        -- A position that an operator has set counts in the log that is there now; it
+        -- ends what was known of a cut.
+        UPDATE {{schema}}.lanes SET
+            epoch            = greatest(epoch + 1, v_epoch),
+            owner            = p_owner,
+            acquired_at      = now(),
+            acquisitions     = acquisitions + 1,
+            group_generation = p_group_generation,
+            partitions       = coalesce(partitions, p_partitions),
+            stream_id        = CASE WHEN repositioned AND cut_at IS NOT NULL THEN v_stream_id WHEN repositioned AND log_id <> p_log_id THEN p_log_id || '/' || right(stream_id, 36) ELSE stream_id END,
+            log_id           = CASE WHEN repositioned OR log_id IS NULL THEN coalesce(p_log_id, log_id) ELSE log_id END,
+            start_position   = CASE WHEN repositioned AND log_id <> coalesce(p_log_id, '') THEN next_position ELSE start_position END,
+            cut_at           = CASE WHEN NOT repositioned THEN cut_at END,
+            repositioned     = false
+        WHERE id = r_lane.id RETURNING * INTO r_lane;
+    END IF;
+    RETURN NEXT;
+END $$;
+
+-- A queue's epoch only names its row: any number of workers share it. Its positions
+-- begin again with another log, and all workers of one log have the same stream id,
+-- whatever others have acquired in between.
+CREATE FUNCTION {{schema}}.acquire_queue(p_scope text, p_source text, p_lane text, p_log_id text, p_owner text, p_start bigint)
+RETURNS TABLE (r_how text, r_lane {{schema}}.lanes, r_instance text) LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_same_log boolean;
+BEGIN
+    LOOP
+        SELECT * INTO r_lane FROM {{schema}}.lanes WHERE scope = p_scope AND source = p_source AND lane = p_lane FOR NO KEY UPDATE;
+        IF FOUND THEN
+            r_how := 'acquired';
+            v_same_log := coalesce(r_lane.log_id = p_log_id, true);
+            UPDATE {{schema}}.lanes SET
+                owner           = p_owner,
+                acquired_at     = now(),
+                stream_id       = CASE WHEN v_same_log THEN stream_id ELSE p_log_id || '/' || right(stream_id, 36) END,
+                log_id          = coalesce(p_log_id, log_id),
+                start_position  = CASE WHEN v_same_log THEN start_position END,
+                next_position   = CASE WHEN v_same_log THEN next_position ELSE 0 END,
+                broker_position = CASE WHEN v_same_log THEN broker_position END,
+                cut_at          = CASE WHEN v_same_log THEN cut_at END
+            WHERE id = r_lane.id RETURNING * INTO r_lane;
+            EXIT;
+        END IF;
+        IF p_start < 0 THEN
+            RETURN;
+        END IF;
+        INSERT INTO {{schema}}.lanes (scope, source, lane, ordered, stream_id, log_id, epoch, group_generation, owner, next_position)
+        VALUES (p_scope, p_source, p_lane, false, concat(p_log_id, '/', gen_random_uuid()), p_log_id, (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, 0, p_owner, p_start)
+        ON CONFLICT (scope, source, lane) DO NOTHING
+        RETURNING * INTO r_lane;
+        IF FOUND THEN
+            r_how := 'made';
+            EXIT;
+        END IF;
+    END LOOP;
+    SELECT {{schema}}.instance(tableoid) INTO r_instance FROM {{schema}}.lanes WHERE id = r_lane.id;
+    RETURN NEXT;
+END $$;
+
 -- advance() moves one lane and books what became of its messages. It raises an
 -- error when another worker has the lane or the lane isn't where the batch
 -- started, so that COMMIT can be sent behind it without waiting for its answer:
@@ -367,7 +469,7 @@ BEGIN
         conflicts       = conflicts + p_conflicts,
         dead            = dead + p_dead,
         updated_at      = now(),
-        takes           = 0,
+        acquisitions    = 0,
         leader_epochs   = p_leader_epochs
     WHERE id = p_lane AND epoch = p_epoch
       AND CASE WHEN p_from IS NULL THEN checkpoint >= p_checkpoint AND {{schema}}.instance(tableoid) = p_instance ELSE next_position = p_from END;
@@ -607,6 +709,7 @@ LEFT JOIN {{schema}}.lanes l ON l.id = c.lane;
 -- privileges may give everybody the right, or nobody.
 REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text, text, text), {{schema}}.leave(),
     {{schema}}.instance(oid), {{schema}}.stream_clock(text),
+    {{schema}}.acquire_lane(text, text, text, text, integer, bigint, text, interval, bigint), {{schema}}.acquire_queue(text, text, text, text, text, bigint),
     {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint[]),
     {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
     {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),

@@ -144,11 +144,11 @@ func (c *cell) takeOver() {
 			// A generation may just have begun: then this one is stale.
 			for {
 				var generation int64
-				if err := c.pool.QueryRow(ctx, `SELECT broker_generation FROM dedupd.lanes WHERE lane = $1`, t.Lane.Name).Scan(&generation); err != nil {
+				if err := c.pool.QueryRow(ctx, `SELECT group_generation FROM dedupd.lanes WHERE lane = $1`, t.Lane.Name).Scan(&generation); err != nil {
 					c.Errorf("take over: %v", err)
 					return
 				}
-				t.BrokerGeneration = generation
+				t.GroupGeneration = generation
 				if _, err := c.other.Acquire(ctx, t); err == nil {
 					break
 				} else if ctx.Err() != nil {

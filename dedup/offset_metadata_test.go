@@ -129,7 +129,7 @@ func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 			fail(s)
 		}, 130},
 		"it is of before origins were noted": {func(s *state) {
-			exec(s, `UPDATE dedupd.lanes SET began = NULL`)
+			exec(s, `UPDATE dedupd.lanes SET start_position = NULL`)
 			if s.take.OffsetMetadata = begin(s, began).OffsetMetadata; s.take.OffsetMetadata != "" {
 				s.t.Errorf("an origin of a lane that has none: %s", s.take.OffsetMetadata)
 			}
