@@ -103,7 +103,8 @@ func TestMetricsInDocumentsAreThoseOfTheCode(t *testing.T) {
 	registered := regexp.MustCompile(`(?:\bName:\s+|\b(?:gauge|counter|histogram)\()"(dedupd_[a-z0-9_]+)"`)
 	var have []string
 	for path, text := range files(t, ".go") {
-		if strings.HasSuffix(path, "_test.go") || strings.HasPrefix(path, filepath.Join(root, "e2e")) {
+		// Elsewhere the names are those of prepared statements.
+		if filepath.Base(path) != "metrics.go" && filepath.Dir(path) != filepath.Join(root, "internal", "app") {
 			continue
 		}
 		for _, m := range registered.FindAllStringSubmatch(text, -1) {
