@@ -52,7 +52,7 @@ type entry struct {
 	Cents   int64  `json:"cents"`
 }
 
-// Write has the effect of msgs: one statement for all of them.
+// Write applies msgs: one statement for all of them.
 func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 	cents, count := map[string]int64{}, map[string]int64{}
 	for i := range msgs {
