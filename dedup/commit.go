@@ -18,7 +18,7 @@ import (
 // the lanes and commits, in one round trip: the
 // server skips COMMIT when a lane doesn't move.
 func (p *Processor) commit(ctx context.Context, t *txn, all []tally) error {
-	steps := p.burySteps(t.group)
+	steps := p.deadLetterSteps(t.group)
 	if t.noted {
 		passed, err := p.Store.passSteps(t.batches)
 		if err != nil {
@@ -82,8 +82,8 @@ func answer(err error) *pgconn.PgError {
 	return nil
 }
 
-// burial tells why a message is written to the dead letters; nil: it isn't.
-func (p *Processor) burial(it *item) *rejection {
+// rejection tells why a message is written to the dead letters; nil: it isn't.
+func (p *Processor) rejection(it *item) *rejection {
 	switch {
 	case it.outcome == dead:
 		return it.reject

@@ -41,9 +41,9 @@ type item struct {
 	wins bool
 	// reject is why the message can't be given to the sink.
 	reject *rejection
-	// buried is set when this item's dead letter is new: a queue may deliver a
+	// deadLettered is set when this item's dead letter is new: a queue may deliver a
 	// message again that was buried before.
-	buried bool
+	deadLettered bool
 	// original is where the claim was taken first, for a dead letter of a
 	// duplicate or a conflict.
 	original *claimRow
@@ -200,7 +200,7 @@ func (g *group) fold() {
 func (g *group) reset() {
 	for i := range g.items {
 		it := &g.items[i]
-		it.outcome, it.wins, it.buried, it.original = pending, false, false, nil
+		it.outcome, it.wins, it.deadLettered, it.original = pending, false, false, nil
 	}
 	g.ages = g.ages[:0]
 }

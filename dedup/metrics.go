@@ -111,8 +111,8 @@ func (m *Metrics) observe(p *Processor, g *group, all []tally) {
 		m.age.Observe(age)
 	}
 	for i := range g.items {
-		if it := &g.items[i]; it.buried {
-			m.deadLetters.WithLabelValues(p.burial(it).class).Inc()
+		if it := &g.items[i]; it.deadLettered {
+			m.deadLetters.WithLabelValues(p.rejection(it).class).Inc()
 		}
 	}
 }
