@@ -59,7 +59,7 @@ func (s *Store) Acquire(ctx context.Context, a lane.Acquire) (assigned lane.Assi
 		return lane.Assignment{}, fmt.Errorf("acquire lane %s: %w", a.Lane, err)
 	}
 	s.remember(a.Lane, row.id)
-	s.suspicions.set(a.Lane, a.Ordered && (row.acquisitions > suspectTakes || row.attempted))
+	s.quarantine.set(a.Lane, a.Ordered && (row.acquisitions > quarantineAcquisitions || row.attempted))
 	if row.assigned.Rewound {
 		s.generations.Forget("lane " + a.Lane.String() + " went back")
 	}

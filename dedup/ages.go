@@ -54,7 +54,7 @@ type ageCounter struct {
 }
 
 // note counts the ages of one transaction, in seconds.
-func (a *ageCounter) note(seconds []float64, now time.Time) {
+func (a *ageCounter) count(seconds []float64, now time.Time) {
 	if len(seconds) == 0 {
 		return
 	}

@@ -105,8 +105,8 @@ func TestAgesFallIntoTheirBuckets(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	now := time.Now()
-	f.NoteAges(now, 0, 0.5, 1, 1.001, 10, 7*86400, 7*86400+0.1, 90*86400, 90*86400+0.1, 1e12, math.Inf(1))
-	f.NoteAges(now)
+	f.CountAges(now, 0, 0.5, 1, 1.001, 10, 7*86400, 7*86400+0.1, 90*86400, 90*86400+0.1, 1e12, math.Inf(1))
+	f.CountAges(now)
 	f.flushAges()
 	f.wantAges(days, map[int64]int64{1: 3, 10: 2, 7 * 86400: 1, 10 * 86400: 1, 90 * 86400: 1, math.MaxInt64: 3})
 }
@@ -128,7 +128,7 @@ func TestManyWorkersAddUp(t *testing.T) {
 		for range 2 {
 			all.Go(func() {
 				for range rounds {
-					w.NoteAges(time.Now(), seconds...)
+					w.CountAges(time.Now(), seconds...)
 					if err := w.FlushAges(t.Context()); err != nil {
 						t.Error(err)
 						return
@@ -152,7 +152,7 @@ func TestAFailedFlushKeepsItsCounts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f.NoteAges(time.Now(), 1, 1, 50)
+	f.CountAges(time.Now(), 1, 1, 50)
 	rename("duplicate_ages", "away")
 	for range 2 {
 		var missing *pgconn.PgError
@@ -160,7 +160,7 @@ func TestAFailedFlushKeepsItsCounts(t *testing.T) {
 			t.Errorf("flush without a table: %v", err)
 		}
 	}
-	f.NoteAges(time.Now(), 1)
+	f.CountAges(time.Now(), 1)
 	rename("away", "duplicate_ages")
 	f.flushAges()
 	f.flushAges()
@@ -172,7 +172,7 @@ func TestAFailedFlushKeepsItsCounts(t *testing.T) {
 func TestTwoFlushesAtOnce(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.NoteAges(time.Now(), 1)
+	f.CountAges(time.Now(), 1)
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -209,14 +209,14 @@ func TestAgesHaveDays(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := attach(t, f.db)
-	f.NoteAges(time.Now(), 1)
+	f.CountAges(time.Now(), 1)
 	f.flushAges()
-	other.NoteAges(time.Now(), 1, 20)
+	other.CountAges(time.Now(), 1, 20)
 	other.flushAges()
 	f.wantAges(0, map[int64]int64{1: 2, 60: 1})
 
 	f.passTime(3 * days)
-	f.NoteAges(time.Now(), 1)
+	f.CountAges(time.Now(), 1)
 	f.flushAges()
 	f.wantAges(0, map[int64]int64{1: 1})
 	f.wantAges(2*days, map[int64]int64{1: 1})
@@ -253,14 +253,14 @@ func TestTheLargestAgeIsForgottenInTime(t *testing.T) {
 		}
 	}
 	want(0, 0)
-	f.NoteAges(at(0), 100)
-	f.NoteAges(at(10), 7)
+	f.CountAges(at(0), 100)
+	f.CountAges(at(10), 7)
 	want(10, 100)
-	f.NoteAges(at(31), 9)
+	f.CountAges(at(31), 9)
 	want(59, 100)
 	want(61, 9)
 	want(89, 9)
 	want(90, 0)
-	f.NoteAges(at(91), 5)
+	f.CountAges(at(91), 5)
 	want(300, 0)
 }

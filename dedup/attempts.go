@@ -31,35 +31,35 @@ const (
 	// suspectTakes is how often a lane may be taken without moving, and without
 	// being let go, until it is suspected. Once or twice is chance: a deploy that
 	// is killed, a machine that is lost.
-	suspectTakes = 2
+	quarantineAcquisitions = 2
 	// suspectDeliveries is how often a queue's message may be delivered until it
 	// is suspected: its delivery, and two of chance.
-	suspectDeliveries = 3
+	quarantineDeliveries = 3
 	// maxEnds is how many workers may end at one message until it is a dead letter.
 	// Together with those that ended before the suspicion it takes five in a row,
 	// at the same place and without an answer in between. That isn't chance, and no
 	// setting: one that is higher costs an outage more for each such message, one
 	// that is lower would give up good messages.
-	maxEnds = 3
+	maxCrashes = 3
 	// suspectRun is how many messages are noted and tried at a time, as long as
 	// none of them has a note. If that ends the worker, each is tried alone.
-	suspectRun = 64
+	quarantineRun = 64
 	// answerLimit is how long after its context's end a try may still have an
 	// answer. Later the worker is taken to hang, and about to be ended for it.
 	answerLimit = 5 * time.Second
 	// everybody is all of Processor.sinking.
-	everybody = math.MaxInt32
+	allSinkSlots = math.MaxInt32
 )
 
 // suspicions are the lanes that are handled with care, and how many of their
 // messages have been.
-type suspicions struct {
+type quarantine struct {
 	mu    sync.RWMutex
 	lanes map[message.Lane]int
 }
 
 // set begins a suspicion, or ends it.
-func (s *suspicions) set(lane message.Lane, suspect bool) {
+func (s *quarantine) set(lane message.Lane, suspect bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !suspect {
@@ -72,9 +72,9 @@ func (s *suspicions) set(lane message.Lane, suspect bool) {
 	s.lanes[lane] = 0
 }
 
-func (s *suspicions) end(lane message.Lane) { s.set(lane, false) }
+func (s *quarantine) end(lane message.Lane) { s.set(lane, false) }
 
-func (s *suspicions) has(lane message.Lane) bool {
+func (s *quarantine) has(lane message.Lane) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	_, ok := s.lanes[lane]
@@ -83,7 +83,7 @@ func (s *suspicions) has(lane message.Lane) bool {
 
 // passed counts messages of a suspect lane. After as many as a batch can have
 // the suspicion ends: what ended the workers was in their first.
-func (s *suspicions) passed(lane message.Lane, n, most int) {
+func (s *quarantine) passed(lane message.Lane, n, most int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if passed, ok := s.lanes[lane]; ok && passed+n < most {
@@ -95,17 +95,17 @@ func (s *suspicions) passed(lane message.Lane, n, most int) {
 
 // sift tells what may be applied together from what needs care. Neither shares
 // the caller's slice.
-func (p *Processor) sift(batches []lane.Batch) (plain, suspects []lane.Batch) {
+func (p *Processor) divide(batches []lane.Batch) (plain, suspects []lane.Batch) {
 	plain = make([]lane.Batch, 0, len(batches))
 	for _, b := range batches {
 		switch {
-		case b.Ordered && p.Store.suspicions.has(b.Lane):
+		case b.Ordered && p.Store.quarantine.has(b.Lane):
 			suspects = append(suspects, b)
-		case !b.Ordered && isSuspect(b.Messages):
+		case !b.Ordered && hasSuspect(b.Messages):
 			rest, suspect := b, b
 			rest.Messages, suspect.Messages = nil, nil
 			for i := range b.Messages {
-				if isSuspect(b.Messages[i : i+1]) {
+				if hasSuspect(b.Messages[i : i+1]) {
 					suspect.Messages = append(suspect.Messages, b.Messages[i])
 				} else {
 					rest.Messages = append(rest.Messages, b.Messages[i])
@@ -124,9 +124,9 @@ func (p *Processor) sift(batches []lane.Batch) (plain, suspects []lane.Batch) {
 
 // isSuspect tells whether a queue's messages contain one that was delivered
 // repeatedly.
-func isSuspect(messages []message.Message) bool {
+func hasSuspect(messages []message.Message) bool {
 	for i := range messages {
-		if messages[i].Deliveries > suspectDeliveries {
+		if messages[i].Deliveries > quarantineDeliveries {
 			return true
 		}
 	}
@@ -135,7 +135,7 @@ func isSuspect(messages []message.Message) bool {
 
 // withCare applies a batch in small runs that are noted before. A message with a
 // note goes alone, or to the dead letters.
-func (p *Processor) withCare(ctx context.Context, b lane.Batch, clocks clocks) error {
+func (p *Processor) applyOneByOne(ctx context.Context, b lane.Batch, clocks clocks) error {
 	b, there, err := p.unlanded(ctx, b)
 	if err != nil || !there {
 		return err
@@ -149,7 +149,7 @@ func (p *Processor) withCare(ctx context.Context, b lane.Batch, clocks clocks) e
 		if err := p.attempt(ctx, run, clocks, noted); err != nil {
 			return err
 		}
-		p.Store.suspicions.passed(b.Lane, len(run.Messages), p.suspectSpan())
+		p.Store.quarantine.passed(b.Lane, len(run.Messages), p.quarantineSpan())
 		if len(rest.Messages) == 0 {
 			return nil
 		}
@@ -157,7 +157,7 @@ func (p *Processor) withCare(ctx context.Context, b lane.Batch, clocks clocks) e
 	}
 }
 
-func (p *Processor) suspectSpan() int {
+func (p *Processor) quarantineSpan() int {
 	if p.MaxMessages > 0 {
 		return p.MaxMessages
 	}
@@ -168,7 +168,7 @@ func (p *Processor) suspectSpan() int {
 // without.
 func cut(b lane.Batch, noted map[int64]attempt) (run, rest lane.Batch) {
 	n := 0
-	for n < min(len(b.Messages), suspectRun) {
+	for n < min(len(b.Messages), quarantineRun) {
 		if _, ok := noted[b.Messages[n].Position.Offset]; ok {
 			n = max(n, 1)
 			break
@@ -180,26 +180,26 @@ func cut(b lane.Batch, noted map[int64]attempt) (run, rest lane.Batch) {
 
 // attempt applies one run, with nothing else of this process at the sink.
 func (p *Processor) attempt(ctx context.Context, run lane.Batch, clocks clocks, noted map[int64]attempt) error {
-	if err := p.sinking.Acquire(ctx, everybody); err != nil {
+	if err := p.sinkSlots.Acquire(ctx, allSinkSlots); err != nil {
 		return err
 	}
-	defer p.sinking.Release(everybody)
-	h := &handOver{clocks: clocks, noted: true}
+	defer p.sinkSlots.Release(allSinkSlots)
+	h := &handOver{clocks: clocks, recorded: true}
 	if len(run.Messages) == 1 {
-		if a := noted[run.Messages[0].Position.Offset]; a.tries >= maxEnds {
+		if a := noted[run.Messages[0].Position.Offset]; a.tries >= maxCrashes {
 			// It isn't tried: the note stays until it is buried.
 			h.reject(&run.Messages[0], &rejection{class: classPoison, reason: a.reason(), attempts: int32(a.tries)})
 			return p.handOver(ctx, []lane.Batch{run}, h)
 		}
 	}
-	at, err := p.Store.note(ctx, run)
+	at, err := p.Store.recordAttempt(ctx, run)
 	if err != nil {
-		p.Store.unnote(ctx, run, at) // it may have been written all the same
+		p.Store.clearAttempt(ctx, run, at) // it may have been written all the same
 		return holdUnlessPassing(err)
 	}
 	err = p.handOver(ctx, []lane.Batch{run}, h)
 	if deadline, ok := ctx.Deadline(); err != nil && !(ok && time.Since(deadline) > answerLimit) {
-		p.Store.unnote(ctx, run, at)
+		p.Store.clearAttempt(ctx, run, at)
 	}
 	return err
 }
@@ -265,7 +265,7 @@ func (s *Store) attempts(ctx context.Context, b lane.Batch) (map[int64]attempt, 
 // note writes down that a run's messages are tried. It is durable before the sink
 // is given them. Of a lane that is another's nothing is noted; advance() refuses
 // what comes of it.
-func (s *Store) note(ctx context.Context, run lane.Batch) (at time.Time, err error) {
+func (s *Store) recordAttempt(ctx context.Context, run lane.Batch) (at time.Time, err error) {
 	lane, err := s.laneID(run.Lane)
 	if err != nil {
 		return at, err
@@ -290,13 +290,13 @@ func (s *Store) note(ctx context.Context, run lane.Batch) (at time.Time, err err
 // take back. The process lives, so they count as no end of it: they are taken back
 // as soon as the database is there. Else three outages at the wrong moment would
 // make a dead letter of a good message.
-type wrongNotes struct {
+type unclearedAttempts struct {
 	some atomic.Bool
 	mu   sync.Mutex
-	all  []wrongNote
+	all  []unclearedAttempt
 }
 
-type wrongNote struct {
+type unclearedAttempt struct {
 	lane      int32
 	positions []int64
 	at        time.Time // by the database's clock; zero: not known
@@ -304,44 +304,44 @@ type wrongNote struct {
 
 // unnote takes the notes of a run back whose try had an answer: now, or once the
 // database is there again.
-func (s *Store) unnote(ctx context.Context, run lane.Batch, at time.Time) {
+func (s *Store) clearAttempt(ctx context.Context, run lane.Batch, at time.Time) {
 	lane, err := s.laneID(run.Lane)
 	if err != nil {
 		return // without the lane's number nothing was noted
 	}
-	note := wrongNote{lane, positions(run), at}
+	note := unclearedAttempt{lane, positions(run), at}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
-	if err := s.takeBack(ctx, note); err != nil {
-		s.wrong.mu.Lock()
-		s.wrong.all = append(s.wrong.all, note)
-		s.wrong.some.Store(true)
-		s.wrong.mu.Unlock()
+	if err := s.deleteAttempt(ctx, note); err != nil {
+		s.uncleared.mu.Lock()
+		s.uncleared.all = append(s.uncleared.all, note)
+		s.uncleared.some.Store(true)
+		s.uncleared.mu.Unlock()
 		s.log.Warn("an attempt that had an answer stays noted until the database is there again", "source", run.Lane.Source, "lane", run.Lane.Name, "position", run.From, "error", err)
 	}
 }
 
 // takeBackNotes takes back what the database was away for. What fails is tried
 // again by the next hand-over.
-func (s *Store) takeBackNotes(ctx context.Context) {
-	if !s.wrong.some.Load() {
+func (s *Store) clearAttempts(ctx context.Context) {
+	if !s.uncleared.some.Load() {
 		return
 	}
-	s.wrong.mu.Lock()
-	defer s.wrong.mu.Unlock()
-	for len(s.wrong.all) > 0 {
-		if err := s.takeBack(ctx, s.wrong.all[0]); err != nil {
+	s.uncleared.mu.Lock()
+	defer s.uncleared.mu.Unlock()
+	for len(s.uncleared.all) > 0 {
+		if err := s.deleteAttempt(ctx, s.uncleared.all[0]); err != nil {
 			s.log.Debug("take back the notes of attempts that had an answer", "error", err)
 			return
 		}
-		s.wrong.all = s.wrong.all[1:]
+		s.uncleared.all = s.uncleared.all[1:]
 	}
-	s.wrong.some.Store(false)
+	s.uncleared.some.Store(false)
 }
 
 // takeBack forgets a note of this process. Where another has noted its own try on
 // top of it since, that one stays, and counts one less.
-func (s *Store) takeBack(ctx context.Context, n wrongNote) error {
+func (s *Store) deleteAttempt(ctx context.Context, n unclearedAttempt) error {
 	_, err := s.pool.Exec(ctx, `
 		WITH mine AS (DELETE FROM `+s.name("attempts")+` WHERE lane = $1 AND position = ANY ($2) AND worker = $3::uuid AND last_at <= coalesce($4::timestamptz, now()))
 		UPDATE `+s.name("attempts")+` SET tries = tries - 1
@@ -352,7 +352,7 @@ func (s *Store) takeBack(ctx context.Context, n wrongNote) error {
 
 // passSteps forget the notes of messages in the transaction that has their
 // outcome.
-func (s *Store) passSteps(batches []lane.Batch) (steps []pipeline.Step, err error) {
+func (s *Store) clearAttemptSteps(batches []lane.Batch) (steps []pipeline.Step, err error) {
 	for i := range batches {
 		lane, err := s.laneID(batches[i].Lane)
 		if err != nil {

@@ -472,7 +472,7 @@ func TestAttemptOfAZombie(t *testing.T) {
 		t.Fatal("survived")
 	}
 	f.sink.fail = nil
-	if err := f.Store.Note(t.Context(), zombie.batchAt(0, "a=deadly")); err != nil {
+	if err := f.Store.RecordAttempt(t.Context(), zombie.batchAt(0, "a=deadly")); err != nil {
 		t.Fatal(err)
 	}
 	err := f.Handle(t.Context(), []lane.Batch{zombie.batch("a=deadly")})

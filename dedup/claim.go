@@ -44,7 +44,7 @@ func (t *txn) enterStep() pipeline.Step {
 // committed after the look fails the copy: errTwin, and nothing was done.
 func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
 	t.found = make(map[claimkey.Key]*claimRow)
-	t.claims = t.firsts
+	t.claims = t.unique
 	probes := t.probes()
 	if looks := t.looks(probes); len(looks) > 0 {
 		if err := t.send(ctx, append(steps, byIndex(looks)...)...); err != nil {
@@ -63,7 +63,7 @@ func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
 	if err := t.send(ctx, steps...); err != nil {
 		return err
 	}
-	lost := t.losers()
+	lost := t.duplicates()
 	if len(lost) == 0 {
 		return nil
 	}
@@ -79,10 +79,10 @@ func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
 // looks are the look-ups to make before anything is claimed.
 func (t *txn) looks(probes []probe) (looks []pipeline.Step) {
 	for _, p := range probes {
-		looks = append(looks, t.lookupStep(p.table, len(p.firsts), func(i int) *claimkey.Key { return &t.keys[p.firsts[i]] }))
+		looks = append(looks, t.lookupStep(p.table, len(p.unique), func(i int) *claimkey.Key { return &t.keys[p.unique[i]] }))
 	}
 	if t.byCopy {
-		looks = append(looks, t.lookupStep(t.catalog.Open, len(t.firsts), func(i int) *claimkey.Key { return &t.items[t.firsts[i]].key }))
+		looks = append(looks, t.lookupStep(t.catalog.Open, len(t.unique), func(i int) *claimkey.Key { return &t.items[t.unique[i]].key }))
 	}
 	return looks
 }
@@ -90,10 +90,10 @@ func (t *txn) looks(probes []probe) (looks []pipeline.Step) {
 // notFound are the firsts that no table looked through so far holds.
 func (t *txn) notFound() []int32 {
 	if len(t.found) == 0 {
-		return t.firsts
+		return t.unique
 	}
-	left := make([]int32, 0, len(t.firsts))
-	for _, at := range t.firsts {
+	left := make([]int32, 0, len(t.unique))
+	for _, at := range t.unique {
 		if t.found[t.items[at].key] == nil {
 			left = append(left, at)
 		}
@@ -105,7 +105,7 @@ func (t *txn) notFound() []int32 {
 // of a group's firsts. Those before unfiltered have passed a filter.
 type probe struct {
 	table      *generations.Table
-	firsts     []int32
+	unique     []int32
 	unfiltered int
 }
 
@@ -138,7 +138,7 @@ func (t *txn) probes() (probes []probe) {
 // it was found, the others' maybe was as wrong as if it were in none.
 func (t *txn) countProbes(probes []probe) {
 	for _, p := range probes {
-		for i, first := range p.firsts {
+		for i, first := range p.unique {
 			switch row := t.found[t.keys[first]]; {
 			case row != nil && row.table == p.table:
 				t.probed.found++
@@ -166,7 +166,7 @@ func (t *txn) insertStep() pipeline.Step {
 			if err != nil {
 				return err
 			}
-			next, err = t.won(key, next)
+			next, err = t.markNew(key, next)
 			return err
 		},
 	}
@@ -197,10 +197,10 @@ func (t *txn) insertStep() pipeline.Step {
 }
 
 // losers are what was to be claimed, and had been before.
-func (g *group) losers() []int32 {
+func (g *group) duplicates() []int32 {
 	var lost []int32
 	for _, at := range g.claims {
-		if !g.items[at].wins {
+		if !g.items[at].isNew {
 			lost = append(lost, at)
 		}
 	}
@@ -313,7 +313,7 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (won []bool,
 		if id == "" {
 			return nil, fmt.Errorf("claim: id %d is empty", i)
 		}
-		g.items[i] = item{key: claimkey.Of(id), twin: -1}
+		g.items[i] = item{key: claimkey.Of(id), duplicateOf: -1}
 	}
 	g.fold()
 	// Nothing is prepared: the connection is the caller's.
@@ -326,7 +326,7 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (won []bool,
 	}
 	won = make([]bool, len(ids))
 	for i := range g.items {
-		won[i] = g.items[i].wins
+		won[i] = g.items[i].isNew
 	}
 	return won, nil
 }

@@ -30,16 +30,16 @@ const (
 	// twinsHold is for how long, once a copy has met a twin, everything is claimed
 	// by ON CONFLICT: where resends go to another lane at the same time, one twin
 	// is seldom alone, and each failed copy is a group's work done in vain.
-	twinsHold = time.Minute
+	copyPause = time.Minute
 )
 
 // errTwin says that a key was claimed by somebody else between the look and the
 // copy.
-var errTwin = errors.New("claimed by another transaction meanwhile")
+var errConcurrentDuplicate = errors.New("claimed by another transaction meanwhile")
 
 // twinGuard remembers when a copy last met a twin. It decides about speed alone:
 // either way of claiming is right at any time.
-type twinGuard struct {
+type copyGuard struct {
 	hold  time.Duration
 	until atomic.Int64 // Unix nanoseconds
 }
@@ -47,11 +47,11 @@ type twinGuard struct {
 // claimsByCopy chooses the way for a group.
 func (p *Processor) claimsByCopy(g *group) bool {
 	from := cmp.Or(p.CopyFrom, defaultCopyFrom)
-	return len(g.firsts) >= from && !g.metTwin && time.Now().UnixNano() >= p.twins.until.Load()
+	return len(g.unique) >= from && !g.metDuplicate && time.Now().UnixNano() >= p.copies.until.Load()
 }
 
-func (t *twinGuard) met(g *group) {
-	g.metTwin = true
+func (t *copyGuard) met(g *group) {
+	g.metDuplicate = true
 	t.until.Store(time.Now().Add(t.hold).UnixNano())
 }
 
@@ -67,12 +67,12 @@ func (t *txn) copy(ctx context.Context) error {
 	_, err := t.conn.PgConn().CopyFrom(ctx, bytes.NewReader(t.encode()), "COPY "+t.catalog.Open.Name+" ("+columns+") FROM STDIN (FORMAT binary)")
 	if err != nil {
 		if sqlstate.Of(err) == "23505" {
-			return fmt.Errorf("%w: %w", errTwin, err)
+			return fmt.Errorf("%w: %w", errConcurrentDuplicate, err)
 		}
 		return err
 	}
 	for _, at := range t.claims {
-		t.items[at].wins = true
+		t.items[at].isNew = true
 	}
 	return nil
 }

@@ -19,8 +19,8 @@ import (
 // server skips COMMIT when a lane doesn't move.
 func (p *Processor) commit(ctx context.Context, t *txn, all []tally) error {
 	steps := p.deadLetterSteps(t.group)
-	if t.noted {
-		passed, err := p.Store.passSteps(t.batches)
+	if t.recorded {
+		passed, err := p.Store.clearAttemptSteps(t.batches)
 		if err != nil {
 			return err
 		}

@@ -12,7 +12,7 @@ import (
 
 // SetTwinsHold changes for how long a twin that was met makes the processor
 // claim by ON CONFLICT.
-func (p *Processor) SetTwinsHold(d time.Duration) { p.twins.hold = d }
+func (p *Processor) SetCopyPause(d time.Duration) { p.copies.hold = d }
 
 // SetSlowAfter changes how long a transaction must have taken until a time-out
 // speaks of its size.
@@ -22,14 +22,14 @@ func (p *Processor) SetSlowAfter(d time.Duration) { p.slow.after = d }
 func (p *Processor) SlowLimit(lane message.Lane) int { return p.slow.most(lane) }
 
 // Note notes an attempt, as a worker does whose lane is taken in that moment.
-func (s *Store) Note(ctx context.Context, run lane.Batch) error {
-	_, err := s.note(ctx, run)
+func (s *Store) RecordAttempt(ctx context.Context, run lane.Batch) error {
+	_, err := s.recordAttempt(ctx, run)
 	return err
 }
 
 // IsSuspect is 1 for a lane that is handled with care.
-func (s *Store) IsSuspect(lane message.Lane) int {
-	if s.suspicions.has(lane) {
+func (s *Store) Quarantined(lane message.Lane) int {
+	if s.quarantine.has(lane) {
 		return 1
 	}
 	return 0
@@ -47,7 +47,7 @@ func (m *Metrics) Retries(reason string) prometheus.Counter {
 func (m *Metrics) WindowUsed() prometheus.Gauge { return m.windowUsed }
 
 // NoteAges counts ages of duplicates, in seconds, as if they had landed then.
-func (p *Processor) NoteAges(now time.Time, seconds ...float64) { p.ages.note(seconds, now) }
+func (p *Processor) CountAges(now time.Time, seconds ...float64) { p.ages.count(seconds, now) }
 
 // RecentAge is the largest age of the time before now.
 func (p *Processor) RecentAge(now time.Time) float64 { return p.ages.largest(now) }

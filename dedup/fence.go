@@ -18,7 +18,7 @@ import (
 // fenced finds out why a lane didn't move: what of the batches has landed after
 // all, under our own epoch, what is left to do, and which lanes aren't ours.
 func (p *Processor) fenced(ctx context.Context, batches []lane.Batch) (rest []lane.Batch, err error) {
-	rows, err := p.Store.standings(ctx, batches)
+	rows, err := p.Store.lanePositions(ctx, batches)
 	if err != nil {
 		return nil, holdUnlessPassing(err)
 	}

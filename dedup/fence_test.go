@@ -326,7 +326,7 @@ func TestWorkersRaceForTheSameIDs(t *testing.T) {
 		worker := attach(t, f.db)
 		if w%2 == 0 {
 			worker.CopyFrom = 1
-			worker.SetTwinsHold(0)
+			worker.SetCopyPause(0)
 		}
 		l := worker.take("kafka", fmt.Sprint("orders/", w))
 		all.Go(func() {
@@ -382,7 +382,7 @@ func TestACopyGivesUpOnTwins(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			f.CopyFrom = 1
-			f.SetTwinsHold(hold)
+			f.SetCopyPause(hold)
 			l := f.take("kafka", "orders/0")
 			f.meetTwin(l, true)
 			f.meetTwin(l, true)

@@ -35,10 +35,10 @@ type item struct {
 	message     int32 // index into the batch's messages
 	// twin is the item of this group that carries the same key and came first;
 	// -1 where this is the first itself.
-	twin    int32
-	outcome outcome
+	duplicateOf int32
+	outcome     outcome
 	// wins is set when this item's claim is new.
-	wins bool
+	isNew bool
 	// reject is why the message can't be given to the sink.
 	reject *rejection
 	// deadLettered is set when this item's dead letter is new: a queue may deliver a
@@ -76,7 +76,7 @@ type group struct {
 	items   []item
 	// firsts are the items to claim: one for each key, sorted by key, which is
 	// the order in which every transaction of every version claims.
-	firsts []int32
+	unique []int32
 	// keys are those of the firsts, and hashes what filters know them by; made
 	// when there is a sealed generation to look through.
 	keys   []claimkey.Key
@@ -84,7 +84,7 @@ type group struct {
 	// claims are the firsts that no sealed generation holds: what is claimed.
 	claims []int32
 	// metTwin is set when claims that were looked up before met a twin.
-	metTwin bool
+	metDuplicate bool
 	// lanes are the numbers that claims know the batches' lanes by; nil: the claims come
 	// by no lane.
 	lanes []int32
@@ -115,7 +115,7 @@ func (p *Processor) prepare(batches []lane.Batch) (*group, error) {
 	for bi := range g.batches {
 		b := &g.batches[bi]
 		for mi := range b.Messages {
-			it := item{batch: int32(bi), message: int32(mi), twin: -1}
+			it := item{batch: int32(bi), message: int32(mi), duplicateOf: -1}
 			if err := p.identify(&it, b, &b.Messages[mi]); err != nil {
 				return nil, err
 			}
@@ -185,13 +185,13 @@ func (g *group) fold() {
 		}
 		return cmp.Compare(a.at, b.at)
 	})
-	g.firsts = make([]int32, 0, len(order))
+	g.unique = make([]int32, 0, len(order))
 	for i, e := range order {
 		if i > 0 && order[i-1].hi == e.hi && order[i-1].lo == e.lo {
-			g.items[e.at].twin = g.firsts[len(g.firsts)-1]
+			g.items[e.at].duplicateOf = g.unique[len(g.unique)-1]
 			continue
 		}
-		g.firsts = append(g.firsts, e.at)
+		g.unique = append(g.unique, e.at)
 	}
 }
 
@@ -200,17 +200,17 @@ func (g *group) fold() {
 func (g *group) reset() {
 	for i := range g.items {
 		it := &g.items[i]
-		it.outcome, it.wins, it.deadLettered, it.original = pending, false, false, nil
+		it.outcome, it.isNew, it.deadLettered, it.original = pending, false, false, nil
 	}
 	g.ages = g.ages[:0]
 }
 
 // won marks the item with that key as the winner of its claim. Keys come back in
 // the order they were sent; from is where the last one was found.
-func (g *group) won(key claimkey.Key, from int) (at int, err error) {
+func (g *group) markNew(key claimkey.Key, from int) (at int, err error) {
 	for i := from; i < len(g.claims); i++ {
 		if it := &g.items[g.claims[i]]; it.key == key {
-			it.wins = true
+			it.isNew = true
 			return i + 1, nil
 		}
 	}
@@ -220,7 +220,7 @@ func (g *group) won(key claimkey.Key, from int) (at int, err error) {
 	if !ok {
 		return 0, fmt.Errorf("claim: the server returned the key %s, which was not sent", key)
 	}
-	g.items[g.claims[i]].wins = true
+	g.items[g.claims[i]].isNew = true
 	return from, nil
 }
 
@@ -229,8 +229,8 @@ func (g *group) hash() {
 	if g.hashes != nil {
 		return
 	}
-	g.keys, g.hashes = make([]claimkey.Key, len(g.firsts)), make([]uint64, len(g.firsts))
-	for i, at := range g.firsts {
+	g.keys, g.hashes = make([]claimkey.Key, len(g.unique)), make([]uint64, len(g.unique))
+	for i, at := range g.unique {
 		g.keys[i] = g.items[at].key
 		g.hashes[i] = g.keys[i].Hash()
 	}

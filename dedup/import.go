@@ -140,7 +140,7 @@ func (s *Store) beginImport(ctx context.Context, im Import) (begun time.Time, er
 func (s *Store) importKeys(ctx context.Context, keys []claimkey.Key, begun time.Time) (n Imported, err error) {
 	g := &group{items: make([]item, len(keys))}
 	for i, key := range keys {
-		g.items[i] = item{key: key, twin: -1}
+		g.items[i] = item{key: key, duplicateOf: -1}
 	}
 	g.fold()
 	err = s.retry(ctx, func() error {
@@ -189,9 +189,9 @@ func (t *txn) imported(running float64) Imported {
 		it := &t.items[i]
 		row := t.found[it.key]
 		switch {
-		case it.wins:
+		case it.isNew:
 			n.New++
-		case it.twin >= 0, row != nil && row.lane == nil && row.age <= running:
+		case it.duplicateOf >= 0, row != nil && row.lane == nil && row.age <= running:
 			n.Repeated++
 		default:
 			n.Known++

@@ -23,7 +23,7 @@ import (
 // lock. So a transaction of the lane that is under way changes nothing: till it
 // commits, the row is as told. Afterwards it stands above, which is no loss.
 func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []message.Lane, err error) {
-	s.takeBackNotes(ctx)
+	s.clearAttempts(ctx)
 	var sources, names []string
 	var epochs, next, checkpoints []int64
 	var ages []float64
@@ -64,7 +64,7 @@ func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []m
 		return nil, fmt.Errorf("tell that lanes are caught up: %w", err)
 	}
 	for _, l := range lanes {
-		s.suspicions.end(l.Lane) // what may have ended a process isn't here
+		s.quarantine.end(l.Lane) // what may have ended a process isn't here
 	}
 	switch {
 	case went != "":
@@ -206,20 +206,20 @@ func (s *Store) refuseLoss(ctx context.Context, tx pgx.Tx) error {
 }
 
 // standing is where a lane's row stands.
-type standing struct {
+type lanePosition struct {
 	epoch, next, checkpoint int64
 	// elsewhere tells that a queue was taken in another instance of the database.
 	elsewhere bool
 }
 
 // standings reads the rows of the batches' lanes.
-func (s *Store) standings(ctx context.Context, batches []lane.Batch) ([]standing, error) {
-	all := make([]standing, len(batches))
+func (s *Store) lanePositions(ctx context.Context, batches []lane.Batch) ([]lanePosition, error) {
+	all := make([]lanePosition, len(batches))
 	for i, b := range batches {
 		err := s.pool.QueryRow(ctx, `SELECT epoch, next_position, checkpoint, NOT ordered AND `+s.name("instance")+`(tableoid) <> $4 FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3`,
 			s.scope, b.Lane.Source, b.Lane.Name, b.Checkpoint.Instance).Scan(&all[i].epoch, &all[i].next, &all[i].checkpoint, &all[i].elsewhere)
 		if errors.Is(err, pgx.ErrNoRows) {
-			all[i] = standing{epoch: -1, next: -1, checkpoint: -1} // forgotten, or lost with the database
+			all[i] = lanePosition{epoch: -1, next: -1, checkpoint: -1} // forgotten, or lost with the database
 		} else if err != nil {
 			return nil, fmt.Errorf("read lane %s: %w", b.Lane, err)
 		}

@@ -136,7 +136,7 @@ type handOver struct {
 	// known are the messages known to be poison, by their places.
 	known map[message.Position]*rejection
 	// noted is set where its messages stand in the table of attempts.
-	noted bool
+	recorded bool
 
 	// What there is of doubt: see doubt.go.
 	suspects map[message.Position]*suspect
@@ -173,7 +173,7 @@ func (g *group) belongTo(h *handOver) {
 // transactions for each such message among n. Where the cause leaves it in doubt
 // whether a message is at fault at all, the one that is found is a suspect.
 func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handOver) error {
-	candidates := len(g.winners())
+	candidates := len(g.newMessages())
 	if candidates == 0 {
 		// The database objects to data although the sink was given none.
 		return &lane.HoldError{Err: cause}
@@ -181,7 +181,7 @@ func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handO
 	bad := sinks.AllPermanent(cause)
 	if candidates == 1 {
 		if react(cause) != isolate {
-			if !h.suspect(g.message(g.candidate(0)), cause) && !wait.For(ctx, doubtPause) {
+			if !h.suspect(g.message(g.newItem(0)), cause) && !wait.For(ctx, doubtPause) {
 				return ctx.Err()
 			}
 			return p.apply(ctx, g.batches, h)
@@ -191,7 +191,7 @@ func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handO
 	found := false
 	for at, why := range bad {
 		if at >= 0 && at < candidates {
-			h.reject(g.message(g.candidate(at)), &rejection{class: classPoison, reason: why.Error(), sqlstate: sqlstate.Of(why)})
+			h.reject(g.message(g.newItem(at)), &rejection{class: classPoison, reason: why.Error(), sqlstate: sqlstate.Of(why)})
 			found = true
 		}
 	}
@@ -213,7 +213,7 @@ func (g *group) divide(candidates int) (left, right []lane.Batch) {
 	if n := len(g.batches); n > 1 {
 		return slices.Clone(g.batches[:n/2]), slices.Clone(g.batches[n/2:])
 	}
-	first, second := cutAt(g.batches[0], int(g.candidate(candidates/2).message))
+	first, second := cutAt(g.batches[0], int(g.newItem(candidates/2).message))
 	return []lane.Batch{first}, []lane.Batch{second}
 }
 

@@ -60,13 +60,13 @@ type Processor struct {
 
 	guard     deadGuard
 	doubts    doubts
-	twins     twinGuard
+	copies    copyGuard
 	ages      ageCounter
 	slow      slowLanes
 	sinkStale atomic.Bool // the sink's view of the database may be out of date
 	// sinking is shared by all who are at the sink, and held alone by a message
 	// that may end the process: no other may be blamed for it.
-	sinking *semaphore.Weighted
+	sinkSlots *semaphore.Weighted
 
 	mu sync.Mutex
 	// unknown keeps what would have happened, for commits whose answer was lost.
@@ -82,8 +82,8 @@ type unknownCommit struct {
 func (p *Processor) Start(ctx context.Context) error {
 	p.unknown = make(map[message.Lane]unknownCommit)
 	p.guard = deadGuard{limit: int(p.MaxDeadShare * float64(p.DeadWindow)), window: int64(p.DeadWindow)}
-	p.sinking = semaphore.NewWeighted(everybody)
-	p.twins.hold = twinsHold
+	p.sinkSlots = semaphore.NewWeighted(allSinkSlots)
+	p.copies.hold = copyPause
 	return p.prepareSink(ctx)
 }
 
@@ -117,16 +117,16 @@ func (p *Processor) Handle(ctx context.Context, batches []lane.Batch) error {
 		}
 		p.sinkStale.Store(false)
 	}
-	p.Store.takeBackNotes(ctx)
+	p.Store.clearAttempts(ctx)
 	clocks := clocksOf(batches)
-	plain, suspects := p.sift(batches)
+	plain, suspects := p.divide(batches)
 	if len(plain) > 0 {
 		if err := p.together(ctx, plain, clocks); err != nil {
 			return err
 		}
 	}
 	for _, b := range suspects {
-		if err := p.withCare(ctx, b, clocks); err != nil {
+		if err := p.applyOneByOne(ctx, b, clocks); err != nil {
 			return err
 		}
 	}
@@ -135,10 +135,10 @@ func (p *Processor) Handle(ctx context.Context, batches []lane.Batch) error {
 
 // together applies batches in one transaction, beside others.
 func (p *Processor) together(ctx context.Context, batches []lane.Batch, clocks clocks) error {
-	if err := p.sinking.Acquire(ctx, 1); err != nil {
+	if err := p.sinkSlots.Acquire(ctx, 1); err != nil {
 		return err
 	}
-	defer p.sinking.Release(1)
+	defer p.sinkSlots.Release(1)
 	return p.handOver(ctx, batches, &handOver{clocks: clocks})
 }
 
@@ -182,8 +182,8 @@ func (p *Processor) apply(ctx context.Context, batches []lane.Batch, h *handOver
 			p.remember(g, all)
 		}
 		switch {
-		case errors.Is(err, errTwin):
-			p.twins.met(g)
+		case errors.Is(err, errConcurrentDuplicate):
+			p.copies.met(g)
 			p.Metrics.retries.WithLabelValues("twin").Inc()
 			continue
 		case errors.Is(err, errUnproven):
@@ -346,8 +346,8 @@ func holdUnlessPassing(err error) error {
 // landed counts what has become durable.
 func (p *Processor) landed(g *group, all []tally) {
 	p.Metrics.observe(p, g, all)
-	p.ages.note(g.ages, time.Now())
-	p.slow.landed(g.batches, p.suspectSpan())
+	p.ages.count(g.ages, time.Now())
+	p.slow.landed(g.batches, p.quarantineSpan())
 	p.doubts.landed(g)
 	if g.doubted {
 		g.handOver.landed = append(g.handOver.landed, g)

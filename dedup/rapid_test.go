@@ -317,7 +317,7 @@ func (m *machine) Handle(t *rapid.T) {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
-		return cmp.Compare(w.Store.IsSuspect(lanes[a].Lane), w.Store.IsSuspect(lanes[b].Lane))
+		return cmp.Compare(w.Store.Quarantined(lanes[a].Lane), w.Store.Quarantined(lanes[b].Lane))
 	})
 	if err := w.Handle(t.Context(), batches); err != nil {
 		t.Fatalf("handle: %v", err)

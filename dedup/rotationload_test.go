@@ -139,7 +139,7 @@ func newRotationLoad(t *testing.T, change func(enter string) string) *rotationLo
 		w := attach(t, l.db)
 		if i%2 == 0 {
 			w.CopyFrom = 1
-			w.SetTwinsHold(0)
+			w.SetCopyPause(0)
 		}
 		w.Store.Generations().ChunkClaims = 50
 		l.workers = append(l.workers, w)

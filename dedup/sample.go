@@ -36,14 +36,16 @@ type SampledLane struct {
 	Books
 	Ordered bool
 	// Takes is how often an ordered lane was taken without having moved since.
-	Takes int
+	Acquisitions int
 	// Suspects are messages of the lane that are being tried with care, as a worker
 	// may have ended at them.
-	Suspects int
+	Quarantined int
 }
 
 // Suspect tells that the lane is handled with care: see docs/operations.md.
-func (l *SampledLane) Suspect() bool { return l.Takes > suspectTakes || l.Suspects > 0 }
+func (l *SampledLane) InQuarantine() bool {
+	return l.Acquisitions > quarantineAcquisitions || l.Quarantined > 0
+}
 
 // MostDeadLetters is how far Sample counts dead letters.
 const MostDeadLetters = 10_000
@@ -84,7 +86,7 @@ func (s *Store) Sample(ctx context.Context) (v Sample, err error) {
 			l := SampledLane{Books: Books{Scope: s.scope}}
 			_, err := pgx.ForEachRow(rows, []any{
 				&l.Source, &l.Lane, &l.Ordered, &l.Fetched, &l.Applied, &l.Duplicates, &l.Redelivered, &l.Resent, &l.CrossSource,
-				&l.Conflicts, &l.Dead, &l.NextPosition, &l.Lag, &l.StreamTime, &l.Owner, &l.UpdatedAt, &l.Takes, &l.Suspects,
+				&l.Conflicts, &l.Dead, &l.NextPosition, &l.Lag, &l.StreamTime, &l.Owner, &l.UpdatedAt, &l.Acquisitions, &l.Quarantined,
 			}, func() error {
 				v.Lanes = append(v.Lanes, l)
 				l.Lag, l.StreamTime = nil, nil

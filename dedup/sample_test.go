@@ -39,7 +39,7 @@ func TestSample(t *testing.T) {
 	for i, b := range books {
 		l := v.Lanes[i]
 		if l.Source != b.Source || l.Lane != b.Lane || l.Fetched != b.Fetched || l.Applied != b.Applied || l.Duplicates != b.Duplicates || l.Owner != b.Owner ||
-			l.NextPosition != b.NextPosition || (l.Lag == nil) != (b.Lag == nil) || (l.StreamTime == nil) != (b.StreamTime == nil) || !l.Ordered || l.Suspect() {
+			l.NextPosition != b.NextPosition || (l.Lag == nil) != (b.Lag == nil) || (l.StreamTime == nil) != (b.StreamTime == nil) || !l.Ordered || l.InQuarantine() {
 			t.Errorf("%+v, the books say %+v", l, b)
 		}
 	}
@@ -50,7 +50,7 @@ func TestSample(t *testing.T) {
 		('` + f.Store.Scope() + `', (now() AT TIME ZONE 'UTC')::date - 9, 86400, 1)`)
 	f.exec(`UPDATE dedupd.lanes SET acquisitions = 3 WHERE lane = 'orders/1'`)
 	v = sample()
-	if v.LatestDuplicate == nil || *v.LatestDuplicate != 300 || !v.Lanes[1].Suspect() {
+	if v.LatestDuplicate == nil || *v.LatestDuplicate != 300 || !v.Lanes[1].InQuarantine() {
 		t.Errorf("%+v", v)
 	}
 	// What was set for the sample ends with it.

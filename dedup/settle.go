@@ -15,16 +15,16 @@ func (p *Processor) settle(ctx context.Context, t *txn) error {
 	for i := range t.items {
 		it := &t.items[i]
 		root := it
-		if it.twin >= 0 {
-			root = &t.items[it.twin]
+		if it.duplicateOf >= 0 {
+			root = &t.items[it.duplicateOf]
 		}
 		switch {
-		case root.wins && root == it:
+		case root.isNew && root == it:
 			it.outcome = applied
 			if it.reject != nil {
 				it.outcome = dead
 			}
-		case root.wins:
+		case root.isNew:
 			it.original = &claimRow{fingerprint: &root.fingerprint, lane: &t.lanes[root.batch], position: &t.message(root).Position.Offset}
 		default:
 			if it.original = t.found[root.key]; it.original == nil {

@@ -151,11 +151,11 @@ func (p *Processor) unlanded(ctx context.Context, b lane.Batch) (rest lane.Batch
 	if !b.Ordered {
 		return b, true, nil // claims tell
 	}
-	at, err := p.Store.standings(ctx, []lane.Batch{b})
+	at, err := p.Store.lanePositions(ctx, []lane.Batch{b})
 	if err != nil {
 		return b, false, holdUnlessPassing(err)
 	}
-	if at[0] == (standing{epoch: b.Epoch, next: b.From}) {
+	if at[0] == (lanePosition{epoch: b.Epoch, next: b.From}) {
 		return b, true, nil
 	}
 	left, err := p.fenced(ctx, []lane.Batch{b})

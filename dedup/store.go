@@ -37,8 +37,8 @@ type Store struct {
 
 	// process is this store among all there ever were, in any process.
 	process    string
-	suspicions suspicions
-	wrong      wrongNotes
+	quarantine quarantine
+	uncleared  unclearedAttempts
 
 	mu      sync.RWMutex
 	numbers map[message.Lane]int32

@@ -13,7 +13,7 @@ import (
 
 // write gives the winners to the sink, in lane order.
 func (t *txn) write(ctx context.Context, sink sinks.Sink) (err error) {
-	winners := t.winners()
+	winners := t.newMessages()
 	if len(winners) == 0 {
 		return nil
 	}
@@ -37,7 +37,7 @@ func (t *txn) write(ctx context.Context, sink sinks.Sink) (err error) {
 }
 
 // winners are the messages for the sink.
-func (g *group) winners() []message.Message {
+func (g *group) newMessages() []message.Message {
 	n := 0
 	for i := range g.items {
 		if g.items[i].outcome == applied {
@@ -57,7 +57,7 @@ func (g *group) winners() []message.Message {
 }
 
 // candidate is the item behind winners()[index].
-func (g *group) candidate(index int) *item {
+func (g *group) newItem(index int) *item {
 	for i := range g.items {
 		if g.items[i].outcome == applied {
 			if index == 0 {

@@ -184,7 +184,7 @@ const (
 func (f *Frame) State(i int) string {
 	l := &f.Sample.Lanes[i]
 	switch {
-	case l.Suspect():
+	case l.InQuarantine():
 		return StateSuspect
 	case f.LaneRates[i] > 0:
 		return StateReads

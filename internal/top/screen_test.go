@@ -49,7 +49,7 @@ func fixture(lanes, intervals int) *Frame {
 				l.Fetched, l.Resent, l.Redelivered, l.Dead, l.Conflicts = 1000, 0, 0, 0, 0
 				l.NextPosition, l.Lag, l.UpdatedAt = 1000, new(int64(12_345_678)), noon.Add(-time.Hour)
 			case 3:
-				l.Lane, l.Takes, l.Lag, l.StreamTime = "eine sehr lange Spur namens 注文/3", 4, nil, nil
+				l.Lane, l.Acquisitions, l.Lag, l.StreamTime = "eine sehr lange Spur namens 注文/3", 4, nil, nil
 			}
 			l.Duplicates = l.Redelivered + l.Resent + l.CrossSource
 			l.Applied = l.Fetched - l.Duplicates - l.Conflicts - l.Dead
@@ -223,7 +223,7 @@ func TestStates(t *testing.T) {
 		{StateSuspect, new(int64(0)), 0, 0, ago(0), 0, 1},
 	} {
 		f := Frame{Sample: dedup.Sample{Now: noon, Lanes: []dedup.SampledLane{{
-			Books: dedup.Books{Lag: c.lag, StreamTime: c.stream, UpdatedAt: noon.Add(-c.moved)}, Takes: c.takes, Suspects: c.suspect,
+			Books: dedup.Books{Lag: c.lag, StreamTime: c.stream, UpdatedAt: noon.Add(-c.moved)}, Acquisitions: c.takes, Quarantined: c.suspect,
 		}}}, LaneRates: []float64{c.rate}}
 		if got := f.State(0); got != c.want {
 			t.Errorf("%+v: %s", c, got)
