@@ -91,7 +91,7 @@ func TestLargeGroupsAreCopied(t *testing.T) {
 			l := f.take("kafka", "orders/0")
 			f.meetTwin(l, true, ids("more", n-2)...)
 			f.wantBooks(l, fmt.Sprintf("%d/0/2/0/0/0@%d", n-2, n))
-			if got := testutil.ToFloat64(f.Metrics.Retries("twin")); got != want {
+			if got := testutil.ToFloat64(f.Metrics.Retries("concurrent_duplicate")); got != want {
 				t.Errorf("%g retries for a twin, want %g", got, want)
 			}
 		})

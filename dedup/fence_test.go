@@ -387,7 +387,7 @@ func TestACopyGivesUpOnTwins(t *testing.T) {
 			f.meetTwin(l, true)
 			f.meetTwin(l, true)
 			f.wantBooks(l, "0/0/4/0/0/0@4")
-			if got := testutil.ToFloat64(f.Metrics.Retries("twin")); got != want {
+			if got := testutil.ToFloat64(f.Metrics.Retries("concurrent_duplicate")); got != want {
 				t.Errorf("%g retries for a twin, want %g", got, want)
 			}
 		})

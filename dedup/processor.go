@@ -184,7 +184,7 @@ func (p *Processor) apply(ctx context.Context, batches []lane.Batch, h *handOver
 		switch {
 		case errors.Is(err, errConcurrentDuplicate):
 			p.copies.met(g)
-			p.Metrics.retries.WithLabelValues("twin").Inc()
+			p.Metrics.retries.WithLabelValues("concurrent_duplicate").Inc()
 			continue
 		case errors.Is(err, errUnproven):
 			return p.putOff(h, g.batches)
