@@ -1,0 +1,195 @@
+package dedup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/dedupd/dedupd/internal/wait"
+	"github.com/dedupd/dedupd/lane"
+)
+
+// apply runs a group's transaction until the group is durable or put off, or the
+// worker has to decide.
+func (p *Processor) apply(ctx context.Context, batches []lane.Batch, h *handOver) error {
+	g, err := p.prepare(h.join(batches))
+	if err != nil {
+		return err
+	}
+	g.belongTo(h)
+	for {
+		began := time.Now()
+		all, err := p.transact(ctx, g)
+		if err == nil {
+			p.landed(g, all)
+			return nil
+		}
+		if again, err := p.respond(ctx, g, all, began, err); !again {
+			return err
+		}
+	}
+}
+
+// respond does what the error of a group's transaction asks for, which began then. It
+// says whether to run the same transaction again.
+func (p *Processor) respond(ctx context.Context, g *group, all []tally, began time.Time, err error) (again bool, _ error) {
+	switch {
+	case errors.Is(err, errConcurrentDuplicate):
+		p.copies.met(g)
+		p.Metrics.retries.WithLabelValues("concurrent_duplicate").Inc()
+		return true, nil
+	case errors.Is(err, errUnproven):
+		return false, p.putOff(g.handOver, g.batches)
+	case errors.Is(err, errTriedAgain):
+		return false, p.apply(ctx, g.batches, g.handOver)
+	}
+	var lost *commitError
+	if errors.As(err, &lost) {
+		// If the commit landed, its lanes have moved, and the fence says so. If the server
+		// is still at it, the next try waits for its locks. That is exact: an epoch has one
+		// owner, and an ordered lane one transaction at a time.
+		p.remember(g, all)
+		p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
+		return wait.For(ctx, 50*time.Millisecond), err
+	}
+	switch react(err) {
+	case fence:
+		rest, err := p.fenced(ctx, g.batches)
+		if err != nil || len(rest) == 0 {
+			return false, err
+		}
+		return false, p.apply(ctx, rest, g.handOver)
+	case reload:
+		p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
+		err := p.reload(ctx, g, err)
+		return err == nil, err
+	case isolate:
+		return false, p.isolate(ctx, g, err, g.handOver)
+	case internal:
+		p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
+		if g.internal++; g.internal > internalTries {
+			return false, p.doubt(ctx, g, err, g.handOver)
+		}
+		return wait.For(ctx, doubtPause), err
+	case doubt:
+		return false, p.doubt(ctx, g, err, g.handOver)
+	case retry:
+		p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
+		return false, p.slow.timedOut(g, time.Since(began), err)
+	}
+	return false, p.held(err)
+}
+
+// transact runs the claim transaction of a group: claim, write, dead-letter, move the
+// lanes, commit.
+//
+// Nil means durable, and gives the outcomes by batch. A *commitError means that
+// nobody knows; any other error that nothing was done.
+func (p *Processor) transact(ctx context.Context, g *group) (all []tally, err error) {
+	began, err := p.Store.begin(ctx, g, func(t *txn) error {
+		all, err = p.transactOn(ctx, t)
+		return err
+	})
+	if err != nil && !began {
+		err = &ownError{err}
+	}
+	return all, err
+}
+
+func (p *Processor) transactOn(ctx context.Context, t *txn) (all []tally, err error) {
+	start := time.Now()
+	t.reset()
+	t.began = p.doubts.now.Load()
+	if err := p.claim(ctx, t); err != nil {
+		return nil, &ownError{fmt.Errorf("claim: %w", err)}
+	}
+	claimed := time.Now()
+	p.Metrics.claim.Observe(claimed.Sub(start).Seconds())
+
+	if err := t.write(ctx, p.Sink); err != nil {
+		return nil, &sinkError{err}
+	}
+	p.Metrics.sink.Observe(time.Since(claimed).Seconds())
+
+	all, err = t.tallies()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.prove(t.group); err != nil {
+		return nil, err
+	}
+	if err := p.guard.check(ctx, t, all); err != nil {
+		return nil, err
+	}
+	if err := p.commit(ctx, t, all); err != nil {
+		return all, err
+	}
+	p.Metrics.transaction.Observe(time.Since(start).Seconds())
+	return all, nil
+}
+
+// claim opens the transaction, claims the group's keys, and gives every message its
+// outcome.
+func (p *Processor) claim(ctx context.Context, t *txn) error {
+	var err error
+	if t.lanes, err = p.Store.laneIDs(t.batches); err != nil {
+		return err
+	}
+	t.fingerprint, t.byCopy = !p.Fingerprint.None(), p.claimsByCopy(t.group)
+	err = t.claim(ctx, beginStep, t.enterStep())
+	p.Metrics.probed(t.probed)
+	if err != nil {
+		return err
+	}
+	return p.settle(ctx, t)
+}
+
+// reload reads the catalog again. The error is a *lane.HoldError where nothing
+// has changed: the next try would fail as well.
+func (p *Processor) reload(ctx context.Context, g *group, cause error) error {
+	if now, err := p.Store.generations.Loaded(ctx); err == nil && g.catalog != nil && now.Identity != g.catalog.Identity {
+		return nil // another writer has read it
+	}
+	now, err := p.Store.generations.Refresh(ctx)
+	if err != nil {
+		return holdUnlessPassing(err)
+	}
+	if g.catalog != nil && now.Identity == g.catalog.Identity {
+		const gone = "a table of claims is gone that the catalog has (`dedupd retention status` tells which)"
+		return &lane.HoldError{Err: fmt.Errorf(gone+": %w", cause), Summary: gone}
+	}
+	return nil
+}
+
+// held turns an error into one that the worker understands. What the sink knows of the
+// database may be out of date then.
+func (p *Processor) held(err error) error {
+	var held *lane.HoldError
+	if errors.As(err, &held) {
+		return held
+	}
+	var sink *sinkError
+	if errors.As(err, &sink) {
+		p.sinkStale.Store(true)
+	}
+	return holdFor(err)
+}
+
+// holdFor holds a lane for an error, with a hint where the error's own words give none.
+func holdFor(err error) *lane.HoldError {
+	cure := PoolerCure(err)
+	if cure == "" {
+		return &lane.HoldError{Err: err}
+	}
+	return &lane.HoldError{Err: fmt.Errorf("%w (%s)", err, cure), Summary: cure}
+}
+
+// holdUnlessPassing holds the lanes for an error of dedupd's own look-ups that doesn't
+// pass by itself.
+func holdUnlessPassing(err error) error {
+	if react(err) == retry {
+		return err
+	}
+	return holdFor(err)
+}
