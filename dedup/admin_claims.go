@@ -55,7 +55,7 @@ func (s *Store) FindClaim(ctx context.Context, id string) (a ClaimAnswer, err er
 	err = s.withCatalog(ctx, func(ctx context.Context, tx pgx.Tx, c *generations.Catalog) error {
 		a = ClaimAnswer{Key: claimkey.Of(id)}
 		for _, g := range c.OldestFirst() {
-			if a.Claim, err = s.readClaim(ctx, tx, c, g, ``, g.Name, a.Key); err != nil {
+			if a.Claim, err = s.readClaim(ctx, tx, g, a.Key, false); err != nil {
 				return err
 			}
 			if a.Found = a.Claim != nil; a.Found {
@@ -86,7 +86,7 @@ func (s *Store) ForgetClaim(ctx context.Context, actor, id string) (forgotten *C
 	err = s.withCatalog(ctx, func(ctx context.Context, tx pgx.Tx, c *generations.Catalog) error {
 		forgotten = nil
 		for _, g := range c.OldestFirst() {
-			gone, err := s.readClaim(ctx, tx, c, g, `WITH gone AS (DELETE FROM `+g.Name+` WHERE key = $1::uuid RETURNING *) `, `gone`, key)
+			gone, err := s.readClaim(ctx, tx, g, key, true)
 			if err != nil {
 				return err
 			}
@@ -130,14 +130,18 @@ func (s *Store) withCatalog(ctx context.Context, work func(ctx context.Context, 
 	}))
 }
 
-// readClaim reads the claim of a key from a generation's table, or from what a
-// statement in front deletes from it; nil: there is none.
-func (s *Store) readClaim(ctx context.Context, tx pgx.Tx, c *generations.Catalog, g *generations.Table, before, from string, key claimkey.Key) (*Claim, error) {
+// readClaim reads the claim of a key from a generation's table, and deletes it there if
+// it is to be forgotten; nil: there is none.
+func (s *Store) readClaim(ctx context.Context, tx pgx.Tx, g *generations.Table, key claimkey.Key, forget bool) (*Claim, error) {
 	claim := &Claim{Generation: g.Number, State: "sealed"}
-	if g == c.Open {
+	if g.Open {
 		claim.State = "open"
 	}
-	err := tx.QueryRow(ctx, before+`
+	with, from := "", g.Name
+	if forget {
+		with, from = `WITH gone AS (DELETE FROM `+g.Name+` WHERE key = $1::uuid RETURNING *)`, "gone"
+	}
+	err := tx.QueryRow(ctx, with+`
 		SELECT c.claimed_at, greatest(0, extract(epoch FROM `+s.name("clock")+`() - c.claimed_at))::float8, l.source, l.lane, c.lane, c.position, c.fingerprint
 		FROM `+from+` c LEFT JOIN `+s.name("lanes")+` l ON l.id = c.lane WHERE c.key = $1::uuid`, key.String()).
 		Scan(&claim.ClaimedAt, &claim.AgeSeconds, &claim.Source, &claim.Lane, &claim.LaneNumber, &claim.Position, &claim.Fingerprint)

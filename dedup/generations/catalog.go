@@ -35,6 +35,7 @@ type Table struct {
 	// it, since after a restore the same table name may mean other claims.
 	Identity claimkey.Key
 	Name     string // quoted, with its schema
+	Open     bool   // it takes claims; else it is sealed
 	// first and last are the smallest and the largest key of a sealed generation:
 	// its zone map.
 	first, last claimkey.Key
@@ -98,7 +99,7 @@ func (s *Set) Refresh(ctx context.Context) (*Catalog, error) {
 	)
 	_, err = pgx.ForEachRow(rows, []any{&c.ScopeID, (*[16]byte)(&c.Identity), &c.epoch, &g.Number, (*[16]byte)(&g.Identity), &table, &open, &first, &last}, func() error {
 		at := g
-		at.Name = s.name(table)
+		at.Name, at.Open = s.name(table), open
 		switch {
 		case open:
 			c.Open = &at
