@@ -33,30 +33,36 @@ type Migration struct {
 	sql       string
 }
 
-// migrations reads the embedded files: unique numbers without gaps, from 1.
-var migrations = func() []Migration {
-	files, err := fs.Glob(migrationFiles, "migrations/*.sql")
+// migrations are the numbered files, from 1 without gaps. The program's own are fine, or
+// no test passes; so an error is a panic.
+func (s *Schema) migrations() []Migration {
+	var files fs.FS = migrationFiles
+	if s.Files != nil {
+		files = s.Files
+	}
+	names, err := fs.Glob(files, "migrations/*.sql")
 	if err != nil {
 		panic(err)
 	}
-	slices.Sort(files)
+	slices.Sort(names)
 	var all []Migration
-	for _, file := range files {
+	for _, file := range names {
 		number, name, ok := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(file, "migrations/"), ".sql"), "_")
 		version, err := strconv.Atoi(number)
 		if !ok || err != nil || version != len(all)+1 {
-			panic("dedup: migration " + file + " does not follow number " + strconv.Itoa(len(all)))
+			panic("schema: migration " + file + " does not follow number " + strconv.Itoa(len(all)))
 		}
-		sql, err := migrationFiles.ReadFile(file)
+		sql, err := fs.ReadFile(files, file)
 		if err != nil {
 			panic(err)
 		}
 		all = append(all, Migration{Version: version, Name: name, sql: string(sql)})
 	}
 	return all
-}()
+}
 
-func Latest() int { return len(migrations) }
+// latest is the version that this program works with.
+func (s *Schema) latest() int { return len(s.migrations()) }
 
 // sqlFor fills a migration's placeholders in.
 func (s *Schema) sqlFor(m Migration) string {
@@ -121,7 +127,7 @@ func (s *Schema) Migrations(ctx context.Context) ([]Migration, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := slices.Clone(migrations)
+	all := s.migrations()
 	if have == 0 {
 		return all, nil
 	}
@@ -174,9 +180,9 @@ func (s *Schema) Migrate(ctx context.Context) (applied []Migration, err error) {
 func (s *Schema) tryMigrate(ctx context.Context) (done bool, applied []Migration, err error) {
 	if have, err := s.Version(ctx); err != nil {
 		return false, nil, err
-	} else if have > Latest() {
-		return false, nil, &Error{Have: have, Want: Latest()}
-	} else if have == Latest() {
+	} else if have > s.latest() {
+		return false, nil, &Error{Have: have, Want: s.latest()}
+	} else if have == s.latest() {
 		if there, err := s.hasScope(ctx); err != nil || there {
 			return there, nil, err // nothing to do needs no rights to do it
 		}
@@ -224,7 +230,7 @@ func (s *Schema) migrate(ctx context.Context, tx pgx.Tx) (applied []Migration, e
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range migrations[min(have, Latest()):] {
+	for _, m := range s.migrations()[min(have, s.latest()):] {
 		if _, err := tx.Exec(ctx, s.sqlFor(m)); err != nil {
 			return nil, fmt.Errorf("version %d (%s): %w", m.Version, m.Name, err)
 		}
@@ -253,7 +259,7 @@ func (s *Schema) SQL(workerRole string) string {
 	var b strings.Builder
 	schema := pgx.Identifier{s.Name}.Sanitize()
 	fmt.Fprintf(&b, "BEGIN;\nCREATE SCHEMA IF NOT EXISTS %s;\n%s;\n", schema, s.createMigrations())
-	for _, m := range migrations {
+	for _, m := range s.migrations() {
 		fmt.Fprintf(&b, "\n-- version %d: %s\n%s\nINSERT INTO %s (version, name) VALUES (%d, %s);\n",
 			m.Version, m.Name, strings.TrimSpace(s.sqlFor(m)), s.Object("migrations"), m.Version, quoteLiteral(m.Name))
 	}

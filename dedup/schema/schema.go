@@ -3,6 +3,7 @@ package schema
 import (
 	"context"
 	"fmt"
+	"io/fs"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -20,6 +21,9 @@ type Schema struct {
 	Pool *pgxpool.Pool
 	// Name is the schema's, Scope the consumer's; both are checked by dedup.NewStore.
 	Name, Scope string
+	// Files has the schema's versions, as migrations/<number>_<name>.sql. Nil: those of
+	// this program.
+	Files fs.FS
 }
 
 // Object quotes one of dedupd's own names with its schema.
@@ -35,8 +39,8 @@ func (s *Schema) Check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if have != Latest() {
-		return &Error{Have: have, Want: Latest()}
+	if have != s.latest() {
+		return &Error{Have: have, Want: s.latest()}
 	}
 	return nil
 }
