@@ -170,7 +170,7 @@ func TestForgettingAClaim(t *testing.T) {
 	}
 	f.handle(l.batch("old", "new", "newest", "kept"))
 	f.wantLanded("old", "kept", "new", "newest", "old", "new", "newest")
-	f.wantBooks(l, "7/0/1/0/0/0@8")
+	f.wantBooks(l, books{applied: 7, resent: 1, next: 8})
 }
 
 // TestForgettingWaitsForARotation: no generation is sealed between the look into

@@ -160,7 +160,7 @@ func TestMovingALaneBack(t *testing.T) {
 	l = f.takeCommitted(l, -1)
 	f.handle(l.batch("b", "c", "d", "e"))
 	f.wantLanded("a", "b", "c", "d", "e")
-	f.wantBooks(l, "5/3/0/0/0/0@5")
+	f.wantBooks(l, books{applied: 5, redelivered: 3, next: 5})
 }
 
 // TestMovingALaneForward must not be undone by the group's offset, which is
@@ -185,7 +185,7 @@ func TestMovingALaneForward(t *testing.T) {
 	}
 	f.handle(l.batch("k"))
 	f.wantLanded("a", "b", "k")
-	f.wantBooks(l, "3/0/0/0/0/0@11")
+	f.wantBooks(l, books{applied: 3, next: 11})
 
 	// The epoch is of the clock. One that runs behind the last epoch gives a
 	// higher one all the same.
@@ -388,7 +388,7 @@ func TestAForgottenLanesPlacesAreNew(t *testing.T) {
 			}
 			second := taken()
 			read(second, "w")
-			f.wantBooks(second, "2/0/0/0/0/1@3")
+			f.wantBooks(second, books{applied: 2, dead: 1, next: 3})
 			f.wantDead("no_id@2", "no_id@2")
 			if n := len(f.landed()); n != 4 {
 				t.Errorf("%d rows landed, want 4", n)
@@ -447,5 +447,5 @@ func TestWorkByHandNeedsTheOwner(t *testing.T) {
 	if a, err := store.FindClaim(t.Context(), "x"); err != nil || a.Found {
 		t.Errorf("find what was not imported: %+v, %v", a, err)
 	}
-	f.wantBooks(l, "1/0/0/0/0/0@1")
+	f.wantBooks(l, books{applied: 1, next: 1})
 }

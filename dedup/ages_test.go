@@ -97,7 +97,7 @@ func TestOnlyWhatLandedHasAges(t *testing.T) {
 	f.handle(l.batch("a", "d=check", "e", "b"))
 	f.flushAges()
 	f.wantAges(days, map[int64]int64{1: 4})
-	f.wantBooks(l, "4/0/4/0/0/1@9")
+	f.wantBooks(l, books{applied: 4, resent: 4, dead: 1, next: 9})
 }
 
 // TestAgesFallIntoTheirBuckets has each bound, and what is just above it.

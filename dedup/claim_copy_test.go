@@ -90,7 +90,7 @@ func TestLargeGroupsAreCopied(t *testing.T) {
 			f := newFixture(t)
 			l := f.take("kafka", "orders/0")
 			f.meetTwin(l, true, ids("more", n-2)...)
-			f.wantBooks(l, fmt.Sprintf("%d/0/2/0/0/0@%d", n-2, n))
+			f.wantBooks(l, books{applied: int64(n - 2), resent: 2, next: int64(n)})
 			if got := testutil.ToFloat64(f.Metrics.Retries("concurrent_duplicate")); got != want {
 				t.Errorf("%g retries for a twin, want %g", got, want)
 			}

@@ -184,24 +184,29 @@ func (f *fixture) wantLanded(ids ...string) {
 	}
 }
 
-// books are "applied/redelivered/resent/cross_source/conflicts/dead@next".
-func (f *fixture) wantBooks(l *takenLane, want string) {
+// books are what a lane's row counts, and where it stands.
+type books struct {
+	applied, redelivered, resent, crossSource, conflicts, dead int64
+	next                                                       int64
+}
+
+func (f *fixture) wantBooks(l *takenLane, want books) {
 	f.t.Helper()
 	all, err := f.Store.Books(f.t.Context())
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	for _, b := range all {
-		if b.Source == l.Source && b.Lane == l.Name {
-			got := fmt.Sprintf("%d/%d/%d/%d/%d/%d@%d", b.Applied, b.Redelivered, b.Resent, b.CrossSource, b.Conflicts, b.Dead, b.NextPosition)
-			if got != want {
-				f.t.Errorf("books of %s: %s, want %s", l.Lane, got, want)
-			}
-			if sum := b.Applied + b.Duplicates + b.Conflicts + b.Dead; sum != b.Fetched {
-				f.t.Errorf("books of %s don't balance: fetched %d, outcomes %d", l.Lane, b.Fetched, sum)
-			}
-			return
+		if b.Source != l.Source || b.Lane != l.Name {
+			continue
 		}
+		if got := (books{b.Applied, b.Redelivered, b.Resent, b.CrossSource, b.Conflicts, b.Dead, b.NextPosition}); got != want {
+			f.t.Errorf("books of %s: %+v, want %+v", l.Lane, got, want)
+		}
+		if sum := b.Applied + b.Duplicates + b.Conflicts + b.Dead; sum != b.Fetched {
+			f.t.Errorf("books of %s don't balance: fetched %d, outcomes %d", l.Lane, b.Fetched, sum)
+		}
+		return
 	}
 	f.t.Errorf("no books of %s", l.Lane)
 }
@@ -245,14 +250,14 @@ func testEachIDOnce(t *testing.T, f *fixture) {
 
 	f.handle(l.batch("a", "b", "a", "c"), other.batch("b", "d"))
 	f.wantLanded("a", "b", "c", "d")
-	f.wantBooks(l, "3/0/1/0/0/0@4")
-	f.wantBooks(other, "1/0/1/0/0/0@2")
+	f.wantBooks(l, books{applied: 3, resent: 1, next: 4})
+	f.wantBooks(other, books{applied: 1, resent: 1, next: 2})
 
 	f.handle(elsewhere.batch("a", "e"), l.batch("e", "c"))
 	// Lanes are worked through in their order, so kafka's copy of e came first.
 	f.wantLanded("a", "b", "c", "d", "e")
-	f.wantBooks(l, "4/0/2/0/0/0@6")
-	f.wantBooks(elsewhere, "0/0/0/2/0/0@2")
+	f.wantBooks(l, books{applied: 4, resent: 2, next: 6})
+	f.wantBooks(elsewhere, books{crossSource: 2, next: 2})
 	f.wantDead()
 }
 
@@ -268,8 +273,8 @@ func testRedeliveryIsToldFromResend(t *testing.T, f *fixture) {
 	l.at, other.at = 0, 0
 	f.handle(l.batch("a", "b", "a"), other.batch("x", "y"))
 	f.wantLanded("a", "b", "x", "y")
-	f.wantBooks(l, "2/2/1/0/0/0@3")
-	f.wantBooks(other, "2/2/0/0/0/0@2")
+	f.wantBooks(l, books{applied: 2, redelivered: 2, resent: 1, next: 3})
+	f.wantBooks(other, books{applied: 2, redelivered: 2, next: 2})
 }
 
 func TestConflicts(t *testing.T) {
@@ -282,7 +287,7 @@ func TestConflicts(t *testing.T) {
 				f.handle(l.batch("a=1", "a=2", "a=1"))
 				f.handle(l.batch("a=3", "a=1"))
 				f.wantLanded("a")
-				f.wantBooks(l, "1/0/2/0/2/0@5")
+				f.wantBooks(l, books{applied: 1, resent: 2, conflicts: 2, next: 5})
 				if policy == dedup.ConflictDrop {
 					f.wantDead()
 					return
@@ -306,7 +311,7 @@ func TestConflicts(t *testing.T) {
 		f.handle(l.batch("a=1"))
 		wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("b", "a=2")}), "another payload")
 		f.wantLanded("a")
-		f.wantBooks(l, "1/0/0/0/0/0@1")
+		f.wantBooks(l, books{applied: 1, next: 1})
 	})
 	t.Run("without fingerprints", func(t *testing.T) {
 		bothWays(t, func(t *testing.T, f *fixture) {
@@ -314,7 +319,7 @@ func TestConflicts(t *testing.T) {
 			l := f.take("kafka", "orders/0")
 			f.handle(l.batch("a=1", "a=2"))
 			f.handle(l.batch("a=3"))
-			f.wantBooks(l, "1/0/2/0/0/0@3")
+			f.wantBooks(l, books{applied: 1, resent: 2, next: 3})
 		})
 	})
 }
@@ -332,13 +337,13 @@ func TestFingerprintsOfAnotherConfiguration(t *testing.T) {
 		l = next.take("kafka", "orders/0")
 		// A redelivery, and a resend that differs only by what isn't looked at now.
 		next.handle(l.batch(`a={"n":1,"at":1}`, `b={"n":2,"at":1}`, `a={"n":1,"at":2}`))
-		next.wantBooks(l, "2/2/1/0/0/0@3")
+		next.wantBooks(l, books{applied: 2, redelivered: 2, resent: 1, next: 3})
 		// Claims of the new one are compared by it, and not by the old.
 		next.handle(l.batch(`c={"n":3,"at":1}`, `c={"n":3,"at":2}`, `c={"n":4,"at":1}`))
-		next.wantBooks(l, "3/2/2/0/1/0@6")
+		next.wantBooks(l, books{applied: 3, redelivered: 2, resent: 2, conflicts: 1, next: 6})
 		old := f.take("kafka", "orders/0")
 		f.handle(old.batch(`c={"n":3,"at":9}`, `a={"n":7,"at":1}`))
-		f.wantBooks(old, "3/2/3/0/2/0@8")
+		f.wantBooks(old, books{applied: 3, redelivered: 2, resent: 3, conflicts: 2, next: 8})
 		f.wantDead("conflict@5", "conflict@7")
 	})
 }
@@ -376,7 +381,7 @@ func TestADamagedMessageIsDead(t *testing.T) {
 		b.Messages[1].Damaged, b.Messages[2].Damaged = "its headers are gone", "its headers are gone"
 		f.handle(b)
 		f.wantLanded("a", "c")
-		f.wantBooks(l, "2/0/0/0/0/2@4")
+		f.wantBooks(l, books{applied: 2, dead: 2, next: 4})
 		f.wantDead("poison@1", "no_id@2")
 		for _, d := range f.letters() {
 			if !strings.HasSuffix(d.Reason, "its headers are gone") {
@@ -393,7 +398,7 @@ func TestMissingIDs(t *testing.T) {
 			l := f.take("kafka", "orders/0")
 			f.handle(l.batch("a", "", "b", ""))
 			f.wantLanded("a", "b")
-			f.wantBooks(l, "2/0/0/0/0/2@4")
+			f.wantBooks(l, books{applied: 2, dead: 2, next: 4})
 			f.wantDead("no_id@1", "no_id@3")
 			// The same place again is a redelivery, not one more dead letter.
 			if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET next_position = 0`); err != nil {
@@ -401,7 +406,7 @@ func TestMissingIDs(t *testing.T) {
 			}
 			l.at = 0
 			f.handle(l.batch("a", ""))
-			f.wantBooks(l, "2/2/0/0/0/2@2")
+			f.wantBooks(l, books{applied: 2, redelivered: 2, dead: 2, next: 2})
 			f.wantDead("no_id@1", "no_id@3")
 		})
 	})
@@ -411,7 +416,7 @@ func TestMissingIDs(t *testing.T) {
 		f.Missing = dedup.MissingPosition
 		l := f.take("kafka", "orders/0")
 		f.handle(l.batch("a", "", ""))
-		f.wantBooks(l, "3/0/0/0/0/0@3")
+		f.wantBooks(l, books{applied: 3, next: 3})
 		if got := f.landed(); len(got) != 3 || got[1] == got[2] {
 			t.Errorf("the sink holds %q, want three different ids", got)
 		}
@@ -444,7 +449,7 @@ func testHostileIDs(t *testing.T, f *fixture) {
 	ids := []string{"\x00", "\x00\x00", "\xff", "\xff\xfe", "é", "e\u0301", strings.Repeat("x", 64<<10), "ab", "AB", "\U0001F600"}
 	f.handle(l.batch(ids...))
 	f.handle(l.batch(ids...))
-	f.wantBooks(l, fmt.Sprintf("%d/0/%d/0/0/0@%d", len(ids), len(ids), 2*len(ids)))
+	f.wantBooks(l, books{applied: int64(len(ids)), resent: int64(len(ids)), next: int64(2 * len(ids))})
 }
 
 func TestDuplicatesToDeadLetters(t *testing.T) {
@@ -458,5 +463,5 @@ func TestDuplicatesToDeadLetters(t *testing.T) {
 	// and what was buried stays buried once.
 	f.handle(q.batchAt(0, "a", "b", "a"))
 	f.wantDead("duplicate@2")
-	f.wantBooks(q, "2/2/2/0/0/0@3")
+	f.wantBooks(q, books{applied: 2, redelivered: 2, resent: 2, next: 3})
 }

@@ -91,8 +91,8 @@ func TestDoubtfulPoisonIsFoundAlone(t *testing.T) {
 			f, _ := newDoubtful(t, d)
 			l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
 			f.handle(l.batch(numbered(40, map[int]string{0: "=bad", 1: "=bad", 17: "=bad", 39: "=bad"})...), other.batch("alone=bad"))
-			f.wantBooks(l, "36/0/0/0/0/4@40")
-			f.wantBooks(other, "0/0/0/0/0/1@1")
+			f.wantBooks(l, books{applied: 36, dead: 4, next: 40})
+			f.wantBooks(other, books{dead: 1, next: 1})
 			f.wantDead("poison@0", "poison@1", "poison@17", "poison@39", "poison@0")
 			landed := f.landed()
 			if len(landed) != 36 || !slices.IsSortedFunc(landed, func(a, b string) int { return num(a) - num(b) }) {
@@ -118,7 +118,7 @@ func TestDoubtfulPoisonIsFoundAlone(t *testing.T) {
 			f.handle(l.batch("a=bad", "b"))
 			f.wantLanded("before", "b")
 			f.wantDead("poison@1")
-			f.wantBooks(l, "2/0/0/0/0/1@3")
+			f.wantBooks(l, books{applied: 2, dead: 1, next: 3})
 		})
 	}
 }
@@ -192,12 +192,12 @@ func TestTableAtFaultHoldsTheLane(t *testing.T) {
 					}
 				}
 				f.wantDead()
-				f.wantBooks(l, "0/0/0/0/0/0@0")
+				f.wantBooks(l, books{})
 				f.exec(`DROP TRIGGER refuse ON public.rows`)
 				l.at, other.at = 0, 0
 				f.handle(l.batch(ids...), other.batch("x", "y", "z"))
 				f.wantDead()
-				f.wantBooks(l, fmt.Sprintf("%d/0/0/0/0/0@%[1]d", n))
+				f.wantBooks(l, books{applied: int64(n), next: int64(n)})
 			})
 		}
 	}
@@ -320,7 +320,7 @@ func TestDoubtBesideCertainty(t *testing.T) {
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch(numbered(20, map[int]string{0: "=check", 1: "=bad", 2: "=check", 9: "=bad", 19: "=check"})...))
 	f.wantDead("poison@0", "poison@1", "poison@2", "poison@9", "poison@19")
-	f.wantBooks(l, "15/0/0/0/0/5@20")
+	f.wantBooks(l, books{applied: 15, dead: 5, next: 20})
 }
 
 // A constraint that is put off to the end of the transaction is the sink's, also
@@ -342,7 +342,7 @@ func TestDeferredConstraintInASharedSchema(t *testing.T) {
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a", "b=orphan", "c"))
 	f.wantDead("poison@1")
-	f.wantBooks(l, "2/0/0/0/0/1@3")
+	f.wantBooks(l, books{applied: 2, dead: 1, next: 3})
 	if ids := one[[]string](f, `SELECT array_agg(id ORDER BY id) FROM dedupd.children`); !slices.Equal(ids, []string{"a", "c"}) {
 		t.Errorf("landed %q", ids)
 	}

@@ -285,7 +285,7 @@ func TestAResetBackStopsExpiry(t *testing.T) {
 		t.Errorf("%d generations expired though the lane has not passed them again", n)
 	}
 	f.handle(l.batchAsOf(start.Add(2*expiryWindow), "c"))
-	f.wantBooks(l, "3/3/0/0/0/0@3")
+	f.wantBooks(l, books{applied: 3, redelivered: 3, next: 3})
 	f.wantLanded("a", "b", "c")
 	if n := f.expire(); n != 1 {
 		t.Errorf("%d generations expired after the lane had passed them again, want 1", n)

@@ -53,7 +53,7 @@ func TestAnOldOwnerWritesNothing(t *testing.T) {
 	f.wantLanded("a")
 	f.handle(owner.batch("b"))
 	f.wantLanded("a", "b")
-	f.wantBooks(owner, "2/0/0/0/0/0@2")
+	f.wantBooks(owner, books{applied: 2, next: 2})
 }
 
 func TestABatchOutOfStepWritesNothing(t *testing.T) {
@@ -193,9 +193,9 @@ func TestQueueBatchesShareOneRow(t *testing.T) {
 	f := newFixture(t)
 	q := f.takeQueue("nats")
 	f.handle(q.batchAt(5, "a", "b"), q.batchAt(1, "c", "b"))
-	f.wantBooks(q, "3/0/1/0/0/0@7")
+	f.wantBooks(q, books{applied: 3, resent: 1, next: 7})
 	f.handle(q.batchAt(3, "d"))
-	f.wantBooks(q, "4/0/1/0/0/0@7")
+	f.wantBooks(q, books{applied: 4, resent: 1, next: 7})
 }
 
 // cutter dials connections that are lost in the moment of COMMIT.
@@ -290,8 +290,8 @@ func TestLostAnswerToCommit(t *testing.T) {
 		t.Fatalf("%d commits landed and %d did not: too few of a kind to prove anything", cut.landed.Load(), cut.lost.Load())
 	}
 	f.wantLanded(want...)
-	f.wantBooks(l, fmt.Sprintf("%d/0/%d/0/0/0@%d", rounds, rounds, 2*rounds))
-	f.wantBooks(other, fmt.Sprintf("%d/0/%d/0/0/0@%d", rounds, rounds, 2*rounds))
+	f.wantBooks(l, books{applied: int64(rounds), resent: int64(rounds), next: int64(2 * rounds)})
+	f.wantBooks(other, books{applied: int64(rounds), resent: int64(rounds), next: int64(2 * rounds)})
 	if got := f.metric("dedupd_messages_total"); got != 4*rounds {
 		t.Errorf("the metrics count %v messages, want %d", got, 4*rounds)
 	}
@@ -364,7 +364,7 @@ func TestATwinWaitsForTheFirst(t *testing.T) {
 				f.meetTwin(l, commit)
 				if commit {
 					f.wantLanded()
-					f.wantBooks(l, "0/0/2/0/0/0@2")
+					f.wantBooks(l, books{resent: 2, next: 2})
 				} else {
 					f.wantLanded("a0", "b0")
 				}
@@ -386,7 +386,7 @@ func TestACopyGivesUpOnTwins(t *testing.T) {
 			l := f.take("kafka", "orders/0")
 			f.meetTwin(l, true)
 			f.meetTwin(l, true)
-			f.wantBooks(l, "0/0/4/0/0/0@4")
+			f.wantBooks(l, books{resent: 4, next: 4})
 			if got := testutil.ToFloat64(f.Metrics.Retries("concurrent_duplicate")); got != want {
 				t.Errorf("%g retries for a twin, want %g", got, want)
 			}

@@ -61,9 +61,9 @@ func TestEachLaneAnswersForItsOwnDeadLetters(t *testing.T) {
 
 	// Each of them alone is within its bounds; all together aren't.
 	f.handle(a.batch(somewhatDead("a", 8, 20)...), b.batch(somewhatDead("b", 9, 20)...), c.batch(ids("c", 20)...))
-	f.wantBooks(a, "12/0/0/0/0/8@20")
-	f.wantBooks(b, "11/0/0/0/0/9@20")
-	f.wantBooks(c, "20/0/0/0/0/0@20")
+	f.wantBooks(a, books{applied: 12, dead: 8, next: 20})
+	f.wantBooks(b, books{applied: 11, dead: 9, next: 20})
+	f.wantBooks(c, books{applied: 20, next: 20})
 	if got := f.recentDead(a); !slices.Equal(got, []int64{1, 2, 3, 4, 5, 6, 7, 8}) {
 		t.Errorf("the first lane remembers %v", got)
 	}
@@ -76,15 +76,15 @@ func TestEachLaneAnswersForItsOwnDeadLetters(t *testing.T) {
 
 	// The third has room for ten, whatever stands in the rows before it.
 	f.handle(a.batch("a20"), b.batch("b20"), c.batch(somewhatDead("cc", 10, 12)...))
-	f.wantBooks(c, "22/0/0/0/0/10@32")
+	f.wantBooks(c, books{applied: 22, dead: 10, next: 32})
 
 	// And each is held for its own, by name: the first goes on without the second.
 	first, second := a.batch("", "", "a21"), b.batch("", "", "b21")
 	wantHeldLane(t, f.Handle(t.Context(), []lane.Batch{first, second}), b.Lane)
 	f.handle(first)
 	wantHeldLane(t, f.Handle(t.Context(), []lane.Batch{second}), b.Lane)
-	f.wantBooks(a, "14/0/0/0/0/10@24")
-	f.wantBooks(b, "12/0/0/0/0/9@21")
+	f.wantBooks(a, books{applied: 14, dead: 10, next: 24})
+	f.wantBooks(b, books{applied: 12, dead: 9, next: 21})
 	wantHeldLane(t, f.Handle(t.Context(), []lane.Batch{c.batch(""), b.batchAt(21, "b22")}), c.Lane)
 }
 
@@ -99,8 +99,8 @@ func TestAQueuesBatchesShareTheirDeadLetters(t *testing.T) {
 	wantHeldLane(t, err, q.Lane)
 	neighbour.at = 0
 	f.handle(q.batchAt(100, somewhatDead("x", 6, 6)...), neighbour.batch(somewhatDead("n", 5, 6)...), q.batchAt(200, somewhatDead("y", 4, 6)...))
-	f.wantBooks(q, "2/0/0/0/0/10@206")
-	f.wantBooks(neighbour, "1/0/0/0/0/5@6")
+	f.wantBooks(q, books{applied: 2, dead: 10, next: 206})
+	f.wantBooks(neighbour, books{applied: 1, dead: 5, next: 6})
 }
 
 // The window is the last so many messages, this one among them: a dead letter is

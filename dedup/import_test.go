@@ -59,7 +59,7 @@ func TestImport(t *testing.T) {
 	}
 	f.handle(l.batch("id-0", "id-44999=whatever", "x"))
 	f.wantLanded("sealed", "open", "x")
-	f.wantBooks(l, "3/0/2/0/0/0@5")
+	f.wantBooks(l, books{applied: 3, resent: 2, next: 5})
 }
 
 // TestImportBesideALane tells what a lane claims meanwhile from the input's own

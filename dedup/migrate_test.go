@@ -141,11 +141,11 @@ func TestLeastPrivilege(t *testing.T) {
 	f.Store, f.pool = store, pool
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a", "", "a", "b=1", "b=2"))
-	f.wantBooks(l, "2/0/1/0/1/1@5")
+	f.wantBooks(l, books{applied: 2, resent: 1, conflicts: 1, dead: 1, next: 5})
 	f.wantDead("no_id@1", "conflict@4")
 	f.CopyFrom = 1 // the other way of claiming
 	f.handle(l.batch("c", "a"))
-	f.wantBooks(l, "3/0/2/0/1/1@7")
+	f.wantBooks(l, books{applied: 3, resent: 2, conflicts: 1, dead: 1, next: 7})
 	if _, led, err := store.ExpireDeadLetters(t.Context(), 0); err != nil || !led {
 		t.Errorf("expire: %v, %v", led, err)
 	}
@@ -189,7 +189,7 @@ func TestLeastPrivilege(t *testing.T) {
 		t.Fatalf("load filters: %v, %d bytes", err, store.Generations().FilterBytes())
 	}
 	f.handle(l.batch("a", "x"))
-	f.wantBooks(l, "4/0/3/0/1/1@9")
+	f.wantBooks(l, books{applied: 4, resent: 3, conflicts: 1, dead: 1, next: 9})
 	exec(`UPDATE "De""dup".lanes SET stream_time = now() + interval '1 day'; UPDATE "De""dup".generations SET sealed_at = now() - interval '1 day' WHERE state = 'sealed'`)
 	if n, led, err := store.Generations().Expire(t.Context(), time.Hour, 24*time.Hour); err != nil || !led || n != 1 {
 		t.Fatalf("expire: %v, %v, %v", n, led, err)

@@ -104,7 +104,7 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 		die(t, f, "deadly")
 		ended := f.livesUntil(5, map[string][]string{"orders/0": numbered(200, map[int]string{137: "=deadly"})})
 		t.Logf("%d processes ended", ended)
-		f.wantBooks(&takenLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, "199/0/0/0/0/1@200")
+		f.wantBooks(&takenLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, books{applied: 199, dead: 1, next: 200})
 		f.wantDead("poison@137")
 		if landed := f.landed(); len(landed) != 199 || !slices.IsSortedFunc(landed, func(a, b string) int { return num(a) - num(b) }) {
 			t.Errorf("the neighbours are missing or out of order: %q", landed)
@@ -125,7 +125,7 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 		ended := f.livesUntil(8, map[string][]string{"orders/0": numbered(200, map[int]string{37: "=deadly", 38: "=deadly"})})
 		t.Logf("%d processes ended", ended)
 		f.wantDead("poison@37", "poison@38")
-		f.wantBooks(&takenLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, "198/0/0/0/0/2@200")
+		f.wantBooks(&takenLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, books{applied: 198, dead: 2, next: 200})
 	})
 	t.Run("not those of other lanes that died with it", func(t *testing.T) {
 		t.Parallel()
@@ -557,7 +557,7 @@ func TestGuardSurvivesRestarts(t *testing.T) {
 	l = w.take("kafka", "orders/0")
 	w.handle(l.batch("", "", "", "", "", ""))
 	wantHold(t, w.Handle(t.Context(), []lane.Batch{l.batch("", "", "", "", "", "")}), "max_share")
-	w.wantBooks(l, "100/0/0/0/0/16@116")
+	w.wantBooks(l, books{applied: 100, dead: 16, next: 116})
 	if dead := one[[]int64](w, `SELECT recent_dead FROM dedupd.lanes WHERE lane = 'orders/0'`); len(dead) > 10 || !slices.IsSorted(dead) || dead[len(dead)-1] != 116 {
 		t.Errorf("the row remembers %v", dead)
 	}

@@ -74,7 +74,7 @@ func TestReplayAfterMending(t *testing.T) { bothWays(t, testReplayAfterMending) 
 func testReplayAfterMending(t *testing.T, f *fixture) {
 	l := f.take("kafka", "orders/0")
 	f.handle(l.batch("a=check", "b", "c=check"))
-	f.wantBooks(l, "1/0/0/0/0/2@3")
+	f.wantBooks(l, books{applied: 1, dead: 2, next: 3})
 	buried := f.letters()[0]
 	if buried.Attempts != 1 || !buried.LastAt.Equal(buried.CreatedAt) {
 		t.Errorf("buried: %d attempts, the last at %s, the first at %s", buried.Attempts, buried.LastAt, buried.CreatedAt)
@@ -93,14 +93,14 @@ func testReplayAfterMending(t *testing.T, f *fixture) {
 	if d.Attempts != 2 || !d.LastAt.After(d.CreatedAt) || !d.CreatedAt.Equal(buried.CreatedAt) || d.Class != "poison" {
 		t.Errorf("after a replay in vain: %+v", d)
 	}
-	f.wantBooks(l, "1/0/0/0/0/2@3")
+	f.wantBooks(l, books{applied: 1, dead: 2, next: 3})
 	f.wantLanded("b")
 
 	f.mend()
 	f.replayAll("applied", "applied")
 	f.wantLanded("b", "a", "c")
 	f.wantDead()
-	f.wantBooks(l, "3/0/0/0/0/0@3")
+	f.wantBooks(l, books{applied: 3, next: 3})
 	line, detail = f.audited()
 	if !strings.HasPrefix(line, "test ann@host dlq replay dead letter ") || detail["outcome"] != "applied" || detail["lane"] != "orders/0" || detail["position"] != 2.0 || detail["message_id"] != "c" || detail["value"] != nil {
 		t.Errorf("audit: %s, %v", line, detail)
@@ -111,7 +111,7 @@ func testReplayAfterMending(t *testing.T, f *fixture) {
 	// Its id has had its effect now, and its claim is where it was.
 	f.handle(l.batch("a=check", "c=check"))
 	f.wantLanded("b", "a", "c")
-	f.wantBooks(l, "3/0/2/0/0/0@5")
+	f.wantBooks(l, books{applied: 3, resent: 2, next: 5})
 	if r := f.replay(buried.ID); r.Outcome != dedup.ReplayGone || f.audits() != 3 {
 		t.Errorf("once more: %+v, %d lines of audit", r, f.audits())
 	}
@@ -171,14 +171,14 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 		if d := f.letters()[0]; d.Attempts != 4 {
 			t.Errorf("%+v", d)
 		}
-		f.wantBooks(l, "1/0/0/0/0/1@2")
+		f.wantBooks(l, books{applied: 1, dead: 1, next: 2})
 		f.wantLanded("a")
 	})
 	t.Run("by its place", func(t *testing.T) {
 		f, l := bury(t)
 		f.Missing = dedup.MissingPosition
 		f.replayAll("applied")
-		f.wantBooks(l, "2/0/0/0/0/0@2")
+		f.wantBooks(l, books{applied: 2, next: 2})
 		var claims int // the place is the one that the burial has claimed
 		if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM dedupd.claims`).Scan(&claims); err != nil || claims != 2 {
 			t.Errorf("%d claims, want 2; %v", claims, err)
@@ -186,7 +186,7 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 		f.setPosition(l, 0)
 		l = f.takeCommitted(l, -1)
 		f.handle(l.batchAt(0, `={"id":"x"}`, "a"))
-		f.wantBooks(l, "2/2/0/0/0/0@2")
+		f.wantBooks(l, books{applied: 2, redelivered: 2, next: 2})
 	})
 	t.Run("id.from was mended", func(t *testing.T) {
 		f, l := bury(t)
@@ -197,7 +197,7 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 		}
 		f.wantLanded("a", "x")
 		f.handle(l.batch(`={"id":"x"}`))
-		f.wantBooks(l, "2/0/1/0/0/0@3")
+		f.wantBooks(l, books{applied: 2, resent: 1, next: 3})
 	})
 	t.Run("id.from was mended, and it came again", func(t *testing.T) {
 		f, l := bury(t)
@@ -205,7 +205,7 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 		f.handle(l.batch(`={"id":"x"}`))
 		f.replayAll("duplicate")
 		f.wantLanded("a", "x")
-		f.wantBooks(l, "2/0/1/0/0/0@3")
+		f.wantBooks(l, books{applied: 2, resent: 1, next: 3})
 		f.wantDead()
 	})
 }
@@ -221,7 +221,7 @@ func TestReplayOfAnIDThatWasClaimedBeside(t *testing.T) {
 	f.Identity = mustIdentity(t, 100, "json:id")
 	f.replayAll("duplicate")
 	f.wantLanded("x")
-	f.wantBooks(l, "0/0/1/0/0/0@1")
+	f.wantBooks(l, books{resent: 1, next: 1})
 }
 
 func mustIdentity(t *testing.T, longest int, from ...string) *message.Identity {
@@ -249,16 +249,16 @@ func TestReplayOfAConflict(t *testing.T) {
 	if _, detail := f.audited(); detail["outcome"] != "conflict" {
 		t.Errorf("audit: %v", detail)
 	}
-	f.wantBooks(l, "1/0/0/0/1/0@2")
+	f.wantBooks(l, books{applied: 1, conflicts: 1, next: 2})
 	f.forget("a")
 	f.replayAll("applied")
 	f.wantLanded("a", "a")
-	f.wantBooks(l, "2/0/0/0/0/0@2")
+	f.wantBooks(l, books{applied: 2, next: 2})
 	f.wantDead()
 	// The claim tells what it was applied with.
 	f.OnConflict = dedup.ConflictDeadLetter
 	f.handle(l.batch("a=2", "a=1"))
-	f.wantBooks(l, "2/0/1/0/1/0@4")
+	f.wantBooks(l, books{applied: 2, resent: 1, conflicts: 1, next: 4})
 }
 
 // TestReplayOfAConflictWithATwin has the winner and the conflict at the same
@@ -278,8 +278,8 @@ func TestReplayOfADuplicate(t *testing.T) {
 	f.OnDuplicate = dedup.DuplicateDeadLetter
 	l, other := f.take("kafka", "orders/0"), f.take("nats", "x")
 	f.handle(l.batch("a", "a", "b", "b"), other.batch("a", "b"))
-	f.wantBooks(l, "2/0/2/0/0/0@4")
-	f.wantBooks(other, "0/0/0/2/0/0@2")
+	f.wantBooks(l, books{applied: 2, resent: 2, next: 4})
+	f.wantBooks(other, books{crossSource: 2, next: 2})
 	f.forget("b")
 	for _, d := range f.letters() {
 		// Of b, the first that is replayed wins. The books of each lane follow.
@@ -291,8 +291,8 @@ func TestReplayOfADuplicate(t *testing.T) {
 			t.Errorf("%s of lane %s: %+v, want %s", d.MessageID, d.Lane, r, want)
 		}
 	}
-	f.wantBooks(l, "3/0/1/0/0/0@4")
-	f.wantBooks(other, "0/0/0/2/0/0@2")
+	f.wantBooks(l, books{applied: 3, resent: 1, next: 4})
+	f.wantBooks(other, books{crossSource: 2, next: 2})
 	f.wantLanded("a", "b", "b")
 	f.wantDead()
 }
@@ -312,8 +312,8 @@ func TestReplayOfAnIDThatHadItsEffect(t *testing.T) {
 	f.replayAll("duplicate", "duplicate", "conflict")
 	f.wantLanded("a", "b", "c")
 	f.wantDead("poison@2")
-	f.wantBooks(l, "1/0/1/1/0/1@4")
-	f.wantBooks(other, "2/0/0/0/0/0@2")
+	f.wantBooks(l, books{applied: 1, resent: 1, crossSource: 1, dead: 1, next: 4})
+	f.wantBooks(other, books{applied: 2, next: 2})
 }
 
 // TestReplayKnowsItsOwnClaim reads a dead letter's place again after its id was
@@ -337,7 +337,7 @@ func TestReplayKnowsItsOwnClaim(t *testing.T) {
 		f.handle(l.batch("a=check"))
 		f.replayAll("duplicate")
 		f.wantLanded("a")
-		f.wantBooks(l, "1/1/0/0/0/0@1")
+		f.wantBooks(l, books{applied: 1, redelivered: 1, next: 1})
 	})
 	t.Run("buried once more", func(t *testing.T) {
 		f, l := bury(t)
@@ -346,7 +346,7 @@ func TestReplayKnowsItsOwnClaim(t *testing.T) {
 		f.mend()
 		f.replayAll("duplicate", "applied")
 		f.wantLanded("a")
-		f.wantBooks(l, "1/1/0/0/0/0@1")
+		f.wantBooks(l, books{applied: 1, redelivered: 1, next: 1})
 	})
 }
 
@@ -370,7 +370,7 @@ func TestReplayWhenTheClaimExpired(t *testing.T) {
 		t.Errorf("claimed anew: %+v", c)
 	}
 	f.handle(l.batch("b=check"))
-	f.wantBooks(l, "2/0/1/0/0/0@3")
+	f.wantBooks(l, books{applied: 2, resent: 1, next: 3})
 }
 
 // TestReplayWhenTheLaneIsGone books nothing: neither where there is no lane, nor
@@ -391,7 +391,7 @@ func TestReplayWhenTheLaneIsGone(t *testing.T) {
 	if n := len(f.landed()); n != 2 {
 		t.Errorf("%d rows, want 2", n)
 	}
-	f.wantBooks(again, "0/0/0/0/0/1@0")
+	f.wantBooks(again, books{dead: 1})
 }
 
 // TestReplayBooksNothingBelowZero has books that don't know of the dead letters.
@@ -407,8 +407,8 @@ func TestReplayBooksNothingBelowZero(t *testing.T) {
 	for _, d := range f.letters() {
 		f.replay(d.ID)
 	}
-	f.wantBooks(l, "0/0/0/0/0/0@4")
-	f.wantBooks(other, "0/0/0/0/0/0@1")
+	f.wantBooks(l, books{next: 4})
+	f.wantBooks(other, books{next: 1})
 }
 
 // A dead letter outlives its lane: its claim then names a lane that is gone, and no
@@ -484,7 +484,7 @@ func TestReplayEndsWhereSomebodyHasToAct(t *testing.T) {
 				t.Error(diff)
 			}
 			f.wantLanded()
-			f.wantBooks(l, "0/0/0/0/0/1@1")
+			f.wantBooks(l, books{dead: 1, next: 1})
 			if f.audits() != 0 {
 				t.Error("it is in the audit")
 			}
@@ -555,7 +555,7 @@ func TestTwoReplayAtOnce(t *testing.T) {
 		}
 	}
 	f.wantOnce(ids("m", letters)...)
-	f.wantBooks(l, fmt.Sprintf("%d/0/0/0/0/0@%d", letters, letters))
+	f.wantBooks(l, books{applied: int64(letters), next: int64(letters)})
 	f.wantNoDeadlocks()
 	if n := f.audits(); n != letters {
 		t.Errorf("%d lines of audit, want %d", n, letters)
@@ -613,8 +613,8 @@ func TestReplayBesideAResend(t *testing.T) {
 	if outcomes["applied"]+outcomes["duplicate"] != letters || outcomes["applied"] < letters/3 || outcomes["duplicate"] == 0 {
 		t.Errorf("outcomes %v", outcomes)
 	}
-	f.wantBooks(l, fmt.Sprintf("%d/0/%d/0/0/0@%d", outcomes["applied"], outcomes["duplicate"], letters))
-	f.wantBooks(other, fmt.Sprintf("%d/0/%d/0/0/0@%d", letters+outcomes["duplicate"], outcomes["applied"], 2*letters))
+	f.wantBooks(l, books{applied: int64(outcomes["applied"]), resent: int64(outcomes["duplicate"]), next: int64(letters)})
+	f.wantBooks(other, books{applied: int64(letters + outcomes["duplicate"]), resent: int64(outcomes["applied"]), next: int64(2 * letters)})
 }
 
 // gate is a sink that waits, within its transaction, until open is called.
@@ -779,7 +779,7 @@ func TestReplayBesideRotations(t *testing.T) {
 	all.Wait()
 	f.handle(l.batch(values("m", letters, "check")...)) // all are known
 	f.wantOnce(ids("m", letters)...)
-	f.wantBooks(l, fmt.Sprintf("%d/0/%d/0/0/0@%d", letters, letters, 2*letters))
+	f.wantBooks(l, books{applied: int64(letters), resent: int64(letters), next: int64(2 * letters)})
 }
 
 // TestExpiryPassesAReplayOver: it neither waits for the dead letter nor takes it
@@ -802,7 +802,7 @@ func TestExpiryPassesAReplayOver(t *testing.T) {
 	}
 	f.wantLanded("b")
 	f.wantDead()
-	f.wantBooks(l, "1/0/0/0/0/2@3")
+	f.wantBooks(l, books{applied: 1, dead: 2, next: 3})
 }
 
 // TestBuryingDoesntWaitForAReplay has a worker bury a message again whose dead
@@ -968,7 +968,7 @@ func TestReplayWhoseCommitIsLost(t *testing.T) {
 	}
 	f.wantOnce(ids("m", letters)...)
 	f.wantDead()
-	f.wantBooks(l, fmt.Sprintf("%d/0/0/0/0/0@%d", letters, letters))
+	f.wantBooks(l, books{applied: int64(letters), next: int64(letters)})
 	if n := f.audits(); n != letters {
 		t.Errorf("%d lines of audit, want %d", n, letters)
 	}
@@ -1101,7 +1101,7 @@ func TestDiscard(t *testing.T) {
 	// Its claim stays, and the books as well: it had no effect.
 	f.mend()
 	f.handle(l.batch("a\x00\xff=check"))
-	f.wantBooks(l, "0/0/1/0/0/3@4")
+	f.wantBooks(l, books{resent: 1, dead: 3, next: 4})
 	if r := f.replay(letters[0].ID); r.Outcome != dedup.ReplayGone {
 		t.Errorf("%+v", r)
 	}

@@ -217,7 +217,7 @@ func TestATableOfTheSameNumberIsAnotherTable(t *testing.T) {
 	f.handle(l.batch("a", "e", "f", "g"))
 	f.handle(l.batch("b", "c", "d", "h"))
 	f.wantLanded("a", "b", "c", "d", "e", "f", "g", "b", "c", "d", "h")
-	f.wantBooks(l, "8/0/7/0/0/0@15")
+	f.wantBooks(l, books{applied: 8, resent: 7, next: 15})
 
 	var stale []string
 	for _, conn := range f.pool.AcquireAllIdle(t.Context()) {
@@ -296,9 +296,9 @@ func TestLanesThatWentBackAreReadAgain(t *testing.T) {
 	want := slices.Concat(a, b)
 	slices.Sort(want)
 	f.wantOnce(append(slices.Compact(want), ids("c", 18)...)...)
-	f.wantBooks(l, "30/0/30/0/0/0@60")
-	f.wantBooks(missing, "29/0/31/0/0/0@60")
-	f.wantBooks(another, "19/0/1/0/0/0@20")
+	f.wantBooks(l, books{applied: 30, resent: 30, next: 60})
+	f.wantBooks(missing, books{applied: 29, resent: 31, next: 60})
+	f.wantBooks(another, books{applied: 19, resent: 1, next: 20})
 }
 
 // TestALostEpochIsNotGivenOutAgain loses a take-over. The next one gets a number
@@ -394,7 +394,7 @@ func TestForgettingWhileFiltersLoad(t *testing.T) {
 		f.handle(l.batch("new"))
 	})
 	f.handle(l.batch(old...))
-	f.wantBooks(l, "1001/0/1000/0/0/0@2001")
+	f.wantBooks(l, books{applied: 1001, resent: 1000, next: 2001})
 	f.loadFilters()
 	f.handle(l.batch(old...))
 	f.wantLanded(append(slices.Clone(old), "new")...)

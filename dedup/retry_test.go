@@ -35,7 +35,7 @@ func testARetryForgets(t *testing.T, f *fixture) {
 	// The first try won a, b and a's claim for its copy; the second wins c alone.
 	lose(func() { f.handle(other.batch("a", "b")) }, "a", "b", "c", "a")
 	f.wantLanded("a", "b", "c")
-	f.wantBooks(mine, "1/0/3/0/0/0@4")
+	f.wantBooks(mine, books{applied: 1, resent: 3, next: 4})
 	f.wantDead("duplicate@0", "duplicate@1", "duplicate@3")
 	if n := count(t, broken.reg, "dedupd_duplicate_age_seconds"); n != 3 {
 		t.Errorf("%d ages of three duplicates were counted", n)
@@ -45,7 +45,7 @@ func testARetryForgets(t *testing.T, f *fixture) {
 	f.handle(other.batch("d"))
 	lose(func() { f.forget("d") }, "d", "e")
 	f.wantLanded("a", "b", "c", "d", "d", "e") // d was forgotten, and may be applied anew
-	f.wantBooks(mine, "3/0/3/0/0/0@6")
+	f.wantBooks(mine, books{applied: 3, resent: 3, next: 6})
 	f.wantDead("duplicate@0", "duplicate@1", "duplicate@3")
 	if n := count(t, broken.reg, "dedupd_duplicate_age_seconds"); n != 3 {
 		t.Errorf("%d ages of three duplicates were counted", n)
@@ -54,7 +54,7 @@ func testARetryForgets(t *testing.T, f *fixture) {
 	// Lost both times: it counts once.
 	f.handle(other.batch("g"))
 	lose(func() {}, "g", "h")
-	f.wantBooks(mine, "4/0/4/0/0/0@8")
+	f.wantBooks(mine, books{applied: 4, resent: 4, next: 8})
 	if n := count(t, broken.reg, "dedupd_duplicate_age_seconds"); n != 4 {
 		t.Errorf("%d ages of four duplicates were counted", n)
 	}
@@ -70,7 +70,7 @@ func testARetryForgets(t *testing.T, f *fixture) {
 	lose(func() {
 		f.exec(`DELETE FROM dedupd.claims_root WHERE position = 8; DELETE FROM dedupd.dead_letters WHERE class = 'no_id'`)
 	}, "")
-	f.wantBooks(mine, "4/0/4/0/0/2@9")
+	f.wantBooks(mine, books{applied: 4, resent: 4, dead: 2, next: 9})
 	letters, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Classes: []string{"no_id"}})
 	if err != nil || len(letters) != 1 {
 		t.Fatalf("dead letters: %+v, %v", letters, err)

@@ -94,7 +94,7 @@ func testClaimsAreKnownAfterRotations(t *testing.T, f *fixture) {
 	f.rotate()
 	f.handle(l.batch("a", "c", "d", "a=other"))
 	f.wantLanded("a", "b", "c", "d")
-	f.wantBooks(l, "4/0/3/0/1/0@8")
+	f.wantBooks(l, books{applied: 4, resent: 3, conflicts: 1, next: 8})
 	// The conflict's original is found in its generation, too.
 	f.wantDead("conflict@7")
 
@@ -139,7 +139,7 @@ func testFiltersSpareLookUps(t *testing.T, f *fixture) {
 	}
 	f.handle(l.batch(ids("new-", 1000)...))
 	f.handle(l.batch(old...))
-	f.wantBooks(l, "2000/0/1000/0/0/0@3000")
+	f.wantBooks(l, books{applied: 2000, resent: 1000, next: 3000})
 	excluded, falsePositive := testutil.ToFloat64(f.Metrics.Probes("excluded")), testutil.ToFloat64(f.Metrics.Probes("false_positive"))
 	if excluded+falsePositive > 1000 || excluded < 980 {
 		t.Errorf("%g of 1000 new ids were excluded, %g not", excluded, falsePositive)
@@ -176,7 +176,7 @@ func TestTimeOrderedIDsNeedNoProbes(t *testing.T) {
 	}
 	again.Next = l.at + 100
 	f.handle(again)
-	f.wantBooks(l, "400/0/100/0/0/0@500")
+	f.wantBooks(l, books{applied: 400, resent: 100, next: 500})
 	f.wantProbes(0, 100, 0, 0)
 }
 
@@ -255,7 +255,7 @@ func TestBrokenFiltersAreBuiltAgain(t *testing.T) {
 			}
 			f.loadFilters()
 			f.handle(l.batch(old...))
-			f.wantBooks(l, "1000/0/1000/0/0/0@2000")
+			f.wantBooks(l, books{applied: 1000, resent: 1000, next: 2000})
 			for range 2 {
 				f.buildFilters()
 				f.loadFilters()
@@ -265,7 +265,7 @@ func TestBrokenFiltersAreBuiltAgain(t *testing.T) {
 			}
 			f.handle(l.batch(ids("new-", 1000)...))
 			f.handle(l.batch(old...))
-			f.wantBooks(l, "2000/0/2000/0/0/0@4000")
+			f.wantBooks(l, books{applied: 2000, resent: 2000, next: 4000})
 			if n := testutil.ToFloat64(f.Metrics.Probes("excluded")); n < 980 {
 				t.Errorf("the filter that was built again excluded %g of 1000", n)
 			}
@@ -363,5 +363,5 @@ func TestAFilterBuiltAnewWithOtherChunksIsNotMixed(t *testing.T) {
 	f.Store.Generations().FilterMemory = 1 << 20
 	f.loadFilters()
 	f.handle(l.batch(old...))
-	f.wantBooks(l, "1000/0/1000/0/0/0@2000")
+	f.wantBooks(l, books{applied: 1000, resent: 1000, next: 2000})
 }

@@ -47,8 +47,8 @@ func TestPoisonIsFoundAlone(t *testing.T) {
 				ids = append(ids, id)
 			}
 			f.handle(l.batch(ids...), other.batch("m37=check", "x", "y=check"))
-			f.wantBooks(l, "97/0/0/0/0/3@100")
-			f.wantBooks(other, "1/0/1/0/0/1@3")
+			f.wantBooks(l, books{applied: 97, dead: 3, next: 100})
+			f.wantBooks(other, books{applied: 1, resent: 1, dead: 1, next: 3})
 			f.wantDead("poison@37", "poison@38", "poison@99", "poison@2")
 			landed := f.landed()
 			if len(landed) != 98 || !slices.IsSortedFunc(landed[:97], func(a, b string) int { return num(a) - num(b) }) {
@@ -106,7 +106,7 @@ func TestSystemicPoisonHoldsTheLane(t *testing.T) {
 	f.handle(l.batch("", "", "", "", "", "", "", "", "", ""))
 	b := l.batch("a", "", "b")
 	wantHold(t, f.Handle(t.Context(), []lane.Batch{b}), "max_share")
-	f.wantBooks(l, "0/0/0/0/0/10@10")
+	f.wantBooks(l, books{dead: 10, next: 10})
 	// Once enough good ones have passed, single ones are single again.
 	var good []string
 	for i := range 100 {
@@ -115,7 +115,7 @@ func TestSystemicPoisonHoldsTheLane(t *testing.T) {
 	l.at = 10
 	f.handle(l.batch(good...))
 	f.handle(l.batch("a", "", "b"))
-	f.wantBooks(l, "102/0/0/0/0/11@113")
+	f.wantBooks(l, books{applied: 102, dead: 11, next: 113})
 }
 
 func TestSinksThatBreakTheirPromise(t *testing.T) {

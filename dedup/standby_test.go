@@ -89,7 +89,7 @@ func TestACommitThatNoStandbyHasIsNotAcknowledged(t *testing.T) {
 	f.standbys("")
 	f.handle(b)
 	f.wantLanded("a")
-	f.wantBooks(l, "1/0/1/0/0/0@2")
+	f.wantBooks(l, books{applied: 1, resent: 1, next: 2})
 }
 
 // TestACommitWhoseWaitIsCancelledIsNotAcknowledged is the same with somebody who
@@ -148,5 +148,5 @@ func TestACommitWhoseWaitIsCancelledIsNotAcknowledged(t *testing.T) {
 	f.handle(second)
 	f.handle(l.batch("c"))
 	f.wantLanded("a", "b", "c")
-	f.wantBooks(l, "2/0/1/0/0/0@3")
+	f.wantBooks(l, books{applied: 2, resent: 1, next: 3})
 }
