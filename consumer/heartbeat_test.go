@@ -89,7 +89,7 @@ func take(t *testing.T, lanes consumer.Lanes, how lane.Acquire) {
 // caughtUp lets a lane be caught up as of now.
 func (l *openLane) caughtUp() {
 	l.SetLag(0)
-	l.Heartbeat(time.Now())
+	l.SetCaughtUp(time.Now())
 }
 
 func (r *rig) caughtUpAt(lane message.Lane) time.Time {
@@ -103,7 +103,7 @@ func TestCaughtUp(t *testing.T) {
 		begun := time.Now()
 		r.lanes[0].mustOffer(3)
 		time.Sleep(time.Second)
-		r.lanes[0].Heartbeat(begun)
+		r.lanes[0].SetCaughtUp(begun)
 		r.lanes[1].caughtUp()
 		time.Sleep(16 * time.Second)
 		first := told.list()
@@ -147,12 +147,12 @@ func TestCaughtUp(t *testing.T) {
 	// the case to use.
 	for name, behind := range map[string]func(r *rig, l *openLane){
 		"of which the broker said nothing": func(_ *rig, l *openLane) { l.mustOffer(1); l.SetLag(0) },
-		"whose lag is not known":           func(_ *rig, l *openLane) { l.Heartbeat(time.Now()); l.SetLag(-1) },
-		"that is behind":                   func(_ *rig, l *openLane) { l.Heartbeat(time.Now()); l.SetLag(5) },
+		"whose lag is not known":           func(_ *rig, l *openLane) { l.SetCaughtUp(time.Now()); l.SetLag(-1) },
+		"that is behind":                   func(_ *rig, l *openLane) { l.SetCaughtUp(time.Now()); l.SetLag(5) },
 		"that is behind its last batch": func(_ *rig, l *openLane) {
 			l.caughtUp()
 			l.next++
-			_ = l.Offer(context.Background(), lane.Batch{Lane: l.name, Ordered: true, StreamID: "incarnation-1", Epoch: l.epoch, Next: 1, Lag: 5}, 0)
+			_ = l.Offer(context.Background(), lane.Batch{Lane: l.name, Ordered: true, StreamID: "stream-1", Epoch: l.epoch, Next: 1, Lag: 5}, 0)
 		},
 		"in its transaction": func(r *rig, l *openLane) {
 			r.store.Hold()
@@ -173,7 +173,7 @@ func TestCaughtUp(t *testing.T) {
 			asked := time.Now()
 			time.Sleep(2 * keep)
 			l.SetLag(0)
-			l.Heartbeat(asked) // before what it was held for was given up
+			l.SetCaughtUp(asked) // before what it was held for was given up
 		},
 		"that gave its batch up": func(r *rig, l *openLane) {
 			r.store.FailBefore(1_000_000, errTransient)

@@ -145,7 +145,7 @@ func (l *Lane) SetUndecided(n int64) {
 	}
 }
 
-// CaughtUp tells that the broker, when it was asked at that time, held nothing
+// SetCaughtUp tells that the broker, when it was asked at that time, held nothing
 // beyond what has been offered by now: nothing that may not be read yet, either,
 // and nothing that others have in hand. A lane that was held for what it has given up
 // since isn't held any longer. Once all that was offered is committed,
@@ -153,7 +153,7 @@ func (l *Lane) SetUndecided(n int64) {
 //
 // A lag of 0 says less. It may be old when it is told, for an Offer may have
 // waited in between; and it leaves out what will come with an old timestamp.
-func (l *Lane) Heartbeat(asked time.Time) {
+func (l *Lane) SetCaughtUp(asked time.Time) {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
 	if !asked.After(l.gaveUp) {

@@ -144,11 +144,11 @@ func (l *openLane) outcome() (committed, abandoned []int) {
 // position.
 func (l *openLane) offer(n int) error {
 	b := lane.Batch{
-		Lane: l.name, Ordered: true, StreamID: "incarnation-" + strconv.Itoa(1), Epoch: l.epoch,
+		Lane: l.name, Ordered: true, StreamID: "stream-1", Epoch: l.epoch,
 		From: l.next, Next: l.next + int64(n), BrokerPosition: -1, Bytes: int64(10 * n),
 	}
 	if row, ok := l.rig.store.Row(l.name); ok {
-		b.StreamID = row.Incarnation
+		b.StreamID = row.StreamID
 	}
 	for i := range n {
 		p := message.Position{Lane: l.name, Offset: l.next + int64(i)}

@@ -9,14 +9,16 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// Intake is what the worker is for one source.
+// Session is one source's view of the worker. The embedded Lanes is the
+// authority itself; Acquire and ReportLogCut log and count in addition.
 type Session struct {
+	Lanes
 	w      *Worker
 	source string
 	// Guarded by w.mu.
 	ready, wasReady bool
-	why             error                     // that it isn't ready; nil: it has told no reason
-	held            map[message.Lane]heldLane // lanes that aren't open
+	why             error                     // the source isn't ready because of this; nil: it gave no reason
+	held            map[message.Lane]heldLane // lanes that can't be opened
 }
 
 // heldLane is why a lane can't be opened, and since when.
@@ -27,7 +29,7 @@ type heldLane struct {
 
 // Take takes a lane of this source and tells of a rewind or a reset.
 func (in *Session) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, error) {
-	taken, err := in.w.Lanes.Acquire(ctx, t)
+	taken, err := in.Lanes.Acquire(ctx, t)
 	if err != nil {
 		return taken, err
 	}
@@ -53,41 +55,14 @@ func (in *Session) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment
 	return taken, nil
 }
 
-// Confirm asks the authority whether what a queue committed may be acknowledged: see
-// Lanes.
-func (in *Session) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation, error) {
-	return in.w.Lanes.Confirm(ctx, c)
-}
-
-// Resumed tells the authority that a queue which was taken with Rewound may move:
-// see Lanes.
-func (in *Session) ConfirmRewind(ctx context.Context, lane message.Lane, taken lane.Assignment, from int64) (sure int64, err error) {
-	return in.w.Lanes.ConfirmRewind(ctx, lane, taken, from)
-}
-
-// Gap notes what the broker of a queue has discarded unread: see Lanes.
-func (in *Session) Gap(ctx context.Context, lane message.Lane, found lane.Gap) (noted lane.Gap, err error) {
-	return in.w.Lanes.Gap(ctx, lane, found)
-}
-
-// AcceptGap goes on behind what was noted: see Lanes.
-func (in *Session) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
-	return in.w.Lanes.AcceptGap(ctx, lane, next)
-}
-
-// LogCut tells the authority that a lane's log was cut below its position, see
-// Lanes, and counts a rewind where the lane follows.
-func (in *Session) LogCut(ctx context.Context, cut lane.LogCut) error {
-	err := in.w.Lanes.LogCut(ctx, cut)
+// ReportLogCut reports a cut log, see Lanes, and counts a rewind where the lane
+// follows the cut.
+func (in *Session) ReportLogCut(ctx context.Context, cut lane.LogCut) error {
+	err := in.Lanes.ReportLogCut(ctx, cut)
 	if err == nil && cut.Follow {
 		in.w.Metrics.rewinds.Inc()
 	}
 	return err
-}
-
-// Copied tells the authority what the broker has confirmed: see Lanes.
-func (in *Session) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) error {
-	return in.w.Lanes.BrokerConfirmed(ctx, all)
 }
 
 // Open opens a lane that was taken.

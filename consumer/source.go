@@ -66,7 +66,7 @@ type Lanes interface {
 	// Gap notes what the broker of a queue has discarded before it was read, and
 	// returns what is noted of the queue and not yet accepted. One without positions
 	// only asks.
-	Gap(ctx context.Context, lane message.Lane, found lane.Gap) (noted lane.Gap, err error)
+	ReportGap(ctx context.Context, lane message.Lane, found lane.Gap) (noted lane.Gap, err error)
 	// AcceptGap ends what is noted of a queue below a position: nothing there is to be
 	// missed, and no worker that finds the same gap is told of it again.
 	AcceptGap(ctx context.Context, lane message.Lane, next int64) error
@@ -79,7 +79,7 @@ type Lanes interface {
 	// lane is to be taken anew after that: positions from the cut on mean other
 	// messages, so that they need another incarnation. A queue's can't be followed. *message.FencedError: the
 	// epoch isn't the lane's.
-	LogCut(ctx context.Context, cut lane.LogCut) error
+	ReportLogCut(ctx context.Context, cut lane.LogCut) error
 }
 
 // Source reads one configured broker subscription.

@@ -64,7 +64,7 @@ func TestHang(t *testing.T) {
 		if d := time.Since(begun); d > time.Minute {
 			t.Errorf("the lanes were given up after %s", d)
 		}
-		want := []lane.Batch{{Lane: r.lanes[0].name, Ordered: true, StreamID: "incarnation-1", Epoch: 1, From: 0, Next: 3, BrokerPosition: -1, Bytes: 30}}
+		want := []lane.Batch{{Lane: r.lanes[0].name, Ordered: true, StreamID: "stream-1", Epoch: 1, From: 0, Next: 3, BrokerPosition: -1, Bytes: 30}}
 		if !reflect.DeepEqual(hang.Batches, want) {
 			t.Errorf("in hand is %+v, want %+v", hang.Batches, want)
 		}
@@ -82,8 +82,8 @@ func TestHang(t *testing.T) {
 		if committed, _ := r.lanes[1].outcome(); !reflect.DeepEqual(committed, []int{0, 1}) {
 			t.Errorf("the other lane: committed %v", committed)
 		}
-		if row, _ := r.store.Row(r.lanes[0].name); row.Takes != 1 {
-			t.Errorf("the lane that hangs was let go as if nothing were: %d takes", row.Takes)
+		if row, _ := r.store.Row(r.lanes[0].name); row.Acquired != 1 {
+			t.Errorf("the lane that hangs was let go as if nothing were: %d takes", row.Acquired)
 		}
 		// Whoever comes back late speaks to nobody.
 		letOff()
@@ -150,7 +150,7 @@ func TestHang(t *testing.T) {
 func TestLetGo(t *testing.T) {
 	takes := func(r *rig, i int) int {
 		row, _ := r.store.Row(r.lanes[i].name)
-		return row.Takes
+		return row.Acquired
 	}
 	bubble(t, "a lane that didn't move", func(t *testing.T) {
 		r := newRig(t, 2)

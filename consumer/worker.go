@@ -86,7 +86,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.started = time.Now()
 	w.activity = w.started
 	for _, s := range w.Sources {
-		w.intakes = append(w.intakes, &Session{w: w, source: s.Name()})
+		w.intakes = append(w.intakes, &Session{Lanes: w.Lanes, w: w, source: s.Name()})
 		w.Metrics.ready.WithLabelValues(s.Name()).Set(0)
 	}
 	w.mu.Unlock()

@@ -100,7 +100,7 @@ func TestGroupCommit(t *testing.T) {
 			whole[i] = message.Message{Topic: "mine", Position: message.Position{Lane: l.name, Offset: int64(1 + i)}}
 		}
 		batch := func(from, to int64, m []message.Message) lane.Batch {
-			return lane.Batch{Lane: l.name, Ordered: true, StreamID: row.Incarnation, Epoch: l.epoch, From: from, Next: to, Messages: m}
+			return lane.Batch{Lane: l.name, Ordered: true, StreamID: row.StreamID, Epoch: l.epoch, From: from, Next: to, Messages: m}
 		}
 		_ = l.Offer(t.Context(), batch(1, 2, whole[:1]), 1)
 		other := whole[2]
@@ -442,7 +442,7 @@ func TestAHeldBatchGrows(t *testing.T) {
 			t.Helper()
 			row, _ := r.store.Row(l.name)
 			b := lane.Batch{
-				Lane: l.name, Ordered: true, StreamID: row.Incarnation, Epoch: l.epoch, From: l.next, Next: l.next + int64(n),
+				Lane: l.name, Ordered: true, StreamID: row.StreamID, Epoch: l.epoch, From: l.next, Next: l.next + int64(n),
 				LeaderEpochs: epochs, Lag: int64(n), BrokerPosition: l.next,
 			}
 			for i := range n {

@@ -459,7 +459,7 @@ func TestAQueueOfAnotherStream(t *testing.T) {
 	f := newFixture(t)
 	l := f.takeQueue("nats")
 	f.handle(l.batch("a", "b"))
-	if _, err := f.Store.Gap(t.Context(), l.Lane, lane.Gap{From: 50, Next: 60}); err != nil {
+	if _, err := f.Store.ReportGap(t.Context(), l.Lane, lane.Gap{From: 50, Next: 60}); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.Store.AcceptGap(t.Context(), l.Lane, 60); err != nil {
@@ -473,7 +473,7 @@ func TestAQueueOfAnotherStream(t *testing.T) {
 		}
 		return taken
 	}
-	if err := f.Store.LogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 5}); err != nil {
+	if err := f.Store.ReportLogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 5}); err != nil {
 		t.Fatal(err)
 	}
 	if taken := take("stream-1"); taken.Next != 60 || taken.Cut != 5 {
@@ -483,7 +483,7 @@ func TestAQueueOfAnotherStream(t *testing.T) {
 		t.Errorf("another stream is taken at %d, cut at %d", taken.Next, taken.Cut)
 	}
 	want := lane.Gap{From: 3, Next: 7}
-	if got, err := f.Store.Gap(t.Context(), l.Lane, want); err != nil || got != want {
+	if got, err := f.Store.ReportGap(t.Context(), l.Lane, want); err != nil || got != want {
 		t.Errorf("%+v is noted as %+v: %v", want, got, err)
 	}
 }

@@ -64,7 +64,7 @@ func TestLogCut(t *testing.T) {
 	t.Parallel()
 	cut := func(f *fixture, l *takenLane, at int64, follow bool) {
 		t.Helper()
-		if err := f.Store.LogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: at, Follow: follow}); err != nil {
+		if err := f.Store.ReportLogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: at, Follow: follow}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -116,7 +116,7 @@ func TestLogCut(t *testing.T) {
 		t.Parallel()
 		f, l := begin(t)
 		f.takeAgain(l)
-		wantFenced(t, f.Store.LogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 2, Follow: true}), l)
+		wantFenced(t, f.Store.ReportLogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 2, Follow: true}), l)
 		if taken := f.takeAgain(l); taken.Cut != -1 || taken.Next != 4 {
 			t.Errorf("taken as %+v", taken)
 		}

@@ -12,10 +12,10 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// Gap notes what the broker of a queue has discarded before it was read, beside what
+// ReportGap notes what the broker of a queue has discarded before it was read, beside what
 // is noted already, and returns all of it. One that may be none of the queue's messages
 // is noted only where the queue's clock hasn't come so far.
-func (s *Store) Gap(ctx context.Context, l message.Lane, found lane.Gap) (noted lane.Gap, err error) {
+func (s *Store) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (noted lane.Gap, err error) {
 	var before *time.Time
 	if !found.Before.IsZero() {
 		before = &found.Before

@@ -18,7 +18,7 @@ func TestGaps(t *testing.T) {
 	f.handle(l.batch("a", "b"))
 	note := func(found, want lane.Gap) {
 		t.Helper()
-		if got, err := f.Store.Gap(t.Context(), l.Lane, found); err != nil || got != want {
+		if got, err := f.Store.ReportGap(t.Context(), l.Lane, found); err != nil || got != want {
 			t.Errorf("%+v: noted are %+v, want %+v: %v", found, got, want, err)
 		}
 	}

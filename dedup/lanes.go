@@ -113,13 +113,13 @@ func (s *Store) Release(ctx context.Context, lane message.Lane, epoch int64) err
 	return nil
 }
 
-// LogCut keeps that the log of a lane was cut below its position, or has an ordered
+// ReportLogCut keeps that the log of a lane was cut below its position, or has an ordered
 // lane go on there. That one is then taken anew, under a new incarnation: positions from the
 // cut on are those of other messages, and ids or dead letters made of them would pass
 // for what was read before. Messages with ids of their own are told by these.
 //
 // The error is a *message.FencedError when the epoch isn't the lane's any more.
-func (s *Store) LogCut(ctx context.Context, cut lane.LogCut) error {
+func (s *Store) ReportLogCut(ctx context.Context, cut lane.LogCut) error {
 	set, which := `cut_at = $2`, ``
 	if cut.Follow {
 		which = ` AND ordered`

@@ -12,8 +12,8 @@ func TestErrorsName(t *testing.T) {
 	cause := errors.New("no grant")
 	for err, want := range map[error]string{
 		&FencedError{[]message.Lane{lane, {Source: "x", Name: "y"}}}: "fenced: another worker owns main:orders/3, x:y, or the database went back",
-		&HoldError{Lane: lane, Err: cause}:             "lane main:orders/3 is held: no grant",
-		&HoldError{Err: cause}:                         "held: no grant",
+		&HoldError{Lane: lane, Err: cause}:                           "lane main:orders/3 is held: no grant",
+		&HoldError{Err: cause}:                                       "held: no grant",
 	} {
 		if err.Error() != want {
 			t.Errorf("the error is %q, want %q", err, want)

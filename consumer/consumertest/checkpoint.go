@@ -54,7 +54,7 @@ func (s *Store) takeQueue(r *row, t lane.Acquire, taken *lane.Assignment) {
 	if taken.Rewound {
 		taken.Checkpoint.Number = max(r.Checkpoint, was.checkpoint) + 1
 	}
-	taken.OffsetMetadata = origin{r.Epoch, r.began, taken.Checkpoint.Number, r.Incarnation}.String()
+	taken.OffsetMetadata = origin{r.Epoch, r.began, taken.Checkpoint.Number, r.StreamID}.String()
 }
 
 // Confirm tells whether a queue's database is still what it was.
@@ -78,7 +78,7 @@ func (s *Store) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation,
 	}
 	return lane.Confirmation{
 		Checkpoint:     lane.Checkpoint{Number: r.Checkpoint, Instance: s.name()},
-		OffsetMetadata: origin{r.Epoch, r.began, r.Checkpoint, r.Incarnation}.String(),
+		OffsetMetadata: origin{r.Epoch, r.began, r.Checkpoint, r.StreamID}.String(),
 	}, nil
 }
 

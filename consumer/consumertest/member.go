@@ -113,7 +113,7 @@ func (m *member) offer(ctx context.Context, in *consumer.Session, l *consumer.La
 		asked := time.Now()
 		if m.broker.at(number) <= from {
 			l.SetLag(0)
-			l.Heartbeat(asked)
+			l.SetCaughtUp(asked)
 		}
 		msgs, next, lag, err := m.broker.fetch(ctx, number, from, in.MaxMessages())
 		if err != nil {

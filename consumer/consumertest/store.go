@@ -43,7 +43,7 @@ type Store struct {
 	faults     []fault
 	delay      time.Duration
 	hold       chan struct{}
-	incarnated int
+	streams    int
 	queues     int64 // rows of queues that were made
 	lost       map[message.Lane]bool
 	instance   int // rises whenever another database takes its place
@@ -72,9 +72,9 @@ type tenure struct {
 // Row is what the store knows of a lane.
 type Row struct {
 	Epoch, Next, BrokerPosition int64
-	Incarnation                 string
-	// Log is the broker's own mark of what the lane reads; empty: it has none.
-	Log string
+	StreamID                    string
+	// LogID is the id of the log that the lane reads; empty: the broker has none.
+	LogID string
 	// CaughtUp is the time as of which the lane was last told to have nothing
 	// left to read.
 	Heartbeat time.Time
@@ -84,9 +84,9 @@ type Row struct {
 	LeaderEpochs []lane.LeaderEpoch
 	// Cut is where the lane's log was cut, as the source has told; -1: it wasn't.
 	Cut int64
-	// Takes is how often an ordered lane was taken since it moved, was caught up
-	// or was let go.
-	Takes int
+	// Acquired is how often an ordered lane was acquired since it moved, was caught up
+	// or was released.
+	Acquired int
 }
 
 // Effect is the one effect of an id.
@@ -143,20 +143,20 @@ func (s *Store) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, e
 		}
 	case t.LogID == "":
 	case !t.Ordered:
-		if r.Incarnation != t.LogID {
-			r.Incarnation, r.BrokerPosition, r.began, r.Next, r.Cut = t.LogID, -1, -1, t.Start, -1
+		if r.StreamID != t.LogID {
+			r.StreamID, r.BrokerPosition, r.began, r.Next, r.Cut = t.LogID, -1, -1, t.Start, -1
 			delete(s.gaps, t.Lane)
 			delete(s.accepted, t.Lane)
 		}
-	case r.Log == "": // the broker has learnt to tell
-		r.Log = t.LogID
-	case r.Log == t.LogID && r.moved && r.Cut >= 0:
-		r.Incarnation = s.incarnate()
-	case r.Log == t.LogID:
+	case r.LogID == "": // the broker has learnt to tell
+		r.LogID = t.LogID
+	case r.LogID == t.LogID && r.moved && r.Cut >= 0:
+		r.StreamID = s.newStreamID()
+	case r.LogID == t.LogID:
 	case r.moved:
-		r.Log, r.Incarnation, r.began = t.LogID, t.LogID, r.Next
+		r.LogID, r.StreamID, r.began = t.LogID, t.LogID, r.Next
 	default:
-		return lane.Assignment{}, &lane.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew: %s, was %s", t.LogID, r.Log)}
+		return lane.Assignment{}, &lane.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew: %s, was %s", t.LogID, r.LogID)}
 	}
 	if r.moved {
 		r.Cut = -1
@@ -164,7 +164,7 @@ func (s *Store) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, e
 	r.moved = false
 	if t.Ordered { // the members of a queue share its row
 		r.Epoch++
-		r.Takes++
+		r.Acquired++
 	}
 	r.brokerGen, r.updated = t.GroupGeneration, time.Now()
 	taken := lane.Assignment{Epoch: r.Epoch, Rewound: rewound, Reached: r.Next, LeaderEpochs: r.LeaderEpochs, Cut: r.Cut}
@@ -181,16 +181,16 @@ func (s *Store) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, e
 		taken.Reset = true
 		r.Next, r.BrokerPosition = t.Committed, t.Committed
 		if r.Cut >= r.Next {
-			r.Cut, r.Incarnation, taken.Cut = -1, s.incarnate(), -1
+			r.Cut, r.StreamID, taken.Cut = -1, s.newStreamID(), -1
 		}
 	default:
 		r.BrokerPosition = max(r.BrokerPosition, t.Committed)
 	}
 	if t.Ordered {
 		r.began = min(r.began, r.Next)
-		taken.OffsetMetadata = origin{epoch: r.Epoch, began: r.began, log: r.Log}.String()
+		taken.OffsetMetadata = origin{epoch: r.Epoch, began: r.began, log: r.LogID}.String()
 	}
-	taken.Next, taken.BrokerPosition, taken.StreamID = r.Next, r.BrokerPosition, r.Incarnation
+	taken.Next, taken.BrokerPosition, taken.StreamID = r.Next, r.BrokerPosition, r.StreamID
 	return taken, nil
 }
 
@@ -223,7 +223,7 @@ func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []m
 		case r.ordered && r.Next != c.Next:
 			continue
 		}
-		r.Takes = 0
+		r.Acquired = 0
 		if at := time.Now().Add(-c.Age); at.After(r.Heartbeat) {
 			r.Heartbeat = at
 		}
@@ -231,9 +231,9 @@ func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []m
 	return gone, nil
 }
 
-// Gap notes a gap. It knows no clock, so one that may be none isn't noted once the
+// ReportGap notes a gap. It knows no clock, so one that may be none isn't noted once the
 // queue was told to be caught up.
-func (s *Store) Gap(ctx context.Context, l message.Lane, found lane.Gap) (lane.Gap, error) {
+func (s *Store) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (lane.Gap, error) {
 	if err := ctx.Err(); err != nil {
 		return lane.Gap{}, err
 	}
@@ -315,7 +315,7 @@ func (s *Store) Release(ctx context.Context, lane message.Lane, epoch int64) err
 	case r == nil:
 		s.untaken(lane, "is let go")
 	case r.Epoch == epoch:
-		r.Takes = 0
+		r.Acquired = 0
 	}
 	return nil
 }
@@ -323,12 +323,12 @@ func (s *Store) Release(ctx context.Context, lane message.Lane, epoch int64) err
 func (s *Store) newRow(t lane.Acquire) *row {
 	r := &row{ordered: t.Ordered}
 	r.Cut = -1
-	r.Next, r.BrokerPosition, r.Incarnation = t.Start, -1, t.LogID
+	r.Next, r.BrokerPosition, r.StreamID = t.Start, -1, t.LogID
 	if t.Committed >= 0 {
 		r.Next, r.BrokerPosition = t.Committed, t.Committed
 	}
 	if t.Ordered {
-		r.Log = t.LogID
+		r.LogID = t.LogID
 	} else {
 		s.queues++
 		r.Epoch = s.queues
@@ -337,8 +337,8 @@ func (s *Store) newRow(t lane.Acquire) *row {
 	if !t.Ordered {
 		r.began, r.BrokerPosition = -1, -1 // until it is known that it isn't lost
 	}
-	if r.Incarnation == "" {
-		r.Incarnation = s.incarnate()
+	if r.StreamID == "" {
+		r.StreamID = s.newStreamID()
 	}
 	if p := t.Partition; p != nil {
 		for l, other := range s.rows {
@@ -352,13 +352,13 @@ func (s *Store) newRow(t lane.Acquire) *row {
 	return r
 }
 
-func (s *Store) incarnate() string {
-	s.incarnated++
-	return fmt.Sprintf("incarnation-%d", s.incarnated)
+func (s *Store) newStreamID() string {
+	s.streams++
+	return fmt.Sprintf("stream-%d", s.streams)
 }
 
-// LogCut notes that a lane's log was cut.
-func (s *Store) LogCut(ctx context.Context, cut lane.LogCut) error {
+// ReportLogCut notes that a lane's log was cut.
+func (s *Store) ReportLogCut(ctx context.Context, cut lane.LogCut) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -373,7 +373,7 @@ func (s *Store) LogCut(ctx context.Context, cut lane.LogCut) error {
 		return &lane.FencedError{Lanes: []message.Lane{cut.Lane}}
 	case cut.Follow:
 		r.Next = min(r.Next, cut.At)
-		r.began, r.BrokerPosition, r.Cut, r.Incarnation = min(r.began, r.Next), -1, -1, s.incarnate()
+		r.began, r.BrokerPosition, r.Cut, r.StreamID = min(r.began, r.Next), -1, -1, s.newStreamID()
 		r.LeaderEpochs = lane.EpochsBelow(r.LeaderEpochs, r.Next)
 	default:
 		r.Cut = cut.At
@@ -469,8 +469,8 @@ func (s *Store) inspect(b *lane.Batch) {
 	} else if r.ordered != b.Ordered {
 		s.violate("lane %s was taken with Ordered=%t and handed over with %t", b.Lane, r.ordered, b.Ordered)
 	}
-	if r != nil && b.StreamID != r.Incarnation {
-		s.violate("lane %s: a batch of incarnation %q, where the lane was taken as %q", b.Lane, b.StreamID, r.Incarnation)
+	if r != nil && b.StreamID != r.StreamID {
+		s.violate("lane %s: a batch of incarnation %q, where the lane was taken as %q", b.Lane, b.StreamID, r.StreamID)
 	}
 	if b.Ordered && b.Next <= b.From {
 		s.violate("lane %s: a batch from %d to %d goes nowhere", b.Lane, b.From, b.Next)
@@ -490,7 +490,7 @@ func (s *Store) inspect(b *lane.Batch) {
 
 func (s *Store) apply(b *lane.Batch) {
 	if r := s.rows[b.Lane]; r != nil {
-		r.updated, r.Takes = time.Now(), 0
+		r.updated, r.Acquired = time.Now(), 0
 		r.Next = max(r.Next, b.Next)
 		r.LeaderEpochs = lane.EpochsBelow(b.LeaderEpochs, r.Next)
 		r.BrokerPosition = min(max(r.BrokerPosition, b.BrokerPosition), r.Next)

@@ -59,7 +59,7 @@ func (l *partitionReader) checkCut(taken *lane.Assignment, end int64) error {
 	// A group that was reset to below the cut has all of it read again anyway.
 	cut.Follow = l.config.OnGap == SkipGap || taken.Next <= at
 	if cut.Follow || at != taken.Cut {
-		if err := l.in.LogCut(l.soft, cut); err != nil {
+		if err := l.in.ReportLogCut(l.soft, cut); err != nil {
 			return err
 		}
 	}

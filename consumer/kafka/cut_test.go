@@ -70,7 +70,7 @@ func TestALogThatWasCutAndGrewAgain(t *testing.T) {
 	before := make([]string, len(all))
 	for i, r := range all {
 		row, _ := r.store.Row(r.lane(0))
-		before[i] = row.Incarnation
+		before[i] = row.StreamID
 	}
 	workers[0].stop()
 	// The lanes can't read while the log is short: the broker comes back with what
@@ -106,7 +106,7 @@ func TestALogThatWasCutAndGrewAgain(t *testing.T) {
 		if got := fmt.Sprint(r.values()); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
-		if row, _ := r.store.Row(r.lane(0)); row.Incarnation == before[i] {
+		if row, _ := r.store.Row(r.lane(0)); row.StreamID == before[i] {
 			t.Error("ids made of positions would be those of other messages")
 		}
 	}

@@ -215,7 +215,7 @@ func (f *fetcher) step(ctx context.Context) error {
 	// Not the last stable offset: a transaction that is open behind it holds
 	// messages that will come with the time at which they were written.
 	if f.offered >= part.highWatermark {
-		f.open.Heartbeat(part.sent)
+		f.open.SetCaughtUp(part.sent)
 	}
 	f.plan()
 	return nil

@@ -143,7 +143,7 @@ func TestPositionBeyondTheEnd(t *testing.T) {
 		if got := fmt.Sprint(r.offsets()); got != "[5 6 7 8 9]" {
 			t.Errorf("got %s", got)
 		}
-		if now, _ := r.store.Row(r.lane(0)); now.Incarnation == was.Incarnation {
+		if now, _ := r.store.Row(r.lane(0)); now.StreamID == was.StreamID {
 			t.Error("ids made of positions would be those of other messages")
 		}
 	})

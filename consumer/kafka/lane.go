@@ -81,15 +81,15 @@ func (l *partitionReader) take() (stand, error) {
 	}
 	l.logs.note(l.topic, ids[l.topic])
 	taken, err := l.in.Acquire(l.soft, lane.Acquire{
-		Lane:             l.id,
-		Ordered:          true,
-		LogID:            ids[l.topic],
+		Lane:            l.id,
+		Ordered:         true,
+		LogID:           ids[l.topic],
 		GroupGeneration: int64(l.assignment.generation),
-		Committed:        group.offset,
-		OffsetMetadata:   group.origin,
-		Start:            start,
-		Partition:        part,
-		HonourReset:      l.config.OnGroupReset == HonourGroupReset,
+		Committed:       group.offset,
+		OffsetMetadata:  group.origin,
+		Start:           start,
+		Partition:       part,
+		HonourReset:     l.config.OnGroupReset == HonourGroupReset,
 	})
 	if errors.Is(err, lane.ErrNoStart) {
 		return stand{}, &lane.HoldError{Lane: l.id, Err: errNoStart}

@@ -45,7 +45,7 @@ func (s *Source) wentBack(ctx context.Context, in *consumer.Session, bound *bind
 			}
 		}
 		at = end
-		if err := in.LogCut(ctx, lane.LogCut{Lane: s.lane(), Epoch: taken.Epoch, At: at}); err != nil {
+		if err := in.ReportLogCut(ctx, lane.LogCut{Lane: s.lane(), Epoch: taken.Epoch, At: at}); err != nil {
 			return err
 		}
 	}

@@ -202,7 +202,7 @@ func TestTheDatabaseIsReplacedWhileItConfirms(t *testing.T) {
 		}
 		once.Do(func() {
 			putBack()
-			taken, err := store.Acquire(t.Context(), lane.Acquire{Lane: edgeQueue, LogID: row(t, store.Store).Incarnation, Committed: 1, OffsetMetadata: c.OffsetMetadata})
+			taken, err := store.Acquire(t.Context(), lane.Acquire{Lane: edgeQueue, LogID: row(t, store.Store).StreamID, Committed: 1, OffsetMetadata: c.OffsetMetadata})
 			if err == nil {
 				_, err = store.Store.Confirm(t.Context(), lane.Confirm{Lane: edgeQueue, Epoch: taken.Epoch, Checkpoint: taken.Checkpoint, OffsetMetadata: c.OffsetMetadata, Raise: true})
 			}

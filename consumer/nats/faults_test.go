@@ -321,8 +321,8 @@ func TestStreamCreatedAnew(t *testing.T) {
 	publish(t, js, 100, 100)
 	wait(t, store, 200)
 	after, _ := store.Row(message.Lane{Source: "edge", Name: "queue"})
-	if before.Incarnation == after.Incarnation {
-		t.Errorf("the incarnation is still %s", after.Incarnation)
+	if before.StreamID == after.StreamID {
+		t.Errorf("the incarnation is still %s", after.StreamID)
 	}
 }
 

@@ -231,7 +231,7 @@ func (e *gapError) Error() string {
 // process, and skips it if that is allowed. Else the error holds the queue. An empty
 // one asks for what was noted before. messages is how many are missing, at most.
 func (s *Source) missing(ctx context.Context, in *consumer.Session, log *slog.Logger, found lane.Gap, messages int64) error {
-	noted, err := in.Gap(ctx, s.lane(), found)
+	noted, err := in.ReportGap(ctx, s.lane(), found)
 	if err != nil {
 		return err
 	}

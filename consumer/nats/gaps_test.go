@@ -247,11 +247,11 @@ type notes struct {
 	away atomic.Bool
 }
 
-func (n *notes) Gap(ctx context.Context, l message.Lane, found lane.Gap) (lane.Gap, error) {
+func (n *notes) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (lane.Gap, error) {
 	if n.away.Load() {
 		return lane.Gap{}, errors.New("the database is away")
 	}
-	return n.Store.Gap(ctx, l, found)
+	return n.Store.ReportGap(ctx, l, found)
 }
 
 // full waits until a worker whose database stands still takes no more, and returns how

@@ -82,7 +82,7 @@ func (x *session) inspect() {
 		}
 		if drained(info) {
 			for _, slot := range x.slots {
-				slot.Heartbeat(asked)
+				slot.SetCaughtUp(asked)
 			}
 		}
 		x.report() // last: a run until idle ends once nothing is left, and tells what it was told by then

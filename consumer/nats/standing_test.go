@@ -168,7 +168,7 @@ func TestTheRowIsLost(t *testing.T) {
 			row, _ := store.Row(queue)
 			store.Lose(queue)
 			if again {
-				if _, err := store.Acquire(t.Context(), lane.Acquire{Lane: queue, LogID: row.Incarnation, Committed: 151}); err != nil {
+				if _, err := store.Acquire(t.Context(), lane.Acquire{Lane: queue, LogID: row.StreamID, Committed: 151}); err != nil {
 					t.Fatal(err)
 				}
 			}

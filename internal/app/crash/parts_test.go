@@ -61,8 +61,8 @@ func (l *lanes) ConfirmRewind(ctx context.Context, lane message.Lane, taken lane
 	return l.w.store.ConfirmRewind(ctx, lane, taken, from)
 }
 
-func (l *lanes) Gap(ctx context.Context, lane message.Lane, found lane.Gap) (lane.Gap, error) {
-	return l.w.store.Gap(ctx, lane, found)
+func (l *lanes) ReportGap(ctx context.Context, lane message.Lane, found lane.Gap) (lane.Gap, error) {
+	return l.w.store.ReportGap(ctx, lane, found)
 }
 
 func (l *lanes) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
@@ -77,8 +77,8 @@ func (l *lanes) Release(ctx context.Context, lane message.Lane, epoch int64) err
 	return l.w.store.Release(ctx, lane, epoch)
 }
 
-func (l *lanes) LogCut(ctx context.Context, cut lane.LogCut) error {
-	return l.w.store.LogCut(ctx, cut)
+func (l *lanes) ReportLogCut(ctx context.Context, cut lane.LogCut) error {
+	return l.w.store.ReportLogCut(ctx, cut)
 }
 
 // sink writes plain rows, with the steps "claimed" before and "written" after it.
