@@ -46,8 +46,8 @@ func TestSample(t *testing.T) {
 	if v.Lanes[0].Fetched != 5 || v.Lanes[0].Duplicates != 1 || v.Lanes[0].Lag == nil || v.Lanes[1].StreamTime != nil || v.Stream != nil {
 		t.Errorf("%+v", v)
 	}
-	f.exec(`INSERT INTO dedupd.duplicate_ages (scope, day, up_to_seconds, duplicates) VALUES ('` + f.Store.Scope() + `', (now() AT TIME ZONE 'UTC')::date, 300, 2),
-		('` + f.Store.Scope() + `', (now() AT TIME ZONE 'UTC')::date - 9, 86400, 1)`)
+	f.exec(`INSERT INTO dedupd.duplicate_ages (scope, day, up_to_seconds, duplicates) VALUES ('test', (now() AT TIME ZONE 'UTC')::date, 300, 2),
+		('test', (now() AT TIME ZONE 'UTC')::date - 9, 86400, 1)`)
 	f.exec(`UPDATE dedupd.lanes SET acquisitions = 3 WHERE lane = 'orders/1'`)
 	v = sample()
 	if v.LatestDuplicate == nil || *v.LatestDuplicate != 300 || !v.Lanes[1].InQuarantine() {

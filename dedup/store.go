@@ -106,9 +106,6 @@ func NewStore(c StoreConfig) (*Store, error) {
 // Take.
 func (s *Store) AcceptLoss() { s.acceptLoss = true }
 
-// Scope is the store's scope.
-func (s *Store) Scope() string { return s.scope }
-
 // Schema is the database's schema of dedupd.
 func (s *Store) Schema() *schema.Schema { return s.schema }
 
