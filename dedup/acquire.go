@@ -12,33 +12,31 @@ import (
 	"github.com/dedupd/dedupd/lane"
 )
 
-// acquireGrace is how long an owner of a newer group generation is taken to be at
-// work after its last commit. Generations start again at 1 when a group is
-// deleted; this is the way out. It is more than twice the session time-out.
+// acquireGrace is how long after its last commit an owner of a newer group generation
+// counts as active. Group generations start again at 1 when a group is deleted; this
+// grace is the way out. It is more than twice the session time-out.
 const acquireGrace = 25 * time.Second
 
 // Acquire makes this worker the owner of a lane, under a new epoch, in a small
-// transaction of its own. It waits for a transaction in which the last owner is
-// moving the lane, and then sees what it committed.
+// transaction of its own. It waits for a transaction in which the last owner is moving
+// the lane, and then sees what that one committed.
 //
-// Where reading starts: the lane's row; without one, where the source says. The
-// broker's position never wins by being further: it is ahead when the database
-// lost commits, and then claims and effects are lost with the position, so that
-// reading again is right. It wins by being behind what it once confirmed, for
-// then somebody moved it back on purpose, unless a worker wrote it there: then it is an
-// earlier copy of the lane's. And the offset metadata tells of a row that the database
-// has lost: see restart.
+// Reading starts at the position in the lane's row; without a row, where the source says.
+// The broker's position never wins by being ahead: it is ahead when the database lost
+// commits, and then claims and effects are lost with the position, so that reading again
+// is right. It wins by being behind what the broker once confirmed: somebody moved it
+// back on purpose. Unless a worker wrote it: then it is an earlier copy of the lane's.
+// The offset metadata also tells of a row that the database has lost: see restart.
 //
 // A queue has no position to compare. It notices that the database went back by its
-// checkpoint, which the broker keeps beside what it was told of, and its source then has
-// the broker deliver again: from the last position that the broker confirmed, or from
-// where the broker stood when the row was made, before anything of ours was
-// acknowledged. See placeQueue.
+// checkpoint, which the broker keeps too. Its source then has the broker deliver again:
+// from the last broker-confirmed position, or from where the broker stood when the row
+// was made, before anything of ours was acknowledged. See placeQueue.
 //
-// The error is lane.ErrStale when a newer owner is at work, lane.ErrLoss when
-// the database may lose what its broker can't deliver again, lane.ErrNoStart
-// when neither the database nor the source knows where the lane begins, or a
-// *lane.HoldError when the lane's log isn't the one it was.
+// The error is lane.ErrStale if a newer owner is active, lane.ErrLoss if the database may
+// lose what its broker can't deliver again, lane.ErrNoStart if neither the database nor
+// the source knows where the lane begins, and a *lane.HoldError if the lane's log isn't
+// the one it was.
 func (s *Store) Acquire(ctx context.Context, a lane.Acquire) (assigned lane.Assignment, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -142,7 +140,7 @@ func (s *Store) acquireLane(ctx context.Context, tx pgx.Tx, a lane.Acquire) (row
 	return row, nil
 }
 
-// compareWithBroker compares where an ordered lane stands with the group's offset.
+// compareWithBroker compares an ordered lane's position with the group's offset.
 func (s *Store) compareWithBroker(ctx context.Context, tx pgx.Tx, row *laneRow, a lane.Acquire, byWorker bool) error {
 	assigned := &row.assigned
 	switch {
@@ -151,10 +149,9 @@ func (s *Store) compareWithBroker(ctx context.Context, tx pgx.Tx, row *laneRow, 
 	case a.Committed < assigned.BrokerPosition && byWorker:
 		assigned.Outdated = true
 	case a.Committed < assigned.BrokerPosition && a.HonourReset:
-		// Both columns, or the same reset is seen again at the next start. The
-		// lane's clock goes back with it, to what isn't known yet: claims must
-		// not expire before what is read again has passed them. A log that was cut
-		// above is read from there again, by this.
+		// Both columns, or the next start sees the same reset again. The lane's clock
+		// isn't known any more: claims must not expire before what is read again has
+		// passed them. A log that was cut above that position is read again from there.
 		err := tx.QueryRow(ctx, `UPDATE `+s.name("lanes")+` SET next_position = $2, broker_position = $2, stream_time = NULL, `+lowerStart+`,
 			stream_id = CASE WHEN cut_at >= $2 THEN `+newStreamID+` ELSE stream_id END, cut_at = CASE WHEN cut_at < $2 THEN cut_at END
 			WHERE id = $1 RETURNING start_position, stream_id, coalesce(cut_at, -1)`,
@@ -164,7 +161,7 @@ func (s *Store) compareWithBroker(ctx context.Context, tx pgx.Tx, row *laneRow, 
 		}
 		assigned.Reset, assigned.Next, assigned.BrokerPosition = true, a.Committed, a.Committed
 	case a.Committed > assigned.BrokerPosition:
-		// The last owner may have ended before it could tell.
+		// The last owner may have ended before it could record it.
 		if _, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET broker_position = $2 WHERE id = $1`, row.id, a.Committed); err != nil {
 			return err
 		}
@@ -173,7 +170,6 @@ func (s *Store) compareWithBroker(ctx context.Context, tx pgx.Tx, row *laneRow, 
 	return nil
 }
 
-// acquireQueue acquires a queue.
 func (s *Store) acquireQueue(ctx context.Context, tx pgx.Tx, a lane.Acquire) (row laneRow, err error) {
 	if err := s.forgetGaps(ctx, tx, a); err != nil {
 		return row, err
@@ -186,7 +182,7 @@ func (s *Store) acquireQueue(ctx context.Context, tx pgx.Tx, a lane.Acquire) (ro
 	return row, s.placeQueue(ctx, tx, &row, a)
 }
 
-// explainNoNumber says what to do once the numbers of lanes have come to their end.
+// explainNoNumber says what to do once the numbers for lanes have run out.
 func (s *Store) explainNoNumber(err error) error {
 	if sqlstate.Of(err) != "2200H" { // sequence_generator_limit_exceeded
 		return err
@@ -194,9 +190,9 @@ func (s *Store) explainNoNumber(err error) error {
 	return fmt.Errorf("no number is left for a new lane; the schema's owner restarts the sequence at the first number of a range that no lane uses: ALTER TABLE %s ALTER COLUMN id RESTART WITH …: %w", s.name("lanes"), err)
 }
 
-// newStreamID is another one for the same log.
+// newStreamID is a new stream id for the same log.
 const newStreamID = `left(stream_id, -36) || gen_random_uuid()`
 
-// lowerStart goes with an update that sets a lane's position to $2. A lane of which
-// it isn't known where it began stays one.
+// lowerStart goes with an update that sets a lane's position to $2. A start that isn't
+// known stays unknown.
 const lowerStart = `start_position = CASE WHEN $2 < start_position THEN $2 ELSE start_position END`

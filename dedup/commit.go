@@ -14,9 +14,8 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// commit buries the dead, forgets attempts that have their answer by this, moves
-// the lanes and commits, in one round trip: the
-// server skips COMMIT when a lane doesn't move.
+// commit writes dead letters, clears attempts, moves the lanes and commits, in one round
+// trip. If a lane doesn't move, the server skips COMMIT.
 func (p *Processor) commit(ctx context.Context, t *txn, all []tally) error {
 	steps := p.deadLetterSteps(t.group)
 	if t.recorded {
@@ -33,18 +32,16 @@ func (p *Processor) commit(ctx context.Context, t *txn, all []tally) error {
 	return t.commit(ctx, append(steps, moves...)...)
 }
 
-// checkStep checks what the sink's constraints and triggers have put off, in a
-// statement of its own: what fails here is the sink's, and what fails after it is
-// dedupd's own, which has no deferred constraint. (Names don't tell them apart: both
-// may share a schema.)
+// checkStep runs the sink's deferred constraints and triggers in a statement of its own.
+// An error here is the sink's; an error after it is dedupd's, which has no deferred
+// constraint. Names don't tell them apart: both may share a schema.
 var checkStep = pipeline.Step{Name: "dedupd_check", SQL: "SET CONSTRAINTS ALL IMMEDIATE", OfSink: true}
 
-// commit sends a transaction's last steps and COMMIT in one round trip. The error
-// is a *commitError when nobody knows what became of it; after any other nothing
-// was done.
+// commit sends a transaction's last steps and COMMIT in one round trip. The error is a
+// *commitError if the outcome is unknown. After any other error nothing was done.
 //
-// Nobody knows it, either, when COMMIT succeeds and warns: its wait for a synchronous
-// standby was cancelled, so that it stands, but here only.
+// The outcome is also unknown when COMMIT succeeds with a warning: somebody cancelled its
+// wait for a synchronous standby, so the commit stands on this server only.
 func (t *txn) commit(ctx context.Context, steps ...pipeline.Step) error {
 	steps = append(append([]pipeline.Step{checkStep}, steps...), pipeline.Step{Name: "dedupd_commit", SQL: "commit", Tag: "COMMIT", OfSink: true})
 
@@ -71,9 +68,9 @@ func (t *txn) commit(ctx context.Context, steps ...pipeline.Step) error {
 	return &commitError{err}
 }
 
-// answer is an error that the server sent and survived: it says that nothing was
-// committed. Anything else, for which it is nil, may have hidden a success. The
-// severity comes in two forms, one of them in the server's language.
+// answer returns an error that the server sent and survived: nothing was committed. It
+// returns nil for any other error, which may hide a success. The server sends the
+// severity in two forms, one of them in its own language.
 func answer(err error) *pgconn.PgError {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.SeverityUnlocalized == "ERROR" {
@@ -82,7 +79,7 @@ func answer(err error) *pgconn.PgError {
 	return nil
 }
 
-// rejection tells why a message is written to the dead letters; nil: it isn't.
+// rejection says why a message becomes a dead letter; nil: it doesn't.
 func (p *Processor) rejection(it *item) *rejection {
 	switch {
 	case it.outcome == dead:
@@ -95,16 +92,15 @@ func (p *Processor) rejection(it *item) *rejection {
 	return nil
 }
 
-// advanceSteps moves each lane once. Several batches of a queue share its row.
-// What else is to be done to a lane's row comes right before: rows are locked in
-// one order.
+// advanceSteps moves each lane once; several batches of a queue share its row. A step of
+// before runs right before its lane's: everyone locks rows in one order.
 func (s *Store) advanceSteps(batches []lane.Batch, clocks clocks, all []tally, before map[message.Lane]pipeline.Step) ([]pipeline.Step, error) {
 	var steps []pipeline.Step
 	for i := 0; i < len(batches); {
 		b, sum := batches[i], all[i]
 		j := i + 1
-		// What belongs to another row, or to another instance of the database, is held
-		// against that by itself.
+		// A batch of another epoch, or of another instance of the database, gets a step
+		// of its own, which compares it with that.
 		for ; j < len(batches) && batches[j].Lane == b.Lane && batches[j].Epoch == b.Epoch && batches[j].Checkpoint.Instance == b.Checkpoint.Instance; j++ {
 			if b.Ordered {
 				return nil, fmt.Errorf("bug: two batches of the ordered lane %s in one group", b.Lane)
@@ -143,8 +139,8 @@ func (s *Store) advanceSteps(batches []lane.Batch, clocks clocks, all []tally, b
 	return steps, nil
 }
 
-// epochPairs is how the lane's row has them: NULL where none is known, since what was
-// known of an earlier position says nothing of this one.
+// epochPairs encodes leader epochs as the lane's row stores them: NULL if none is known,
+// since the epochs of an earlier position say nothing about this one.
 func epochPairs(all []lane.LeaderEpoch) []byte {
 	if len(all) == 0 {
 		return nil
@@ -158,7 +154,7 @@ func epochPairs(all []lane.LeaderEpoch) []byte {
 	})
 }
 
-// leaderEpochs reads them.
+// leaderEpochs decodes them.
 func leaderEpochs(pairs []int64) (all []lane.LeaderEpoch) {
 	for i := 0; i+1 < len(pairs); i += 2 {
 		all = append(all, lane.LeaderEpoch{Epoch: int32(pairs[i]), From: pairs[i+1]})

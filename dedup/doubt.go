@@ -14,37 +14,37 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// Of some errors nobody can tell whether a message is at fault or the table: a
-// trigger's RAISE refuses one row or every row. So a message that is refused in
-// such a way stays a suspect until another message is written: one of its lane, or
-// of its topic, in its own transaction or after it was refused. The suspect is tried
-// once more then, for the table may have been mended in between. A hand-over that
-// ends without such a proof is held, and none of its suspects is dead-lettered.
+// Some errors leave open whether a message is at fault or the table: a trigger's RAISE
+// refuses one row or every row. So a message that is refused this way stays a suspect
+// until there is proof: another message is written, of its lane or of its topic, in its
+// own transaction or after it was refused. The suspect is then tried once more, for the
+// table may have been repaired in between. A hand-over that ends without proof is held,
+// and none of its suspects is dead-lettered.
 //
-// Where order allows no other message before the suspect, the proof is in the
-// transaction that dead-letters it: the suspect joins what follows in its lane.
+// Where order allows no other message before the suspect, the proof is in the transaction
+// that dead-letters it: the suspect joins what follows in its lane.
 
 const (
-	// mostSuspects is how many messages a hand-over may suspect without a proof
-	// until the table is blamed. Each costs the database two transactions or three.
+	// mostSuspects is how many suspects a hand-over may have without proof before the
+	// table is blamed. Each costs the database two or three transactions.
 	mostSuspects = 16
-	// refusals is how often a message is refused alone until it is suspected: what
-	// somebody changes in the database may break a statement for a moment.
+	// refusals is how often a message is refused alone before it becomes a suspect: a
+	// change in the database may break a statement for a moment.
 	refusals = 2
-	// internalTries is how often in a hand-over an internal error of the server is
-	// taken for a passing one.
+	// internalTries is how many of the server's internal errors a hand-over takes for
+	// passing ones.
 	internalTries = 4
-	// doubtPause is the wait before what may have been a moment's is tried again.
+	// doubtPause is the wait before a retry of what may have been a passing failure.
 	doubtPause = 50 * time.Millisecond
-	// mostDoubts bounds what is remembered of messages that hold their lanes.
+	// mostDoubts bounds the messages remembered for holding their lanes.
 	mostDoubts = 1000
 )
 
-// errUnproven ends a transaction whose suspects nothing speaks against yet.
+// errUnproven ends a transaction whose suspects lack proof so far.
 var errUnproven = errors.New("no other message was written beside the one that was refused")
 
-// errTriedAgain ends a transaction whose suspects something speaks against, when the
-// last try of some was before that: the table may have been mended in between.
+// errTriedAgain ends a transaction whose suspects have proof, if some were last tried
+// before it: the table may have been repaired in between.
 var errTriedAgain = errors.New("another message was written since the suspect was refused")
 
 // suspect is what a hand-over knows of a message that was refused and may not be
@@ -52,19 +52,19 @@ var errTriedAgain = errors.New("another message was written since the suspect wa
 type suspect struct {
 	refusals int
 	cause    error
-	// again is set when there was a proof, so that what is tried from then on counts.
-	again bool
+	// retried is set once there is proof: tries from then on count.
+	retried bool
 }
 
 // openDoubt is about a suspect that holds its lane.
 type openDoubt struct {
 	topic string
 	since uint64 // of doubts.now
-	// proven is set when another message was written that was begun since.
+	// proven is set once a transaction that began since has written another message.
 	proven bool
 }
 
-// doubts are the suspects that hold their lanes, over all hand-overs.
+// doubts are the suspects that hold their lanes, of all hand-overs.
 type doubts struct {
 	now  atomic.Uint64 // counts the doubts; a transaction that began at n knows of n
 	some atomic.Int32
@@ -73,12 +73,12 @@ type doubts struct {
 	open map[message.Position]*openDoubt
 }
 
-// add begins a doubt, or leaves it as it was.
+// add begins a doubt unless there is one.
 func (d *doubts) add(at message.Position, topic string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.open == nil || len(d.open) >= mostDoubts {
-		d.open = make(map[message.Position]*openDoubt) // what is forgotten begins again with its next try
+		d.open = make(map[message.Position]*openDoubt) // a forgotten doubt begins again with the next try
 	}
 	if d.open[at] == nil {
 		d.open[at] = &openDoubt{topic: topic, since: d.now.Add(1)}
@@ -96,7 +96,7 @@ func (d *doubts) proven(at message.Position) bool {
 	return doubt != nil && doubt.proven
 }
 
-// landed takes a group's messages for a proof, and ends doubts of its own.
+// landed ends doubts about a group's messages, which are proof for other doubts.
 func (d *doubts) landed(g *group) {
 	if d.some.Load() == 0 {
 		return
@@ -114,7 +114,7 @@ func (d *doubts) landed(g *group) {
 	d.some.Store(int32(len(d.open)))
 }
 
-// wrote tells whether a message was written of that lane, or of that topic of its
+// wrote tells whether the group wrote a message of that lane, or of that topic of its
 // source.
 func (g *group) wrote(lane message.Lane, topic string) bool {
 	for i := range g.items {
@@ -129,11 +129,11 @@ func (g *group) wrote(lane message.Lane, topic string) bool {
 	return false
 }
 
-// prove is errUnproven if the group would dead-letter a suspect without a proof, and
-// errTriedAgain if one wasn't tried since there is one. That one is taken for no
-// suspect then, until it is refused again.
+// prove returns errUnproven if the group would dead-letter a suspect without proof, and
+// errTriedAgain if one wasn't tried since there is proof. That one then counts as no
+// suspect until it is refused again.
 func (p *Processor) prove(g *group) error {
-	again := false
+	retry := false
 	for i := range g.items {
 		it := &g.items[i]
 		if it.outcome != dead || it.reject.suspected == nil {
@@ -144,13 +144,13 @@ func (p *Processor) prove(g *group) error {
 		if !wrote(g) && !slices.ContainsFunc(g.landed, wrote) && !p.doubts.proven(m.Position) {
 			return errUnproven
 		}
-		if s := g.handOver.suspects[m.Position]; s != nil && !s.again {
-			s.again, again = true, true
+		if s := g.handOver.suspects[m.Position]; s != nil && !s.retried {
+			s.retried, retry = true, true
 			s.refusals--
 			delete(g.handOver.known, m.Position)
 		}
 	}
-	if again {
+	if retry {
 		return errTriedAgain
 	}
 	return nil
@@ -169,8 +169,8 @@ func (p *Processor) doubt(ctx context.Context, g *group, cause error, h *handOve
 	return p.isolate(ctx, g, cause, h)
 }
 
-// examine asks the sink whether the table is at fault, once in a hand-over: a table
-// that is gone, a grant that is missing. Nil: not that anybody could see.
+// examine asks the sink, once in a hand-over, whether the table is at fault: a table that
+// is gone, a grant that is missing. Nil: no fault that it can see.
 func (p *Processor) examine(ctx context.Context, h *handOver) error {
 	if h.examined {
 		return nil
@@ -183,8 +183,8 @@ func (p *Processor) examine(ctx context.Context, h *handOver) error {
 	return nil
 }
 
-// suspect notes that a message was refused alone; true: often enough to be taken for
-// what is at fault, if it isn't the table.
+// suspect records that a message was refused alone. True: often enough to blame it,
+// unless the table is at fault.
 func (h *handOver) suspect(m *message.Message, cause error) bool {
 	if h.suspects == nil {
 		h.suspects = make(map[message.Position]*suspect)
@@ -202,8 +202,8 @@ func (h *handOver) suspect(m *message.Message, cause error) bool {
 	return true
 }
 
-// putOff keeps batches back that have nothing but unproven suspects. The error is a
-// *message.HoldError when there are so many that the table is to blame.
+// putOff holds back batches that have nothing but unproven suspects. The error is a
+// *lane.HoldError if there are so many that the table is to blame.
 func (p *Processor) putOff(h *handOver, batches []lane.Batch) error {
 	h.putOff = append(h.putOff, batches...)
 	if len(h.putOffSuspects()) > mostSuspects {
@@ -223,7 +223,7 @@ func (h *handOver) putOffSuspects() (all []*message.Message) {
 	return all
 }
 
-// join puts what was put off of the batches' lanes in front of them again.
+// join puts what was put off of the batches' lanes back in front of them.
 func (h *handOver) join(batches []lane.Batch) []lane.Batch {
 	for i := range batches {
 		b := &batches[i]
@@ -240,8 +240,8 @@ func (h *handOver) join(batches []lane.Batch) []lane.Batch {
 	return batches
 }
 
-// settleDoubts ends a hand-over: what was put off is dead-lettered if there is a
-// proof by now, or holds its lane.
+// settleDoubts ends a hand-over: what was put off is dead-lettered if there is proof by
+// now, or else holds its lane.
 func (p *Processor) settleDoubts(ctx context.Context, h *handOver) error {
 	if len(h.putOff) == 0 {
 		return nil
@@ -254,8 +254,8 @@ func (p *Processor) settleDoubts(ctx context.Context, h *handOver) error {
 	return p.blameTable(h)
 }
 
-// blameTable holds the lane of the first message that was put off. The others are
-// tried again without it.
+// blameTable holds the lane of the first message that was put off. The others are retried
+// without it.
 func (p *Processor) blameTable(h *handOver) error {
 	suspects := h.putOffSuspects()
 	for _, m := range suspects {

@@ -15,8 +15,8 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// fenced finds out why a lane didn't move: what of the batches has landed after
-// all, under our own epoch, what is left to do, and which lanes aren't ours.
+// fenced finds out why a lane didn't move: which batches landed after all, under our own
+// epoch, what is left to do, and which lanes we no longer own.
 func (p *Processor) fenced(ctx context.Context, batches []lane.Batch) (rest []lane.Batch, err error) {
 	rows, err := p.Store.lanePositions(ctx, batches)
 	if err != nil {
@@ -36,8 +36,8 @@ func (p *Processor) fenced(ctx context.Context, batches []lane.Batch) (rest []la
 		case !b.Ordered, at.next == b.From:
 			rest = append(rest, b)
 		default:
-			// Our own commit, whose answer was lost, or the first part of a
-			// divided batch.
+			// Our own commit, whose answer was lost, or the first part of a divided
+			// batch.
 			if !landed {
 				id, err := p.Store.laneID(b.Lane)
 				if err == nil {
@@ -64,11 +64,11 @@ func (p *Processor) fenced(ctx context.Context, batches []lane.Batch) (rest []la
 	return rest, nil
 }
 
-// waitForStandby makes sure that what is visible is also as durable as the
-// database was asked to make it. A COMMIT that waits for a synchronous standby
-// in vain is ended by our own time-out, or by somebody who cancels the wait: it then
-// stands, visible but not replicated. A small commit of our own comes after it in the
-// log, so that when that one is through, so is the other.
+// waitForStandby makes sure that what is visible is as durable as the database was asked
+// to make it. A COMMIT that waits in vain for a synchronous standby ends by our own
+// time-out, or by somebody who cancels the wait: it then stands, visible but not
+// replicated. A small commit of our own comes after it in the WAL: once that one is
+// replicated, so is the other.
 func (s *Store) waitForStandby(ctx context.Context, lane int32) error {
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
@@ -80,7 +80,7 @@ func (s *Store) waitForStandby(ctx context.Context, lane int32) error {
 			pipeline.Step{SQL: `SELECT CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END, ` + pipeline.SendWarnings},
 			pipeline.Step{SQL: `UPDATE ` + s.name("lanes") + ` SET updated_at = updated_at WHERE id = $1::integer`, OIDs: []uint32{pgtype.Int4OID}, Params: [][]byte{pipeline.Int4(lane)}})
 		if err == nil {
-			err = t.commit(ctx) // whose wait may be cancelled as the other's was
+			err = t.commit(ctx) // its wait may be cancelled like the other's
 		}
 		if err != nil {
 			return abort(conn, err)
@@ -89,7 +89,7 @@ func (s *Store) waitForStandby(ctx context.Context, lane int32) error {
 	})
 }
 
-// trim drops what stands below a position.
+// trim drops the messages below a position.
 func trim(b lane.Batch, next int64) lane.Batch {
 	at, _ := slices.BinarySearchFunc(b.Messages, next, func(m message.Message, next int64) int {
 		return int(min(1, max(-1, m.Position.Offset-next)))
@@ -108,7 +108,7 @@ func (p *Processor) remember(g *group, all []tally) {
 	}
 }
 
-// confirm counts a commit that turns out to have landed.
+// confirm counts a commit that turned out to have landed.
 func (p *Processor) confirm(b lane.Batch, next int64) {
 	p.mu.Lock()
 	u, ok := p.unknown[b.Lane]

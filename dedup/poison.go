@@ -15,18 +15,18 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// deadGuard keeps a lane from being drained into the dead letters. A few messages
-// without an id, or that the sink can't take, are their own fault; a large share
-// of them is somebody else's: a renamed header, a changed table. Which of a lane's
-// last messages were dead stands in its row, by their numbers as its books count
-// them: messages that end the process would else begin with a clean record each
-// time. It is read and written only where there is a dead letter.
+// deadGuard keeps a lane from draining into the dead letters. A few messages without an
+// id, or that the sink refuses, are at fault themselves. A large share of them has
+// another cause: a renamed header, a changed table. The lane's row records which of its
+// last messages were dead, numbered as its books count them; kept in memory, the record
+// would be lost with each process that a message ends. It is read and written only if
+// there is a dead letter.
 type deadGuard struct {
 	limit  int // dead letters among the last window messages of a lane
 	window int64
 }
 
-// check refuses a group that would bring a lane above the limit.
+// check refuses a group that would raise a lane above the limit.
 func (d deadGuard) check(ctx context.Context, t *txn, all []tally) error {
 	if d.window == 0 {
 		return nil
@@ -58,7 +58,7 @@ func (d deadGuard) check(ctx context.Context, t *txn, all []tally) error {
 	return nil
 }
 
-// steps write down which messages are dead, before their lanes are moved.
+// steps record which messages are dead, before their lanes move.
 func (d deadGuard) steps(s *Store, g *group, all []tally) map[message.Lane]pipeline.Step {
 	if d.window == 0 {
 		return nil
@@ -107,23 +107,23 @@ func (s *Store) recentDeadStep(lane message.Lane, seen *int64, recent *[]int64) 
 	}
 }
 
-// deadPart is the items of one lane, of which some are dead.
+// deadPart is the items of one lane, some of which are dead.
 type deadPart struct {
 	lane  message.Lane
 	items []item
 }
 
-// deadParts are those of a group. Batches of one lane stand side by side, and so
-// do their items.
+// deadParts are those of a group. Batches of one lane are adjacent, and so are their
+// items.
 func (g *group) deadParts(all []tally) (parts []deadPart) {
 	at := 0
 	for i := 0; i < len(g.batches); {
-		lane, from, buried := g.batches[i].Lane, at, int64(0)
+		lane, from, died := g.batches[i].Lane, at, int64(0)
 		for ; i < len(g.batches) && g.batches[i].Lane == lane; i++ {
 			at += len(g.batches[i].Messages)
-			buried += all[i][dead]
+			died += all[i][dead]
 		}
-		if buried > 0 {
+		if died > 0 {
 			parts = append(parts, deadPart{lane, g.items[from:at]})
 		}
 	}
@@ -135,10 +135,10 @@ type handOver struct {
 	clocks clocks
 	// known are the messages known to be poison, by their places.
 	known map[message.Position]*rejection
-	// noted is set where its messages stand in the table of attempts.
+	// recorded is set if attempts at its messages are on record.
 	recorded bool
 
-	// What there is of doubt: see doubt.go.
+	// What is in doubt: see doubt.go.
 	suspects map[message.Position]*suspect
 	putOff   []lane.Batch
 	landed   []*group // since the first doubt
@@ -154,7 +154,8 @@ func (h *handOver) reject(m *message.Message, why *rejection) {
 	h.known[m.Position] = why
 }
 
-// belongTo makes a group a part of a hand-over, of which something may be known.
+// belongTo makes a group part of a hand-over, which may know some of its messages to be
+// poison.
 func (g *group) belongTo(h *handOver) {
 	g.handOver = h
 	if len(h.known) == 0 {
@@ -167,15 +168,15 @@ func (g *group) belongTo(h *handOver) {
 	}
 }
 
-// isolate finds the messages that the sink can't take. Those that it has named
-// are dead-lettered when the group is tried again; else the group is divided and each
-// part made durable by itself, in order, down to one message: about 2·log2(n)
-// transactions for each such message among n. Where the cause leaves it in doubt
-// whether a message is at fault at all, the one that is found is a suspect.
+// isolate finds the messages that the sink can't apply. Those that the sink named are
+// dead-lettered when the group is retried. Otherwise the group is divided and each part
+// made durable by itself, in order, down to one message: about 2·log2(n) transactions for
+// each such message among n. If the cause leaves open whether a message is at fault at
+// all, the message found becomes a suspect.
 func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handOver) error {
 	candidates := len(g.newMessages())
 	if candidates == 0 {
-		// The database objects to data although the sink was given none.
+		// The database refuses data although the sink was given none.
 		return &lane.HoldError{Err: cause}
 	}
 	bad := sinks.AllPermanent(cause)
@@ -206,9 +207,9 @@ func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handO
 	return p.apply(ctx, right, h)
 }
 
-// divide cuts a group in two: between lanes, or within the one lane so that each
-// part has half of what went to the sink. If the first part lands and the second
-// doesn't, the lane stands in between, which the next try finds out.
+// divide cuts a group in two: between lanes, or within its only lane so that each part
+// has half of what went to the sink. If the first part lands and the second doesn't, the
+// lane's position is in between; the next try finds that out.
 func (g *group) divide(candidates int) (left, right []lane.Batch) {
 	if n := len(g.batches); n > 1 {
 		return slices.Clone(g.batches[:n/2]), slices.Clone(g.batches[n/2:])

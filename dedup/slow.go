@@ -12,20 +12,20 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// A batch that the sink can't write in the time that a transaction has would be
-// tried in the same size for ever. So a lane whose batch took too long gets
-// transactions of half as many messages, down to one, and larger ones again as they
-// succeed. What has landed stays landed: a batch that runs out of time in the middle
-// goes on from there with the next try.
+// A batch that the sink can't write within a transaction's time-out would be retried at
+// the same size for ever. So a lane whose batch took too long gets transactions of half
+// as many messages, down to one, and larger ones again as they succeed. What has landed
+// stays landed: when a batch runs out of time in the middle, the next try goes on from
+// there.
 
 const (
-	// slowAfter is how long a transaction must have taken until a time-out speaks of
-	// its size. One that was begun late in a hand-over is cut off early.
+	// slowAfter is how long a transaction must have taken before a time-out is blamed on
+	// its size. One that began late in a hand-over is cut off early.
 	slowAfter = 10 * time.Second
-	// slowTries is how often a message alone may take too long until its lane is held.
+	// slowTries is how often a message alone may take too long before its lane is held.
 	slowTries = 3
-	// slowGrowth is after how many transactions in a row that were fast enough the
-	// next may be twice as large.
+	// slowGrowth is how many transactions in a row must be fast enough before their size
+	// doubles.
 	slowGrowth = 8
 )
 
@@ -53,7 +53,7 @@ func (s *slowLanes) most(lane message.Lane) int {
 	return 0
 }
 
-// split tells the batches of slow lanes from the others.
+// split separates batches that are too large for their slow lanes from the others.
 func (s *slowLanes) split(batches []lane.Batch) (plain, slow []lane.Batch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,8 +70,8 @@ func (s *slowLanes) split(batches []lane.Batch) (plain, slow []lane.Batch) {
 	return plain, slow
 }
 
-// landed lets a lane's transactions grow. After one of as many messages as a batch
-// may have nothing is left of it.
+// landed lets a lane's transactions grow. Once they may have as many messages as a whole
+// batch, the lane is slow no longer.
 func (s *slowLanes) landed(batches []lane.Batch, whole int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,10 +94,10 @@ func (s *slowLanes) landed(batches []lane.Batch, whole int) {
 	}
 }
 
-// timedOut halves the transactions of a group's lane, if it was the time-out of the
-// sink that ended the group's, and nothing but its size can be at fault. Of a group
-// of several lanes nothing is known: each of them is tried alone now. The error is a
-// *message.HoldError once a message alone takes too long.
+// timedOut halves the transactions of a group's lane if the time-out ended the group's in
+// the sink, and only its size can be at fault. A group of several lanes tells nothing:
+// each of them is tried alone next. The error is a *lane.HoldError once a message alone
+// takes too long.
 func (s *slowLanes) timedOut(g *group, took time.Duration, cause error) error {
 	var sink *sinkError
 	name, n := g.batches[0].Lane, len(g.items)
@@ -145,11 +145,10 @@ func (p *Processor) inPieces(ctx context.Context, b lane.Batch, h *handOver) err
 	return err
 }
 
-// unlanded is what is left of a batch that is tried again, of which a part may have
-// landed.
+// unlanded is what is left of a batch that is retried, of which a part may have landed.
 func (p *Processor) unlanded(ctx context.Context, b lane.Batch) (rest lane.Batch, there bool, err error) {
 	if !b.Ordered {
-		return b, true, nil // claims tell
+		return b, true, nil // claims tell what has landed
 	}
 	at, err := p.Store.lanePositions(ctx, []lane.Batch{b})
 	if err != nil {
