@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -170,8 +171,27 @@ func openSchema(ctx context.Context, cfg *config.Config, store *dedup.Store, log
 			log.Info("schema upgraded", "version", m.Version, "name", m.Name)
 		}
 	}
-	return explainHangUp(store.Load(ctx))
+	if err := store.Load(ctx); err != nil {
+		return explainHangUp(err)
+	}
+	warnOfOtherIDs(ctx, cfg, store, log)
+	return nil
 }
+
+// warnOfOtherIDs tells that ids come from another place than they did. What can't be
+// recorded now is with the next start: it is no reason not to work.
+func warnOfOtherIDs(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger) {
+	source, changed, err := store.RecordIDSource(ctx, idSource(cfg))
+	switch {
+	case err != nil:
+		log.Warn("a change of id.from can't be noticed", "error", err)
+	case changed:
+		log.Warn("id.from has changed: a copy of a message that was applied before has another id now, and is applied again", "before", source.Before, "now", source.From)
+	}
+}
+
+// idSource is id.from as one text.
+func idSource(cfg *config.Config) string { return strings.Join(cfg.ID.From, " ") }
 
 // OpenProcessor makes the processor of a configuration, and prepares its sink, for
 // work by hand on a store whose schema is as it must be. Its metrics are nobody's.

@@ -16,12 +16,18 @@ CREATE FUNCTION {{schema}}.clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'S
 -- counter could not tell one history from another: after a failover or a restore
 -- that lost a rotation, the same number comes again with other tables behind it.
 -- catalog_epoch counts the changes, for people.
+--
+-- id_from is where workers find a message's id, as they were last configured, since
+-- id_from_since; id_from_before is where it was until then. NULL: not told.
 CREATE TABLE {{schema}}.scopes (
     id            integer GENERATED ALWAYS AS IDENTITY,
     scope         text NOT NULL,
     catalog       uuid NOT NULL DEFAULT gen_random_uuid(),
     catalog_epoch bigint NOT NULL DEFAULT 1,
     created_at    timestamptz NOT NULL DEFAULT now(),
+    id_from        text,
+    id_from_before text,
+    id_from_since  timestamptz,
     CONSTRAINT scopes_pkey PRIMARY KEY (id),
     CONSTRAINT scopes_scope_key UNIQUE (scope)
 );
