@@ -162,34 +162,20 @@ func (p *Processor) reload(ctx context.Context, g *group, cause error) error {
 	return nil
 }
 
-// held turns an error into one that the worker understands. What the sink knows of the
-// database may be out of date then.
-func (p *Processor) held(err error) error {
-	var held *lane.HoldError
-	if errors.As(err, &held) {
-		return held
+// landed counts what has become durable.
+func (p *Processor) landed(g *group, all []tally) {
+	p.Metrics.observe(p, g, all)
+	p.ages.count(g.ages, time.Now())
+	p.slow.landed(g.batches, p.quarantineSpan())
+	p.doubts.landed(g)
+	if g.doubted {
+		g.handOver.landed = append(g.handOver.landed, g)
 	}
-	var sink *sinkError
-	if errors.As(err, &sink) {
-		p.sinkStale.Store(true)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.unknown) > 0 {
+		for _, b := range g.batches {
+			delete(p.unknown, b.Lane) // it had not landed
+		}
 	}
-	return holdFor(err)
-}
-
-// holdFor holds a lane for an error, with a hint where the error's own words give none.
-func holdFor(err error) *lane.HoldError {
-	cure := PoolerCure(err)
-	if cure == "" {
-		return &lane.HoldError{Err: err}
-	}
-	return &lane.HoldError{Err: fmt.Errorf("%w (%s)", err, cure), Summary: cure}
-}
-
-// holdUnlessPassing holds the lanes for an error of dedupd's own look-ups that doesn't
-// pass by itself.
-func holdUnlessPassing(err error) error {
-	if react(err) == retry {
-		return err
-	}
-	return holdFor(err)
 }

@@ -3,6 +3,7 @@ package dedup
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -140,6 +141,38 @@ var stateReactions = map[string]reaction{
 	"44000": doubt, // with_check_option_violation: of a view that takes other rows
 
 	"XX000": internal, // of PostGIS for bad geometry; of the server when a table is dropped while it is planned
+}
+
+// held turns an error into one that the worker understands. What the sink knows of the
+// database may be out of date then.
+func (p *Processor) held(err error) error {
+	var held *lane.HoldError
+	if errors.As(err, &held) {
+		return held
+	}
+	var sink *sinkError
+	if errors.As(err, &sink) {
+		p.sinkStale.Store(true)
+	}
+	return holdFor(err)
+}
+
+// holdFor holds a lane for an error, with a hint where the error's own words give none.
+func holdFor(err error) *lane.HoldError {
+	cure := PoolerCure(err)
+	if cure == "" {
+		return &lane.HoldError{Err: err}
+	}
+	return &lane.HoldError{Err: fmt.Errorf("%w (%s)", err, cure), Summary: cure}
+}
+
+// holdUnlessPassing holds the lanes for an error of dedupd's own look-ups that doesn't
+// pass by itself.
+func holdUnlessPassing(err error) error {
+	if react(err) == retry {
+		return err
+	}
+	return holdFor(err)
 }
 
 // PoolerCure says what to do where an error shows a pooler that isn't set up as it

@@ -155,21 +155,3 @@ func (p *Processor) handOver(ctx context.Context, batches []lane.Batch, h *handO
 	}
 	return p.settleDoubts(ctx, h)
 }
-
-// landed counts what has become durable.
-func (p *Processor) landed(g *group, all []tally) {
-	p.Metrics.observe(p, g, all)
-	p.ages.count(g.ages, time.Now())
-	p.slow.landed(g.batches, p.quarantineSpan())
-	p.doubts.landed(g)
-	if g.doubted {
-		g.handOver.landed = append(g.handOver.landed, g)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.unknown) > 0 {
-		for _, b := range g.batches {
-			delete(p.unknown, b.Lane) // it had not landed
-		}
-	}
-}
