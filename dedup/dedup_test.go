@@ -279,8 +279,8 @@ func testRedeliveryIsToldFromResend(t *testing.T, f *fixture) {
 
 func TestConflicts(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []string{dedup.ConflictDeadLetter, dedup.ConflictDrop} {
-		t.Run(policy, func(t *testing.T) {
+	for _, policy := range []dedup.ConflictPolicy{dedup.ConflictDeadLetter, dedup.ConflictDrop} {
+		t.Run(string(policy), func(t *testing.T) {
 			bothWays(t, func(t *testing.T, f *fixture) {
 				f.OnConflict = policy
 				l := f.take("kafka", "orders/0")

@@ -15,20 +15,6 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// The policies, as configuration writes them.
-const (
-	MissingDeadLetter = "dead_letter"
-	MissingPosition   = "position"
-	MissingStop       = "stop"
-
-	DuplicateDrop       = "drop"
-	DuplicateDeadLetter = "dead_letter"
-
-	ConflictDeadLetter = "dead_letter"
-	ConflictDrop       = "drop"
-	ConflictStop       = "stop"
-)
-
 // Processor makes groups of batches durable, each message id once. The fields
 // are set before the first Handle and not changed after. It may be used by many
 // goroutines.
@@ -37,9 +23,11 @@ type Processor struct {
 	Sink        sinks.Sink
 	Identity    *message.Identity
 	Fingerprint claimkey.Fingerprint
-	// Missing is what happens to a message without an id, OnDuplicate to a copy,
-	// OnConflict to a copy with another payload: one of the constants.
-	Missing, OnDuplicate, OnConflict string
+	// The policies. OnDuplicate is for copies that the producer sent, not for those
+	// that the broker delivers again.
+	Missing     MissingPolicy
+	OnDuplicate DuplicatePolicy
+	OnConflict  ConflictPolicy
 	// MaxDeadShare of the last DeadWindow messages of a lane may be dead letters;
 	// above it the fault isn't the messages', and the lane is held.
 	MaxDeadShare float64

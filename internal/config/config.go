@@ -3,6 +3,8 @@
 // top. It knows nothing of what sinks want: each kind decodes its own part.
 package config
 
+import "github.com/dedupd/dedupd/dedup"
+
 // Config is the whole configuration, complete with defaults once Load has
 // returned it. Durations are never negative; sizes are bytes.
 type Config struct {
@@ -142,7 +144,7 @@ type ID struct {
 	// header:NAME, key, json:PATH, cloudevent, nats-msg-id or position; a list of them is joined.
 	From StringList `yaml:"from"`
 	// What becomes of a message without an id; position: its place is its id.
-	Missing string `yaml:"missing" enum:"dead_letter,position,stop"`
+	Missing dedup.MissingPolicy `yaml:"missing"`
 	// The longest id; longer ones make the message a dead letter.
 	MaxBytes Size `yaml:"max_bytes"`
 }
@@ -152,9 +154,9 @@ type Dedup struct {
 	// claim: each id once; sequence: producers' sequence numbers (not in this version yet).
 	Strategy string `yaml:"strategy" enum:"claim,sequence"`
 	// What becomes of a duplicate. reply: not in this version yet.
-	OnDuplicate string `yaml:"on_duplicate" enum:"drop,dead_letter,reply"`
+	OnDuplicate dedup.DuplicatePolicy `yaml:"on_duplicate"`
 	// What becomes of a message with a known id and another payload.
-	OnConflict string `yaml:"on_conflict" enum:"dead_letter,drop,stop"`
+	OnConflict dedup.ConflictPolicy `yaml:"on_conflict"`
 	// What must be equal for two copies to be the same: value, none, or one or several json:PATH.
 	Fingerprint StringList `yaml:"fingerprint"`
 	// Strategy sequence.

@@ -1,6 +1,10 @@
 package config
 
-import "time"
+import (
+	"time"
+
+	"github.com/dedupd/dedupd/dedup"
+)
 
 // Default is the configuration of an empty file. Scope, sources and sink have
 // no default; it is not valid without them.
@@ -18,9 +22,9 @@ const (
 
 func (c *Config) setDefaults() {
 	c.Database = Database{Schema: "dedupd", MaxConnections: 4, Migrate: true, Pooler: "none"}
-	c.ID = ID{From: StringList{"header:message-id"}, Missing: "dead_letter", MaxBytes: 64 * kib}
+	c.ID = ID{From: StringList{"header:message-id"}, Missing: dedup.MissingDeadLetter, MaxBytes: 64 * kib}
 	c.Dedup = Dedup{
-		Strategy: "claim", OnDuplicate: "drop", OnConflict: "dead_letter", Fingerprint: StringList{"value"},
+		Strategy: "claim", OnDuplicate: dedup.DuplicateDrop, OnConflict: dedup.ConflictDeadLetter, Fingerprint: StringList{"value"},
 		Sequence: Sequence{Producer: "header:client-id", Seq: "header:client-seq", Gaps: "allow"},
 	}
 	c.Batch = Batch{MaxMessages: 4000, MaxBytes: 8 * mib, InflightBytes: 128 * mib}

@@ -100,15 +100,16 @@ func (p *printer) field(v reflect.Value, name, path string, indent int) {
 			p.line(indent+1, "-", "")
 			p.structure(reflect.ValueOf(&x[i]).Elem(), index(path, i), indent+2)
 		}
-	case string:
-		p.line(indent, name+": "+quote(x), p.origin(path))
 	default:
-		if v.Kind() == reflect.Struct {
+		switch v.Kind() {
+		case reflect.Struct:
 			p.line(indent, name+":", "")
 			p.structure(v, path, indent+1)
-			return
+		case reflect.String:
+			p.line(indent, name+": "+quote(v.String()), p.origin(path))
+		default:
+			p.line(indent, fmt.Sprintf("%s: %v", name, x), p.origin(path))
 		}
-		p.line(indent, fmt.Sprintf("%s: %v", name, x), p.origin(path))
 	}
 }
 

@@ -49,6 +49,9 @@ func schema(t *testing.T, defaults reflect.Value, tag reflect.StructTag, docs ma
 			if enum, ok := tag.Lookup("enum"); ok {
 				s = object{"anyOf": []any{object{"enum": strings.Split(enum, ",")}, variable}}
 			}
+			if values := defaults.MethodByName("Values"); values.IsValid() {
+				s = object{"anyOf": []any{object{"enum": values.Call(nil)[0].Interface()}, variable}}
+			}
 		case reflect.Bool:
 			s = object{"anyOf": []any{object{"type": "boolean"}, variable}}
 		case reflect.Int, reflect.Int64, reflect.Float64:

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding"
 	"fmt"
 	"net"
 	"reflect"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -67,6 +69,7 @@ func (v *validator) tags(path string, s reflect.Value) {
 		if enum, ok := f.Tag.Lookup("enum"); ok {
 			v.enum(at, value.String(), strings.Split(enum, ","))
 		}
+		v.policy(at, value)
 		v.bounds(at, value, f.Tag)
 		if value.Kind() == reflect.Pointer && !value.IsNil() {
 			value = value.Elem()
@@ -92,6 +95,19 @@ func (v *validator) enum(path, value string, allowed []string) {
 		allowed = allowed[1:]
 	}
 	v.add(path, "%q is not one of %s", value, strings.Join(allowed, ", "))
+}
+
+// policy holds a text to what its type allows. The decoder has done so with the
+// file, but not with the environment, nor with what a program filled in.
+func (v *validator) policy(path string, value reflect.Value) {
+	if value.Kind() != reflect.String {
+		return
+	}
+	if p, ok := reflect.New(value.Type()).Interface().(encoding.TextUnmarshaler); ok {
+		if err := p.UnmarshalText([]byte(value.String())); err != nil {
+			v.add(path, "%v", err)
+		}
+	}
 }
 
 func (v *validator) bounds(path string, value reflect.Value, tag reflect.StructTag) {
@@ -184,7 +200,7 @@ func (v *validator) dedup() {
 	if d.Strategy == "sequence" {
 		v.add("dedup.strategy", "sequence is %s; use claim", notYet)
 	}
-	if d.OnDuplicate == "reply" {
+	if d.OnDuplicate == dedup.DuplicateReply {
 		v.add("dedup.on_duplicate", "reply is %s; use drop or dead_letter", notYet)
 	}
 	if len(d.Fingerprint) == 0 {

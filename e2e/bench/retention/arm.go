@@ -49,7 +49,7 @@ type openLane struct {
 type options struct {
 	workers, writers int
 	filterMemory     int64
-	onDuplicate      string
+	onDuplicate      dedup.DuplicatePolicy
 }
 
 func (b *bench) newArm(ctx context.Context, name string, o options) (*arm, error) {

@@ -15,8 +15,8 @@ import (
 func (b *bench) duplicates(ctx context.Context) error {
 	rows := [][]string{{"duplicates", "are dropped: msg/s", "of none", "become dead letters: msg/s", "of none"}}
 	shares := []float64{0, 0.01, 0.5, 1}
-	results := make(map[string][]*contender)
-	for _, handling := range []string{dedup.DuplicateDrop, dedup.DuplicateDeadLetter} {
+	results := make(map[dedup.DuplicatePolicy][]*contender)
+	for _, handling := range []dedup.DuplicatePolicy{dedup.DuplicateDrop, dedup.DuplicateDeadLetter} {
 		var all []*contender
 		for _, share := range shares {
 			a, err := b.newArm(ctx, fmt.Sprintf("duplicates_%s_%g", handling, share), options{writers: writers, filterMemory: memory256, onDuplicate: handling})
