@@ -14,37 +14,36 @@ import (
 )
 
 const (
-	// pulseInterval is how often the authority is told which lanes are caught up.
-	// Claims live for hours at least, so this needs no haste.
+	// heartbeatInterval: claims live for hours at least, so heartbeats need no haste.
 	heartbeatInterval = 15 * time.Second
 	heartbeatTimeout  = 5 * time.Second
 )
 
-// pulse tells the authority from time to time which lanes have nothing left to
-// read: they commit nothing, and would hold up the expiry of claims for ever, and
-// never learn that the database lost what they committed last. It ends with ctx. A
-// run until idle tells it at its end as well.
-func (w *Worker) heartbeats(ctx context.Context) {
+// sendHeartbeats sends a heartbeat from time to time until ctx ends. Lanes that are
+// caught up commit nothing: without it they would hold up the expiry of claims for
+// ever, and never learn that the database lost their last commits. A run until idle
+// also sends one at its end.
+func (w *Worker) sendHeartbeats(ctx context.Context) {
 	interval := cmp.Or(w.HeartbeatInterval, heartbeatInterval)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(interval - interval/8 + rand.N(max(interval/4, 1))): // workers that started together drift apart
-			if err := w.sendHeartbeats(ctx); err != nil && !errors.Is(err, errGone) {
-				w.Logger.Debug("tell which lanes are caught up", "error", err)
+			if err := w.sendHeartbeat(ctx); err != nil && !errors.Is(err, errGone) {
+				w.Logger.Debug("send a heartbeat", "error", err)
 			}
 		}
 	}
 }
 
-// errGone says that lanes which were taken for caught up are lost.
-var errGone = errors.New("a quiet lane is another worker's, or the database went back")
+// errGone says that lanes that seemed caught up are lost.
+var errGone = errors.New("another worker owns a quiet lane, or the database went back")
 
-// tellCaughtUp loses the lanes that the authority doesn't know as they are told: the
-// source takes them anew, and reads again what the database has lost.
-func (w *Worker) sendHeartbeats(ctx context.Context) error {
-	rows, at := w.caughtUp(time.Now())
+// sendHeartbeat reports the lanes that are caught up, and loses those that it learns
+// are not ours: the source acquires them again, and reads what the database has lost.
+func (w *Worker) sendHeartbeat(ctx context.Context) error {
+	rows, positions := w.caughtUp(time.Now())
 	if len(rows) == 0 {
 		return nil
 	}
@@ -56,50 +55,49 @@ func (w *Worker) sendHeartbeats(ctx context.Context) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// The source needs its time to open them anew.
+	// The source needs time to open them again.
 	w.activity = time.Now()
-	for l, position := range at {
+	for l, position := range positions {
 		_, open := w.lanes[l]
-		// The answer is about the lane as it was told. One that was closed meanwhile
-		// is nobody's affair. One that has been offered more is fenced by that, if it
-		// is lost. And one that has moved since was ours then, after all.
-		if slices.Contains(gone, l.options.Lane) && open && l.idle() && l.position == position {
+		// The answer is about the lane as it was reported. One that has been closed since
+		// doesn't matter. One that has been offered more will be fenced if it is lost.
+		// And one that has moved since was ours after all.
+		if slices.Contains(gone, l.options.Lane) && open && l.idleLocked() && l.position == position {
 			w.Metrics.fenced.Inc()
-			l.log("lane lost", errGone)
+			l.logLocked("lane lost", errGone)
 			l.loseLocked()
 		}
 	}
 	return errGone
 }
 
-// caughtUp are the lanes that have nothing left to read, in the order of their
-// rows, and where each of them stands. The slots of a queue share one row: it is
-// caught up when all of them are, and since the one that was told the longest ago.
-func (w *Worker) caughtUp(now time.Time) ([]lane.Heartbeat, map[*Lane]int64) {
+// caughtUp lists the lanes that are caught up, in the order of their rows, and the
+// position of each. The slots of a queue share one row: it is caught up when all of
+// them are, and since the earliest of their times.
+func (w *Worker) caughtUp(now time.Time) (sorted []lane.Heartbeat, positions map[*Lane]int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	at := make(map[*Lane]int64)
+	positions = make(map[*Lane]int64)
 	rows := make(map[message.Lane]lane.Heartbeat)
 	behind := make(map[message.Lane]bool)
 	for l := range w.lanes {
 		o := &l.options
-		if l.held != nil || l.asked.IsZero() || !l.idle() {
+		if l.held != nil || l.caughtUpAt.IsZero() || !l.idleLocked() {
 			behind[o.Lane] = true
 			continue
 		}
-		at[l] = l.position
+		positions[l] = l.position
 		rows[o.Lane] = lane.Heartbeat{
 			Lane: o.Lane, Epoch: o.Epoch, Next: l.position, Checkpoint: o.Checkpoint,
-			Age: max(rows[o.Lane].Age, age(l.asked, now)),
+			Age: max(rows[o.Lane].Age, age(l.caughtUpAt, now)),
 		}
 	}
-	maps.DeleteFunc(rows, func(lane message.Lane, _ lane.Heartbeat) bool { return behind[lane] })
-	return slices.SortedFunc(maps.Values(rows), func(a, b lane.Heartbeat) int { return a.Lane.Compare(b.Lane) }), at
+	maps.DeleteFunc(rows, func(l message.Lane, _ lane.Heartbeat) bool { return behind[l] })
+	return slices.SortedFunc(maps.Values(rows), func(a, b lane.Heartbeat) int { return a.Lane.Compare(b.Lane) }), positions
 }
 
-// age is how long ago something was. The monotonic clock stands still while the
-// machine sleeps, the wall clock may be set back: the longer time is the safe
-// one.
+// age is how long ago then was. The monotonic clock stops while the machine sleeps,
+// the wall clock may be set back: the longer time is the safe one.
 func age(then, now time.Time) time.Duration {
 	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
 }

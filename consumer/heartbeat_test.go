@@ -63,13 +63,13 @@ func (t *tellings) of(lane message.Lane) (all []lane.Heartbeat) {
 	return all
 }
 
-// newPulseRig is a rig whose lane i was taken i times before, if at all at 10.
-func newPulseRig(t *testing.T, lanes int, changes ...any) (*rig, *tellings) {
+// newHeartbeatRig is a rig whose lane i was acquired i times before, if at all at 10.
+func newHeartbeatRig(t *testing.T, lanes int, changes ...any) (*rig, *tellings) {
 	told := &tellings{}
 	takeBefore := func(w *consumer.Worker) {
 		for i := range lanes {
 			for range i {
-				take(t, w.Lanes, lane.Acquire{Lane: laneNamed(i), Ordered: true, Committed: -1, Start: 10})
+				acquire(t, w.Lanes, lane.Acquire{Lane: laneNamed(i), Ordered: true, Committed: -1, Start: 10})
 			}
 		}
 		told.Lanes, w.Lanes = w.Lanes, told
@@ -79,7 +79,7 @@ func newPulseRig(t *testing.T, lanes int, changes ...any) (*rig, *tellings) {
 
 func laneNamed(i int) message.Lane { return message.Lane{Source: "test", Name: string(rune('0' + i))} }
 
-func take(t *testing.T, lanes consumer.Lanes, how lane.Acquire) {
+func acquire(t *testing.T, lanes consumer.Lanes, how lane.Acquire) {
 	t.Helper()
 	if _, err := lanes.Acquire(t.Context(), how); err != nil {
 		t.Error(err)
@@ -97,9 +97,9 @@ func (r *rig) caughtUpAt(lane message.Lane) time.Time {
 	return row.Heartbeat
 }
 
-func TestCaughtUp(t *testing.T) {
+func TestHeartbeat(t *testing.T) {
 	bubble(t, "is told from time to time", func(t *testing.T) {
-		r, told := newPulseRig(t, 2)
+		r, told := newHeartbeatRig(t, 2)
 		begun := time.Now()
 		r.lanes[0].mustOffer(3)
 		time.Sleep(time.Second)
@@ -159,7 +159,7 @@ func TestCaughtUp(t *testing.T) {
 			l.mustOffer(1)
 			l.caughtUp()
 		},
-		"that no writer has taken": func(r *rig, l *openLane) {
+		"that no writer has": func(r *rig, l *openLane) {
 			r.store.Hold()
 			r.lanes[2].mustOffer(1)
 			synctest.Wait()
@@ -191,10 +191,10 @@ func TestCaughtUp(t *testing.T) {
 		},
 	} {
 		bubble(t, "is not told of a lane "+name, func(t *testing.T) {
-			r, told := newPulseRig(t, 3, writers(1), keepFor)
+			r, told := newHeartbeatRig(t, 3, writers(1), keepFor)
 			r.lanes[1].caughtUp()
 			behind(r, r.lanes[0])
-			time.Sleep(keep / 3 * 2) // longer than a pulse, shorter than a batch is kept
+			time.Sleep(keep / 3 * 2) // longer than the heartbeat interval, shorter than a batch is kept
 			if all := told.of(laneNamed(0)); len(all) > 0 {
 				t.Errorf("told %v", all)
 			}
@@ -215,7 +215,7 @@ func TestCaughtUp(t *testing.T) {
 		}
 	}
 	bubble(t, "loses the lane where another has it, or the database went back", func(t *testing.T) {
-		r, told := newPulseRig(t, 3)
+		r, told := newHeartbeatRig(t, 3)
 		for _, l := range r.lanes {
 			l.mustOffer(2)
 			l.caughtUp()
@@ -244,7 +244,7 @@ func TestCaughtUp(t *testing.T) {
 		r.stop()
 	})
 	bubble(t, "leaves a lane alone that isn't as it was told", func(t *testing.T) {
-		r, told := newPulseRig(t, 3, writers(1))
+		r, told := newHeartbeatRig(t, 3, writers(1))
 		for _, l := range r.lanes {
 			l.caughtUp()
 		}
@@ -281,7 +281,7 @@ func TestCaughtUp(t *testing.T) {
 		r.stop()
 	})
 	bubble(t, "has a run until idle read again what the database lost", func(t *testing.T) {
-		r, _ := newPulseRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.HeartbeatInterval = 2*time.Second, time.Hour })
+		r, _ := newHeartbeatRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.HeartbeatInterval = 2*time.Second, time.Hour })
 		r.lanes[0].mustOffer(3)
 		r.lanes[0].caughtUp()
 		synctest.Wait()
@@ -301,7 +301,7 @@ func TestCaughtUp(t *testing.T) {
 		}
 	})
 	bubble(t, "is told until it is heard, by a run until idle", func(t *testing.T) {
-		r, told := newPulseRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.HeartbeatInterval = 2*time.Second, time.Hour })
+		r, told := newHeartbeatRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.HeartbeatInterval = 2*time.Second, time.Hour })
 		told.mu.Lock()
 		told.tell = func(context.Context) error { return errTransient }
 		told.mu.Unlock()
@@ -322,7 +322,7 @@ func TestCaughtUp(t *testing.T) {
 	})
 	bubble(t, "is told of a queue when all slots are, once", func(t *testing.T) {
 		queue := message.Lane{Source: "test", Name: "queue"}
-		r, told := newPulseRig(t, 3, func(w *consumer.Worker) { take(t, w.Lanes, lane.Acquire{Lane: queue, Committed: -1}) },
+		r, told := newHeartbeatRig(t, 3, func(w *consumer.Worker) { acquire(t, w.Lanes, lane.Acquire{Lane: queue, Committed: -1}) },
 			func(o *consumer.LaneOptions) { o.Lane, o.Epoch, o.Next = queue, 0, 0 })
 		begun := time.Now()
 		r.lanes[0].caughtUp()
@@ -346,7 +346,7 @@ func TestCaughtUp(t *testing.T) {
 	})
 	bubble(t, "loses all slots of a queue that went back", func(t *testing.T) {
 		queue := message.Lane{Source: "test", Name: "queue"}
-		r, told := newPulseRig(t, 2, func(w *consumer.Worker) { take(t, w.Lanes, lane.Acquire{Lane: queue, Committed: -1, Start: 5}) },
+		r, told := newHeartbeatRig(t, 2, func(w *consumer.Worker) { acquire(t, w.Lanes, lane.Acquire{Lane: queue, Committed: -1, Start: 5}) },
 			func(o *consumer.LaneOptions) { o.Lane, o.Epoch, o.Next = queue, 0, 5 })
 		for _, l := range r.lanes {
 			l.caughtUp()
@@ -359,7 +359,7 @@ func TestCaughtUp(t *testing.T) {
 		r.stop()
 	})
 	bubble(t, "is told by a run until idle before it ends", func(t *testing.T) {
-		r, told := newPulseRig(t, 3, func(w *consumer.Worker) { w.UntilIdle = 2 * time.Second })
+		r, told := newHeartbeatRig(t, 3, func(w *consumer.Worker) { w.UntilIdle = 2 * time.Second })
 		r.lanes[0].mustOffer(3)
 		for _, l := range r.lanes {
 			l.caughtUp()
@@ -382,7 +382,7 @@ func TestCaughtUp(t *testing.T) {
 		r.checkEnd()
 	})
 	bubble(t, "is told by a run until idle that ends for a held lane, of the others", func(t *testing.T) {
-		r, told := newPulseRig(t, 2, func(w *consumer.Worker) { w.UntilIdle = 2 * time.Second })
+		r, told := newHeartbeatRig(t, 2, func(w *consumer.Worker) { w.UntilIdle = 2 * time.Second })
 		r.store.FailBefore(1_000_000, hold)
 		r.lanes[0].mustOffer(1)
 		r.lanes[1].caughtUp()
@@ -396,7 +396,7 @@ func TestCaughtUp(t *testing.T) {
 	})
 	bubble(t, "and told again when that failed", func(t *testing.T) {
 		var log strings.Builder
-		r, told := newPulseRig(t, 1, func(w *consumer.Worker) {
+		r, told := newHeartbeatRig(t, 1, func(w *consumer.Worker) {
 			w.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelInfo}))
 		})
 		told.mu.Lock()
@@ -404,7 +404,7 @@ func TestCaughtUp(t *testing.T) {
 		told.mu.Unlock()
 		begun := time.Now()
 		r.lanes[0].caughtUp()
-		time.Sleep(3 * 22 * time.Second) // a pulse and the wait for an answer are at most 21.875 s
+		time.Sleep(3 * 22 * time.Second) // the interval and the wait for an answer are at most 21.875 s
 		if n := len(told.list()); n < 3 || n > 4 {
 			t.Errorf("told %d times", n)
 		}

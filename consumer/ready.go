@@ -11,20 +11,20 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// Ready tells whether every source has reached its broker and knows its lanes.
-// Having none is fine: that is a standby. Of a lane that is held by what the
-// handler answered it tells by a *HeldError, of one that fails all the time by a
-// *FailingError; other errors quote no message. Of several lanes it names the first
-// by order, so that the answer changes with what is wrong only.
+// Ready returns nil if every source has reached its broker and opened its lanes.
+// Having none is fine: that is a standby. The error is a *HeldError if the handler
+// answered a hold for a lane, and a *FailingError if a lane keeps failing; other errors
+// quote no message. Of several lanes it names the first by order, so that the answer
+// changes only with what is wrong.
 func (w *Worker) Ready() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.intakes) == 0 {
+	if len(w.sessions) == 0 {
 		return errors.New("not started")
 	}
-	for _, in := range w.intakes {
-		if lane, more, ok := first(in.held); ok {
-			return withMore(in.held[lane].err, "held", more)
+	for _, in := range w.sessions {
+		if l, more, ok := first(in.held); ok {
+			return withMore(in.held[l].err, "held", more)
 		}
 		if !in.ready && in.why != nil {
 			return fmt.Errorf("source %s: %w", in.source, in.why)
@@ -34,8 +34,8 @@ func (w *Worker) Ready() error {
 		}
 	}
 	held, failing := make(map[message.Lane]error), make(map[message.Lane]*FailingError)
-	for lane, g := range w.gaveBack {
-		held[lane] = g.err
+	for l, e := range w.evicted {
+		held[l] = e.err
 	}
 	for l := range w.lanes {
 		switch since := time.Since(l.failing); {
@@ -45,25 +45,25 @@ func (w *Worker) Ready() error {
 			failing[l.options.Lane] = &FailingError{Lane: l.options.Lane, For: since, Err: l.failure}
 		}
 	}
-	if lane, more, ok := first(held); ok {
-		return &HeldError{Lane: lane, Err: held[lane], More: more}
+	if l, more, ok := first(held); ok {
+		return &HeldError{Lane: l, Err: held[l], More: more}
 	}
-	if lane, more, ok := first(failing); ok {
-		failing[lane].More = more
-		return failing[lane]
+	if l, more, ok := first(failing); ok {
+		failing[l].More = more
+		return failing[l]
 	}
 	return nil
 }
 
-// first is the first lane by order, and how many there are beside it.
-func first[T any](lanes map[message.Lane]T) (lane message.Lane, more int, ok bool) {
+// first is the first lane by order, and how many there are besides.
+func first[T any](lanes map[message.Lane]T) (l message.Lane, more int, ok bool) {
 	if len(lanes) == 0 {
-		return lane, 0, false
+		return l, 0, false
 	}
 	return slices.MinFunc(slices.Collect(maps.Keys(lanes)), message.Lane.Compare), len(lanes) - 1, true
 }
 
-// withMore says beside an error of one lane how many others are in the same state.
+// withMore adds to one lane's error how many others are in the same state.
 func withMore(err error, state string, more int) error {
 	if more == 0 {
 		return err
@@ -71,8 +71,7 @@ func withMore(err error, state string, more int) error {
 	return fmt.Errorf("%w%s", err, MoreLanes(more, state))
 }
 
-// MoreLanes is what the text of an error of one lane ends with where other lanes are
-// in the same state.
+// MoreLanes ends the text of one lane's error where other lanes are in the same state.
 func MoreLanes(more int, state string) string {
 	switch more {
 	case 0:
@@ -83,19 +82,17 @@ func MoreLanes(more int, state string) string {
 	return fmt.Sprintf("; %d more lanes are %s", more, state)
 }
 
-// failingTimeout is how long a lane's transactions may fail, with errors that pass by
-// themselves, until the worker isn't ready: longer than a deadlock, a failover or a
-// wait for a lock that was in vain once.
+// failingTimeout is how long a lane's transactions may fail with transient errors until
+// the worker isn't ready: longer than a deadlock, a failover or one lock timeout.
 const failingTimeout = 15 * time.Second
 
-// FailingError says that for some time no transaction of a lane was made durable,
-// though whatever is wrong should pass by itself. Its text is for the log, as that of
-// a HeldError.
+// FailingError says that a lane's transactions have failed for some time, with errors
+// that should pass by themselves. Its text is for the log: it may quote messages.
 type FailingError struct {
 	Lane message.Lane
 	For  time.Duration // since the first one that failed
-	Err  error         // of the last try
-	More int           // how many other lanes fail as well
+	Err  error         // of the last attempt
+	More int           // how many other lanes fail, too
 }
 
 func (e *FailingError) Error() string {
@@ -104,12 +101,12 @@ func (e *FailingError) Error() string {
 
 func (e *FailingError) Unwrap() error { return e.Err }
 
-// HeldError says that a lane is held since its messages can't be made durable. Its
+// HeldError says that a lane is held because its messages can't be made durable. Its
 // text is for the log: it may quote them.
 type HeldError struct {
 	Lane message.Lane
-	Err  error // what the handler answered: a *message.HoldError
-	More int   // how many other lanes are held as well
+	Err  error // what the handler answered: a *lane.HoldError
+	More int   // how many other lanes are held, too
 }
 
 func (e *HeldError) Error() string {

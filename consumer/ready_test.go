@@ -57,14 +57,14 @@ func TestReadinessNamesTheFirstLane(t *testing.T) {
 	bubble(t, "not opened", func(t *testing.T) {
 		r := newRig(t, 0)
 		for i := range 5 {
-			r.intake.Hold(laneNamed(i), fmt.Errorf("lane %s: data is lost", laneNamed(i)))
+			r.session.Hold(laneNamed(i), fmt.Errorf("lane %s: data is lost", laneNamed(i)))
 		}
 		always(t, r, "; 4 more lanes are held")
 		for i := 4; i > 0; i-- {
-			r.intake.Hold(laneNamed(i), nil)
+			r.session.Hold(laneNamed(i), nil)
 		}
 		always(t, r, "data is lost")
-		r.intake.Hold(laneNamed(0), nil)
+		r.session.Hold(laneNamed(0), nil)
 		if err := r.Ready(); err != nil {
 			t.Errorf("Ready: %v", err)
 		}

@@ -29,7 +29,7 @@ type rig struct {
 	store    *consumertest.Store
 	ledger   *ledger
 	registry *prometheus.Registry
-	intake   *consumer.Session
+	session  *consumer.Session
 	lanes    []*openLane
 	end      context.CancelFunc
 	done     chan error
@@ -71,7 +71,7 @@ func newRig(t *testing.T, lanes int, changes ...any) *rig {
 	opened := make(chan struct{})
 	r.Worker = &consumer.Worker{
 		Handler: r, Lanes: r.store, Sources: []consumer.Source{&script{"test", func(ctx context.Context, in *consumer.Session) error {
-			r.intake = in
+			r.session = in
 			for i := range lanes {
 				r.open(ctx, in, i, changes)
 			}
@@ -99,12 +99,12 @@ func newRig(t *testing.T, lanes int, changes ...any) *rig {
 
 func (r *rig) open(ctx context.Context, in *consumer.Session, i int, changes []any) {
 	l := &openLane{rig: r, name: message.Lane{Source: "test", Name: strconv.Itoa(i)}}
-	taken, err := in.Acquire(ctx, lane.Acquire{Lane: l.name, Ordered: true, Committed: -1})
+	got, err := in.Acquire(ctx, lane.Acquire{Lane: l.name, Ordered: true, Committed: -1})
 	if err != nil {
 		r.t.Error(err)
 	}
-	l.epoch, l.next = taken.Epoch, taken.Next
-	o := consumer.LaneOptions{Lane: l.name, Epoch: taken.Epoch, Next: taken.Next}
+	l.epoch, l.next = got.Epoch, got.Next
+	o := consumer.LaneOptions{Lane: l.name, Epoch: got.Epoch, Next: got.Next}
 	l.track(&o)
 	for _, f := range changes {
 		if f, ok := f.(func(*consumer.LaneOptions)); ok {

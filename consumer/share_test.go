@@ -34,10 +34,10 @@ func TestShareAmongWriters(t *testing.T) {
 				l.pending = &queuedBatch{batch: lane.Batch{Messages: make([]message.Message, test.each)}}
 				w.ready = append(w.ready, l)
 			}
-			taken, _, cancel := w.takeTurn(0)
+			got, _, cancel := w.nextTransaction(0)
 			defer cancel()
-			if len(taken.group) != test.want || len(w.ready) != test.left {
-				t.Errorf("took %d lanes and left %d, want %d and %d", len(taken.group), len(w.ready), test.want, test.left)
+			if len(got.group) != test.want || len(w.ready) != test.left {
+				t.Errorf("took %d lanes and left %d, want %d and %d", len(got.group), len(w.ready), test.want, test.left)
 			}
 		})
 	}
@@ -72,7 +72,7 @@ func TestShareAmongLanes(t *testing.T) {
 			for range test.quiet {
 				w.lanes[&Lane{w: w}] = struct{}{}
 			}
-			if messages, bytes := w.share(); messages != test.messages || bytes != test.bytes {
+			if messages, bytes := w.shareLocked(); messages != test.messages || bytes != test.bytes {
 				t.Errorf("a share is %d messages or %d bytes, want %d or %d", messages, bytes, test.messages, test.bytes)
 			}
 		})

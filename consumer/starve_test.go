@@ -87,12 +87,12 @@ func TestHeldLanesDontStarveTheOthers(t *testing.T) {
 	})
 }
 
-// A lane that has given its memory back isn't open for a while, and held all the same:
+// A lane that has been evicted isn't open for a while, and held all the same:
 // the probes, the metric and a job tell of it, until another worker has it.
-func TestALaneThatGaveBackIsHeld(t *testing.T) {
+func TestAnEvictedLaneIsHeld(t *testing.T) {
 	hold := &lane.HoldError{Err: errors.New("no such table")}
 	// Somebody waits for all there is, after some tries or while the first is made.
-	gaveBack := func(t *testing.T, tries int, changes ...any) *rig {
+	evicted := func(t *testing.T, tries int, changes ...any) *rig {
 		t.Helper()
 		const all = 1 << 30
 		r := newRig(t, 1, changes...)
@@ -115,7 +115,7 @@ func TestALaneThatGaveBackIsHeld(t *testing.T) {
 	}
 	bubble(t, "until another worker has it", func(t *testing.T) {
 		var other *consumer.Session
-		r := gaveBack(t, 1, func(w *consumer.Worker) {
+		r := evicted(t, 1, func(w *consumer.Worker) {
 			w.Sources = append(w.Sources, &script{"other", func(ctx context.Context, in *consumer.Session) error {
 				other = in
 				in.Ready(true)
@@ -131,14 +131,14 @@ func TestALaneThatGaveBackIsHeld(t *testing.T) {
 		if n := r.metric("dedupd_lanes_held"); n != 1 {
 			t.Errorf("%v lanes are held", n)
 		}
-		r.intake.Rebalanced()
+		r.session.Rebalanced()
 		if err := r.Ready(); err != nil {
 			t.Errorf("Ready: %v", err)
 		}
 		r.stop() // which looks at the metric
 	})
 	bubble(t, "and a job fails", func(t *testing.T) {
-		r := gaveBack(t, 3, func(w *consumer.Worker) { w.UntilIdle = time.Hour })
+		r := evicted(t, 3, func(w *consumer.Worker) { w.UntilIdle = time.Hour })
 		select {
 		case err := <-r.done:
 			if !errors.Is(err, hold) {
@@ -151,13 +151,13 @@ func TestALaneThatGaveBackIsHeld(t *testing.T) {
 		}
 	})
 	bubble(t, "and a job waits for its next tries", func(t *testing.T) {
-		r := gaveBack(t, 1, func(w *consumer.Worker) { w.UntilIdle = time.Second })
+		r := evicted(t, 1, func(w *consumer.Worker) { w.UntilIdle = time.Second })
 		time.Sleep(time.Minute)
 		select {
 		case err := <-r.done:
 			t.Errorf("Run: %v, though the lane was tried once and isn't empty", err)
 		default:
-			r.intake.Rebalanced()
+			r.session.Rebalanced()
 			r.stop()
 		}
 	})

@@ -12,37 +12,36 @@ import (
 )
 
 const (
-	// hangTimeout is how long a writer may be in one transaction before it is
-	// taken to hang. Its context ended at TransactionTimeout; what comes after,
-	// such as a rollback or a word to the database, takes a few seconds at most.
-	// A lane whose sink hangs is free again within a minute: this, the drain of
-	// the others, and answerTimeout.
+	// hangTimeout is how long a transaction may take before it is considered to hang.
+	// Its context ended at TransactionTimeout; what comes after, such as a rollback,
+	// takes a few seconds at most. A lane whose sink hangs is free again within a
+	// minute: this, the drain of the others, and answerTimeout.
 	hangTimeout = TransactionTimeout + 10*time.Second
-	// answerTimeout is how long a transaction may take to answer once the drain
-	// has cut it off.
+	// answerTimeout is how long a transaction may take to end once the drain has cut it
+	// off.
 	answerTimeout = 5 * time.Second
-	// looks is how often a writer is looked at until it is taken to hang.
+	// hangTicks is how many ticks of the watchdog hangTimeout has.
 	hangTicks = 35
 )
 
-// turn is one writer's time in a transaction.
+// transaction is one in flight: a group of lanes, in the hands of one writer.
 type transaction struct {
 	group    []*Lane
 	batches  []lane.Batch // one of each lane
 	messages int          // in all of them
 	began    time.Time
-	// looks counts how often it was met. That, and not the time, tells that it
-	// hangs: a process that was stopped for a minute hasn't given it a minute.
+	// ticks counts the watchdog's ticks, which say that it hangs. Time doesn't: a process
+	// that was stopped for a minute hasn't given it a minute.
 	ticks int
 }
 
-// HangError says that a transaction goes on although its context has ended: a
-// sink waits for something and doesn't heed its context. It can't be ended from
-// outside, only with the process.
+// HangError says that a transaction goes on although its context has ended: a sink
+// waits for something and doesn't heed its context. Only the end of the process ends
+// it.
 type HangError struct {
 	// For is how long the transaction has been going on.
 	For time.Duration
-	// Batches are what is in hand, without their messages.
+	// Batches are those of the transaction, without their messages.
 	Batches []lane.Batch
 }
 
@@ -52,14 +51,14 @@ func (e *HangError) Error() string {
 		b := &e.Batches[i]
 		lanes = append(lanes, fmt.Sprintf("source %s lane %s positions %d to %d", b.Lane.Source, b.Lane.Name, b.From, b.Next-1))
 	}
-	return fmt.Sprintf("the sink hangs: it has been in one transaction for %s and doesn't heed its context; in hand are %s. "+
-		"Only a new process frees them: let a supervisor start it, and have the sink end what it waits for when its context ends",
+	return fmt.Sprintf("the sink hangs: its transaction has been in flight for %s, and it doesn't heed its context. The batches are %s. "+
+		"Only a new process frees them: let a supervisor start one, and have the sink stop waiting when its context ends",
 		e.For.Round(time.Second), strings.Join(lanes, "; "))
 }
 
-// watch ends the run when a writer hangs, which neither broker notices: the
-// heartbeats go on. Its lanes are given up at once, so that others can take them,
-// and those of the other writers are drained.
+// watchdog ends the run when a transaction hangs. No broker notices that: the group's
+// heartbeats go on. The transaction's lanes are closed at once, so that others can
+// acquire them; those of the other writers are drained.
 func (w *Worker) watchdog(ctx context.Context, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(cmp.Or(w.HangTimeout, hangTimeout) / hangTicks)
 	defer tick.Stop()
@@ -68,15 +67,15 @@ func (w *Worker) watchdog(ctx context.Context, stop context.CancelCauseFunc) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			w.giveUp(stop, func(t *transaction) bool { t.ticks++; return t.ticks > hangTicks })
+			w.abandonTransactions(stop, func(t *transaction) bool { t.ticks++; return t.ticks > hangTicks })
 		}
 	}
 }
 
-// giveUp gives up the writers for which that is so: their lanes are closed, and
-// nobody waits for them any more. What their transactions still do is a matter
-// between them and the next owner's fence and claims.
-func (w *Worker) giveUp(stop context.CancelCauseFunc, hangs func(*transaction) bool) {
+// abandonTransactions takes the transactions that hang away from their writers: their
+// lanes are closed, and nobody waits for them any more. Whatever they still write meets
+// the fence and the claims of the lanes' next owner.
+func (w *Worker) abandonTransactions(stop context.CancelCauseFunc, hangs func(*transaction) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for id, t := range w.transactions {
@@ -92,18 +91,18 @@ func (w *Worker) giveUp(stop context.CancelCauseFunc, hangs func(*transaction) b
 		if w.hang == nil {
 			w.hang = e
 		}
-		stop(e) // before the lanes are told: a source gives back what is abandoned when it ends
+		stop(e) // before the lanes are closed: a source that ends gives back what is abandoned
 		delete(w.transactions, id)
 		for _, l := range t.group {
-			l.running, l.fresh = false, false
-			l.shutLocked()
+			l.running, l.unmoved = false, false
+			l.closeLocked()
 		}
 		w.writing.Done()
 	}
 }
 
-// answered ends a writer's turn; false: it was given up meanwhile.
-func (w *Worker) answered(id int) bool {
+// endTransaction ends a writer's transaction; false: the watchdog took it.
+func (w *Worker) endTransaction(id int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_, ok := w.transactions[id]
@@ -111,8 +110,8 @@ func (w *Worker) answered(id int) bool {
 	return ok
 }
 
-// Alive tells whether a writer hangs. The run is about to end then; this is for
-// the case that its end hangs, too.
+// Alive returns an error if a transaction hangs. The run is about to end then; this is
+// for the case that its end hangs, too.
 func (w *Worker) Alive() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -83,7 +83,7 @@ func TestHang(t *testing.T) {
 			t.Errorf("the other lane: committed %v", committed)
 		}
 		if row, _ := r.store.Row(r.lanes[0].name); row.Acquired != 1 {
-			t.Errorf("the lane that hangs was let go as if nothing were: %d takes", row.Acquired)
+			t.Errorf("the lane that hangs was released as if nothing were: acquired %d times", row.Acquired)
 		}
 		// Whoever comes back late speaks to nobody.
 		letOff()
@@ -147,23 +147,23 @@ func TestHang(t *testing.T) {
 	})
 }
 
-func TestLetGo(t *testing.T) {
-	takes := func(r *rig, i int) int {
+func TestRelease(t *testing.T) {
+	acquired := func(r *rig, i int) int {
 		row, _ := r.store.Row(r.lanes[i].name)
 		return row.Acquired
 	}
 	bubble(t, "a lane that didn't move", func(t *testing.T) {
 		r := newRig(t, 2)
-		if takes(r, 0) != 1 {
-			t.Fatalf("%d takes", takes(r, 0))
+		if acquired(r, 0) != 1 {
+			t.Fatalf("acquired %d times", acquired(r, 0))
 		}
 		r.lanes[0].Close(t.Context())
-		if takes(r, 0) != 0 || takes(r, 1) != 1 {
-			t.Errorf("%d and %d takes after the first was closed", takes(r, 0), takes(r, 1))
+		if acquired(r, 0) != 0 || acquired(r, 1) != 1 {
+			t.Errorf("%d and acquired %d times after the first was closed", acquired(r, 0), acquired(r, 1))
 		}
 		r.stop()
-		if takes(r, 1) != 0 {
-			t.Errorf("%d takes after a drain", takes(r, 1))
+		if acquired(r, 1) != 0 {
+			t.Errorf("acquired %d times after a drain", acquired(r, 1))
 		}
 	})
 	bubble(t, "also when its transaction was cut off", func(t *testing.T) {
@@ -172,8 +172,8 @@ func TestLetGo(t *testing.T) {
 		r.lanes[0].mustOffer(1)
 		synctest.Wait()
 		r.stop()
-		if takes(r, 0) != 0 {
-			t.Errorf("%d takes", takes(r, 0))
+		if acquired(r, 0) != 0 {
+			t.Errorf("acquired %d times", acquired(r, 0))
 		}
 	})
 	bubble(t, "not one that was lost", func(t *testing.T) {
@@ -181,10 +181,10 @@ func TestLetGo(t *testing.T) {
 		r.store.Steal(r.lanes[0].name)
 		r.lanes[0].mustOffer(1)
 		synctest.Wait()
-		before := takes(r, 0)
+		before := acquired(r, 0)
 		r.stop()
-		if takes(r, 0) != before {
-			t.Errorf("%d takes, %d before", takes(r, 0), before)
+		if acquired(r, 0) != before {
+			t.Errorf("acquired %d times, %d before", acquired(r, 0), before)
 		}
 	})
 }

@@ -386,7 +386,7 @@ func TestKeepFor(t *testing.T) {
 // broker has nothing left that anybody has yet to do, the first one isn't held.
 func TestAHoldThatAnotherSlotEnds(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
-		r, told := newPulseRig(t, 2, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })
+		r, told := newHeartbeatRig(t, 2, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })
 		held, other := r.lanes[0], r.lanes[1]
 		r.store.FailBefore(1_000_000, &lane.HoldError{Lane: held.name, Err: errors.New("no such table")})
 		held.mustOffer(1)

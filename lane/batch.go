@@ -6,52 +6,52 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// Batch is a run of one lane's messages, in the order of their positions, that
-// becomes durable as a whole or not at all.
+// Batch is a run of one lane's messages that becomes durable as a whole or not at
+// all. It belongs to the worker until the handler returns; a handler keeps nothing of
+// it.
 type Batch struct {
 	Lane message.Lane
-	// Ordered lanes move by compare-and-set from From to Next under Epoch. An
-	// unordered lane (a NATS queue) has neither fence nor resume point: its
-	// safety rests on the claims alone.
+	// Ordered lanes move by compare-and-set from From to Next under Epoch. A queue
+	// has neither fence nor resume point: only the claims protect it.
 	Ordered bool
-	// Incarnation tells positions from those of an earlier topic or stream of the same
-	// name, and of a lane that was forgotten. It is the one of Taken.
+	// StreamID is the Assignment's.
 	StreamID string
-	// Epoch is the fencing number under which this worker owns the lane.
+	// Epoch is the Assignment's.
 	Epoch int64
-	// From and Next are the positions the lane stands at before and after the
-	// batch. Next is where reading goes on, which is not "last message + 1":
-	// logs have holes. Messages may be empty while Next > From.
+	// From and Next are the lane's positions before and after the batch. Next is
+	// where reading goes on, which is not "last message + 1": logs have holes.
+	// Messages may be empty while Next > From.
 	From, Next int64
-	// LeaderEpochs tell which leaders of a Kafka partition wrote what the lane has
-	// read, up to the end of the batch at least; empty: not known.
+	// LeaderEpochs are the leaders of a Kafka partition that wrote what the lane has
+	// read, at least up to Next; empty: not known.
 	LeaderEpochs []LeaderEpoch
-	Messages     []message.Message
+	// Messages are in the order of their positions; those of a queue in the order of
+	// delivery.
+	Messages []message.Message
 	// Lag is how many messages the broker held behind this batch when it was
-	// fetched; -1 where that isn't known.
+	// fetched; -1: not known.
 	Lag int64
-	// BrokerPosition is the last position the broker has confirmed as its copy
-	// of ours; -1 where there is none.
+	// BrokerPosition is the last position that the broker has confirmed; -1: none.
 	BrokerPosition int64
-	// OutstandingSince is, of an unordered lane, a time that nothing which the broker
-	// may still deliver is older than: the lane's clock may come so far, and not as
-	// far as the batch, while an older message is elsewhere. Zero: not known.
+	// OutstandingSince, of a queue, is a time that is not after any message that the
+	// broker may still deliver. The lane's clock doesn't pass it: an older message may
+	// be with another worker. Zero: not known.
 	OutstandingSince time.Time
-	// Checkpoint is what a queue's database must have reached, and which one it must
-	// be: an ordered lane sees by its position that the database went back.
+	// Checkpoint is the one that a queue's row must have reached. (An ordered lane
+	// sees by its position that the database went back.)
 	Checkpoint Checkpoint
-	// Bytes is the memory the batch holds of the byte budget.
+	// Bytes is how much of the byte budget the batch holds.
 	Bytes int64
 }
 
-// LeaderEpoch tells that a log was written by the leader of that epoch, from a
-// position on. They stand in the order of their positions.
+// LeaderEpoch says that the leader of that epoch wrote the log from a position on.
+// Slices of them are sorted by position.
 type LeaderEpoch struct {
 	Epoch int32
 	From  int64
 }
 
-// EpochsBelow are those of what stands below a position.
+// EpochsBelow returns those that begin below a position. It shares memory with all.
 func EpochsBelow(all []LeaderEpoch, position int64) []LeaderEpoch {
 	n := len(all)
 	for n > 0 && all[n-1].From >= position {

@@ -8,12 +8,12 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// The errors that a hand-over of batches may end with, besides a transient one
-// (any other error), after which the same batches are tried again.
+// Besides these errors, handing over batches may end with a transient one (any other
+// error): the same batches are then tried again.
 
-// FencedError says that these lanes now belong to another worker, or that the
-// database has gone back behind us. Nothing was written. The lanes' batches are
-// to be dropped, and the lanes taken anew or let go.
+// FencedError says that these lanes belong to another worker now, or that the
+// database went back. Nothing was written. The lanes' batches are dropped, and the
+// lanes acquired again or released.
 type FencedError struct {
 	Lanes []message.Lane
 }
@@ -28,13 +28,12 @@ func (e *FencedError) Error() string {
 
 // HoldError says that a lane can't go on until somebody changes something: a
 // missing table or grant, too many poison messages, a policy of "stop". Nothing
-// was written and nothing may be skipped; the lane is tried again, rarely.
+// was written, and nothing may be skipped. The lane is tried again, rarely.
 type HoldError struct {
 	Lane message.Lane // zero: every lane of the hand-over
-	Err  error
-	// Summary says what is wrong to whoever may ask the worker over HTTP, without
-	// quoting anything from a message, as Err may. Empty: only the code and the names
-	// are told that the database gave.
+	Err  error        // may quote a message
+	// Summary says what is wrong to anybody who asks the worker over HTTP. It quotes no
+	// message. Empty: they see only the code and the names that the database gave.
 	Summary string
 }
 
@@ -47,14 +46,14 @@ func (e *HoldError) Error() string {
 
 func (e *HoldError) Unwrap() error { return e.Err }
 
-// ErrStale is what taking a lane ends with when an owner of a newer consumer
-// group generation is at work on it.
+// ErrStale ends Acquire when an owner of a newer group generation is at work on the
+// lane.
 var ErrStale = errors.New("a worker of a newer group generation owns the lane")
 
-// ErrNoStart is what taking a lane ends with that has no row, when the source
-// knows of no position to begin at.
+// ErrNoStart ends Acquire when the lane has no row and the source knows no position
+// to begin at.
 var ErrNoStart = errors.New("the lane has no position to begin at")
 
-// ErrLoss says that a broker which deletes what it was told of is to be read into
-// a database that may lose commits in a failover: what they held would be lost.
+// ErrLoss ends Acquire when the broker deletes what is acknowledged and the database
+// may lose commits in a failover: both would be gone.
 var ErrLoss = errors.New("a failover of the database could lose messages that the broker no longer has")

@@ -6,22 +6,21 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// CaughtUp says that a lane had nothing left to read: every message that the
-// broker held was committed.
+// Heartbeat says that a lane is caught up: every message that the broker held was
+// committed.
 type Heartbeat struct {
 	Lane  message.Lane
 	Epoch int64
-	// Next is the position that the lane's row stands at. It says nothing of an
-	// unordered lane.
+	// Next is the position of an ordered lane's row; of a queue it means nothing.
 	Next int64
-	// Checkpoint is what the row of an unordered lane had reached at least.
+	// Checkpoint is what the row of a queue had reached at least.
 	Checkpoint Checkpoint
-	// Age is how long ago that was: when the broker was asked, not when it
-	// answered.
+	// Age is how long ago the lane was caught up: since the broker was asked, not
+	// since it answered. Never negative.
 	Age time.Duration
 }
 
-// Copied is a position that the broker has confirmed as its copy of a lane's.
+// BrokerPosition is the position of an ordered lane that the broker has confirmed.
 type BrokerPosition struct {
 	Lane     message.Lane
 	Epoch    int64
