@@ -12,17 +12,18 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// placeQueue decides where a queue stands that was just acquired, and what of it is
-// lost: see Acquire. The offset metadata tells it.
+// placeQueue decides where a queue begins that was just acquired, and what of it is lost:
+// see Acquire. The offset metadata tells:
 //
 //   - It has a checkpoint of this row above the row's own: the database went back. All
-//     below the row's broker position was acknowledged before the copy was made, and so is
-//     in it.
-//   - It has one of another row, which nobody forgot: that row is lost, with all that it
-//     ever had committed.
+//     below the row's broker position was acknowledged before the copy was made, so the
+//     copy has it.
+//   - It has a checkpoint of another row, which nobody forgot: that row is lost, with all
+//     that it ever committed.
 //
-// Both stay as they are until the broker keeps the offset metadata that is returned, and
-// the row has its checkpoint (ConfirmRewind): whoever comes between finds the same.
+// Both stay so until the broker keeps the offset metadata that is returned, and the row
+// has its checkpoint (ConfirmRewind): whoever acquires the queue in between finds the
+// same.
 func (s *Store) placeQueue(ctx context.Context, tx pgx.Tx, row *laneRow, a lane.Acquire) error {
 	if a.Consumed {
 		if err := s.refuseLoss(ctx, tx); err != nil {
@@ -78,7 +79,7 @@ func nullIfNegative(v int64) *int64 {
 	return &v
 }
 
-// queueMetadata is the offset metadata that the broker is to keep of a queue.
+// queueMetadata is the offset metadata that the broker is to keep for a queue.
 func (s *Store) queueMetadata(lane message.Lane, row *laneRow) string {
 	m := offsetMetadata{Scope: s.scope, Source: lane.Source, Start: -1, Epoch: row.assigned.Epoch, Checkpoint: row.assigned.Checkpoint.Number, LogID: row.logID}
 	if row.start != nil {
@@ -87,16 +88,14 @@ func (s *Store) queueMetadata(lane message.Lane, row *laneRow) string {
 	return m.String()
 }
 
-// confirmTimeout bounds the question, which waits for a transaction that is just
-// moving the lane.
+// confirmTimeout bounds Confirm, which waits for a transaction that is moving the lane.
 const confirmTimeout = 5 * time.Second
 
-// Confirm tells whether the database is the one that a queue was committed in, and
-// has not gone back: then what was committed before may be acknowledged, once the
-// broker keeps the offset metadata that is returned. The error is a *message.FencedError if it
-// is not.
+// Confirm tells whether the database is the one that a queue was committed in, and has
+// not gone back. If so, what was committed before may be acknowledged once the broker
+// keeps the offset metadata that is returned. If not, the error is a *lane.FencedError.
 //
-// Why that is exact stands in docs/decisions/0029.
+// docs/decisions/0029 says why that is exact.
 func (s *Store) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation, error) {
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()
@@ -104,14 +103,15 @@ func (s *Store) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation,
 	least := c.Checkpoint.Number
 	if was, ours := s.ownOffsetMetadata(c.Lane, c.OffsetMetadata); ours {
 		if was.Epoch != c.Epoch {
-			return lane.Confirmation{}, fenced // the next take finds out what it means
+			return lane.Confirmation{}, fenced // the next acquisition finds out what it means
 		}
 		least = max(least, was.Checkpoint)
 	}
 	const where = ` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered AND epoch = $4 AND checkpoint >= $5 AND `
 	sql := `SELECT checkpoint, start_position, coalesce(log_id, ''), '' FROM ` + s.name("lanes") + where + s.name("instance") + `(tableoid) = $6`
 	if c.Raise {
-		// One that a crash takes back would have the queue read again for nothing.
+		// It must be durable: if a crash took it back, the queue would be read again for
+		// nothing.
 		sql = `UPDATE ` + s.name("lanes") + ` SET checkpoint = checkpoint + 1` + where + s.name("instance") + `(tableoid) = $6
 			RETURNING checkpoint, start_position, coalesce(log_id, ''), CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END`
 	}
@@ -127,31 +127,31 @@ func (s *Store) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation,
 	return lane.Confirmation{Checkpoint: row.assigned.Checkpoint, OffsetMetadata: s.queueMetadata(c.Lane, &row)}, nil
 }
 
-// ConfirmRewind tells that the broker delivers again what a queue may have lost with the
-// database, or that nothing can be done about it (0), and keeps the offset metadata of the take
-// that asked for it: from now on the row passes for one that has all that is
-// acknowledged.
+// ConfirmRewind records that the broker delivers again what a queue may have lost with
+// the database, or that nothing can be done about it (0), and that it keeps the offset
+// metadata of the acquisition that asked for it. From now on the row counts as having all
+// that is acknowledged.
 //
-// from is where the broker begins again. A worker may have been told so by a database
-// that went back once more since, and lost what was sure then. So from is compared with
-// the row as it is now, and if it lies beyond, nothing is changed: sure is where to
-// begin. Else the row has it from then on, for another worker may have taken a later
-// one to be sure. The lane's clock isn't known any more: claims must not expire before
-// what comes again has passed them.
-func (s *Store) ConfirmRewind(ctx context.Context, lane message.Lane, taken lane.Assignment, from int64) (sure int64, err error) {
-	to, ours := s.ownOffsetMetadata(lane, taken.OffsetMetadata)
+// from is where the broker begins again. The database may have gone back once more since
+// it told the worker so, and lost what was sure then. So from is compared with the row as
+// it is now. If it lies beyond, nothing changes: sure is where to begin. Otherwise the
+// row has it from then on: another worker may have put a later one there. The
+// lane's clock isn't known any more: claims must not expire before what comes again has
+// passed them.
+func (s *Store) ConfirmRewind(ctx context.Context, lane message.Lane, assigned lane.Assignment, from int64) (sure int64, err error) {
+	to, ours := s.ownOffsetMetadata(lane, assigned.OffsetMetadata)
 	if !ours {
-		return 0, fmt.Errorf("resume lane %s: the offset metadata is not the lane's", lane)
+		return 0, fmt.Errorf("confirm the rewind of lane %s: the offset metadata is not the lane's", lane)
 	}
 	err = s.pool.QueryRow(ctx, `
 		WITH l AS (SELECT id, coalesce(broker_position, 1) AS sure FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered AND epoch = $4 FOR UPDATE),
 			resumed AS (UPDATE `+s.name("lanes")+` SET checkpoint = greatest(checkpoint, $6), broker_position = coalesce(nullif($5, 0), broker_position), stream_time = NULL FROM l WHERE lanes.id = l.id AND $5 <= l.sure)
-		SELECT sure FROM l`, s.scope, lane.Source, lane.Name, taken.Epoch, from, to.Checkpoint).Scan(&sure)
+		SELECT sure FROM l`, s.scope, lane.Source, lane.Name, assigned.Epoch, from, to.Checkpoint).Scan(&sure)
 	switch {
-	case errors.Is(err, pgx.ErrNoRows): // somebody let the lane go, or it is lost: the next take begins a new one
+	case errors.Is(err, pgx.ErrNoRows): // the row was forgotten, or is lost: the next acquisition begins a new one
 		return from, nil
 	case err != nil:
-		return 0, fmt.Errorf("resume lane %s: %w", lane, err)
+		return 0, fmt.Errorf("confirm the rewind of lane %s: %w", lane, err)
 	}
 	return sure, nil
 }

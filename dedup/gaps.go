@@ -12,34 +12,34 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// ReportGap notes what the broker of a queue has discarded before it was read, beside what
-// is noted already, and returns all of it. One that may be none of the queue's messages
-// is noted only where the queue's clock hasn't come so far.
-func (s *Store) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (noted lane.Gap, err error) {
+// ReportGap records what the broker of a queue has discarded unread, beside what is on
+// record already, and returns all of it. A gap that may hold none of the queue's messages
+// is recorded only if the queue's clock hasn't come so far.
+func (s *Store) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (recorded lane.Gap, err error) {
 	var before *time.Time
 	if !found.Before.IsZero() {
 		before = &found.Before
 	}
 	err = s.pool.QueryRow(ctx, `
 		WITH l AS (SELECT id, stream_time FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered),
-		noted AS (
+		recorded AS (
 			INSERT INTO `+s.name("gaps")+` AS g (lane, first, next)
 			SELECT id, $4::bigint, $5::bigint FROM l WHERE $4::bigint < $5::bigint AND coalesce(stream_time < $6::timestamptz, true)
 			ON CONFLICT (lane) DO UPDATE SET next = greatest(g.next, EXCLUDED.next), found_at = now(),
 				first = CASE WHEN g.next > g.accepted THEN least(g.first, greatest(EXCLUDED.first, g.accepted)) ELSE greatest(EXCLUDED.first, g.accepted) END
 			RETURNING first, next, accepted)
-		SELECT first, next FROM noted WHERE next > accepted
+		SELECT first, next FROM recorded WHERE next > accepted
 		UNION ALL
-		SELECT g.first, g.next FROM `+s.name("gaps")+` g JOIN l ON l.id = g.lane WHERE g.next > g.accepted AND NOT EXISTS (SELECT FROM noted)`,
-		s.scope, l.Source, l.Name, found.From, found.Next, before).Scan(&noted.From, &noted.Next)
+		SELECT g.first, g.next FROM `+s.name("gaps")+` g JOIN l ON l.id = g.lane WHERE g.next > g.accepted AND NOT EXISTS (SELECT FROM recorded)`,
+		s.scope, l.Source, l.Name, found.From, found.Next, before).Scan(&recorded.From, &recorded.Next)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return lane.Gap{}, fmt.Errorf("note what is missing in lane %s: %w", l, err)
+		return lane.Gap{}, fmt.Errorf("record what is missing in lane %s: %w", l, err)
 	}
-	return noted, nil
+	return recorded, nil
 }
 
-// AcceptGap ends what is noted of a queue. Nothing below the position is to be missed
-// from then on; nothing else is moved, for a queue's broker knows what is left to read.
+// AcceptGap ends the gap on record of a queue. From then on nothing below the position
+// counts as missing. Nothing else moves: the queue's broker knows what is left to read.
 func (s *Store) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
 	if _, err := s.pool.Exec(ctx, s.acceptGap(), s.scope, lane.Source, lane.Name, next); err != nil {
 		return fmt.Errorf("go on behind what is missing in lane %s: %w", lane, err)
@@ -55,8 +55,8 @@ func (s *Store) acceptGap() string {
 		UPDATE ` + s.name("gaps") + ` g SET accepted = greatest(accepted, $4) FROM moved WHERE g.lane = moved.id`
 }
 
-// forgetGaps forgets what was missing in another log than the one that a queue is about
-// to read: its positions mean nothing there.
+// forgetGaps forgets the gap of another log than the one that a queue is about to read:
+// its positions mean nothing there.
 func (s *Store) forgetGaps(ctx context.Context, tx pgx.Tx, t lane.Acquire) error {
 	_, err := tx.Exec(ctx, `DELETE FROM `+s.name("gaps")+` g USING `+s.name("lanes")+` l
 		WHERE l.id = g.lane AND l.scope = $1 AND l.source = $2 AND l.lane = $3 AND NOT l.ordered AND l.log_id <> nullif($4, '')`,
@@ -67,7 +67,7 @@ func (s *Store) forgetGaps(ctx context.Context, tx pgx.Tx, t lane.Acquire) error
 	return nil
 }
 
-// skipGap has a queue that is held for what its broker has discarded go on.
+// skipGap lets a queue go on that is held for a gap.
 func (s *Store) skipGap(ctx context.Context, tx pgx.Tx, m *LaneMove) error {
 	var next int64
 	err := tx.QueryRow(ctx, `SELECT g.next, l.epoch FROM `+s.name("gaps")+` g JOIN `+s.name("lanes")+` l ON l.id = g.lane WHERE l.scope = $1 AND l.source = $2 AND l.lane = $3 AND g.next > g.accepted FOR UPDATE OF g`,

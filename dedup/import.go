@@ -19,14 +19,14 @@ import (
 	"github.com/dedupd/dedupd/internal/sqlstate"
 )
 
-// importBatch is how many ids a transaction of an import claims. A copy that a
-// worker has in hand waits for the whole of it.
+// importBatch is how many ids an import claims in a transaction. A copy that a worker has
+// in hand waits for all of it.
 const importBatch = 20_000
 
-// Import claims ids that had their effect before dedupd knew of them. The claims
-// come by no lane and carry no fingerprint, as those of Store.Claim.
+// Import claims ids that had their effect before dedupd knew of them. Like those of
+// Store.Claim, the claims have no lane and no fingerprint.
 type Import struct {
-	// Actor and Input say in the audit who imported what.
+	// Actor and Input tell the audit who imported what.
 	Actor, Input string
 	// Unit is what an error calls a place of the input: line, row.
 	Unit string
@@ -34,7 +34,7 @@ type Import struct {
 	MaxBytes int
 	// IDs are the ids, or the error that ends them.
 	IDs iter.Seq2[string, error]
-	// Told is told how far it has come, after each transaction.
+	// Told is called with the progress after each transaction.
 	Told func(Imported)
 }
 
@@ -43,8 +43,8 @@ type Imported struct {
 	Read  int64 `json:"read"`
 	New   int64 `json:"new"`
 	Known int64 `json:"known"` // claimed before the import, or meanwhile by a lane
-	// Repeated were claimed by the import itself: they stand in the input twice.
-	// (Or by another import, or a service's Store.Claim, at the same time.)
+	// Repeated were claimed by the import itself: they are in the input twice. (Or by
+	// another import, or a service's Store.Claim, at the same time.)
 	Repeated int64 `json:"repeated"`
 }
 
@@ -55,8 +55,8 @@ func (n *Imported) add(o Imported) {
 	n.Repeated += o.Repeated
 }
 
-// Import claims ids, a batch in a transaction. What is claimed stays when it ends
-// early; begun again, it finds those ids known, and goes on.
+// Import claims ids, a batch in a transaction. What is claimed stays if it ends early;
+// started again, it finds those ids known, and goes on.
 func (s *Store) Import(ctx context.Context, im Import) (n Imported, err error) {
 	begun, err := s.beginImport(ctx, im)
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *Store) Import(ctx context.Context, im Import) (n Imported, err error) {
 	keys := make([]claimkey.Key, 0, importBatch)
 	var looked time.Time
 	flush := func() error {
-		// Without a filter, each key is looked up in each sealed generation. One
+		// Without a filter, each key is looked up in each sealed generation. A generation
 		// may be sealed while this runs, and its filter come later.
 		if looked.IsZero() || s.generations.FiltersBehind() && time.Since(looked) > 10*time.Second {
 			if err := s.generations.LoadFilters(ctx); err != nil {
@@ -116,7 +116,7 @@ func (im *Import) check(id string, number int64) error {
 	return nil
 }
 
-// failedImport says what is to be done with the rest.
+// failedImport says what to do with the rest.
 func failedImport(n Imported, err error) error {
 	if n.Read == 0 {
 		return fmt.Errorf("import: %w; nothing was claimed", err)
@@ -124,8 +124,8 @@ func failedImport(n Imported, err error) error {
 	return fmt.Errorf("import: %w; the first %d were claimed and stay so, and another import of the whole goes on from there", err, n.Read)
 }
 
-// beginImport notes the import in the audit, which only the owner may, before any
-// work is done; and tells the time by the database's clock.
+// beginImport records the import in the audit, which only the owner may, before any work
+// is done. It returns the time by the database's clock.
 func (s *Store) beginImport(ctx context.Context, im Import) (begun time.Time, err error) {
 	err = admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
 		if err := admin.Audit(ctx, tx, s.schema, im.Actor, "claims import", im.Input, json.RawMessage(`{}`)); err != nil {
@@ -181,8 +181,8 @@ func (s *Store) sinceStep(begun time.Time, seconds *float64) pipeline.Step {
 	}
 }
 
-// imported counts what became of the group. What was claimed by no lane since the
-// import began was claimed by the import.
+// imported counts what became of the group. A claim without a lane that was made since
+// the import began is the import's own.
 func (t *txn) imported(running float64) Imported {
 	n := Imported{Read: int64(len(t.items))}
 	for i := range t.items {
@@ -200,20 +200,19 @@ func (t *txn) imported(running float64) Imported {
 	return n
 }
 
-// QueryError says that a query that somebody gave can't be worked with: the server
-// refuses it, or its first column isn't an id's.
+// QueryError says that somebody's query can't be used: the server refuses it, or its
+// first column isn't an id.
 type QueryError struct{ Err error }
 
 func (e *QueryError) Error() string { return e.Err.Error() }
 
-// Unwrap is what the server, or QueryIDs, has against the query.
+// Unwrap is the objection of the server, or of QueryIDs.
 func (e *QueryError) Unwrap() error { return e.Err }
 
-// ofQuery tells an error of the query itself, which another try meets again, from
-// one that has other causes.
+// ofQuery tells an error of the query itself, which another try meets again, from others.
 func ofQuery(err error) error {
 	switch code := sqlstate.Of(err); {
-	case code == "", // not the server's word
+	case code == "", // not from the server
 		code == "42501",                  // a grant is missing, and may be given
 		code == "25P03", code == "25P04": // the transaction took longer than the server allows
 		return err
@@ -233,10 +232,10 @@ func ofQuery(err error) error {
 	}
 }
 
-// QueryIDs runs a query and gives the first column of its rows, as text, while
-// the server still works on it, on a connection of its own. The query can't
-// write. estimate is told first how many rows the planner expects. A *QueryError
-// says that the query is at fault.
+// QueryIDs runs a query and yields the first column of its rows, as text, while the
+// server still works on it, on a connection of its own. The query can't write. estimate
+// is called first, with how many rows the planner expects. A *QueryError says that the
+// query is at fault.
 func (s *Store) QueryIDs(ctx context.Context, query string, estimate func(rows int64)) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)

@@ -13,15 +13,15 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// CaughtUp tells that these lanes had nothing left to read, so that their clocks
-// follow the database's. A lane that has moved since is passed over, and so is one
-// that is just being moved.
+// Heartbeat reports that these lanes have nothing left to read, so that their clocks
+// follow the database's. It skips a lane that has moved since, or is being moved right
+// now.
 //
-// gone are those that aren't as told: another worker has taken the lane, or somebody
-// has moved it, or the database has lost commits. A quiet lane would learn of it by
-// its next message only. The rows are read as the last commit left them, without a
-// lock. So a transaction of the lane that is under way changes nothing: till it
-// commits, the row is as told. Afterwards it stands above, which is no loss.
+// gone lists the lanes whose rows aren't as reported: another worker has acquired the
+// lane, or somebody has moved it, or the database has lost commits. Otherwise a quiet
+// lane would learn of it only by its next message. The rows are read as the last commit
+// left them, without a lock. So an in-flight transaction of the lane changes nothing:
+// until it commits, the row is as reported. Afterwards it is above, which is no loss.
 func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []message.Lane, err error) {
 	s.clearAttempts(ctx)
 	var sources, names []string
@@ -48,7 +48,7 @@ func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []m
 		WHERE l.id IS NULL OR l.epoch <> told.epoch OR CASE WHEN l.ordered THEN l.next_position < told.next ELSE l.checkpoint < told.checkpoint OR `+s.name("instance")+`(l.tableoid) <> told.instance END`,
 		s.scope, sources, names, epochs, next, ages, checkpoints, instances)
 	if err != nil {
-		return nil, fmt.Errorf("tell that lanes are caught up: %w", err)
+		return nil, fmt.Errorf("report that lanes are caught up: %w", err)
 	}
 	var lane message.Lane
 	var back bool // epochs, positions and checkpoints only rise
@@ -61,10 +61,10 @@ func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []m
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("tell that lanes are caught up: %w", err)
+		return nil, fmt.Errorf("report that lanes are caught up: %w", err)
 	}
 	for _, l := range lanes {
-		s.quarantine.end(l.Lane) // what may have ended a process isn't here
+		s.quarantine.end(l.Lane) // it has no message left that could end a process
 	}
 	switch {
 	case went != "":
@@ -75,9 +75,9 @@ func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []m
 	return gone, nil
 }
 
-// Copied tells what the broker has confirmed of ordered lanes since their last
-// batches. A row that was taken by another since, or stands below, as it does when the
-// database has lost commits, is passed over; so is one that is just being moved.
+// BrokerConfirmed records what the broker has confirmed of ordered lanes since their last
+// batches. It skips a row that another worker has acquired since, one that is below, as
+// it is once the database has lost commits, and one that is being moved right now.
 func (s *Store) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) error {
 	var sources, names []string
 	var epochs, positions []int64
@@ -95,35 +95,36 @@ func (s *Store) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) 
 		UPDATE `+s.name("lanes")+` l SET broker_position = still.position FROM still WHERE l.id = still.id`,
 		s.scope, sources, names, epochs, positions)
 	if err != nil {
-		return fmt.Errorf("tell what the broker has confirmed: %w", err)
+		return fmt.Errorf("record what the broker has confirmed: %w", err)
 	}
 	return nil
 }
 
-// LetGo tells that a lane was let go without having moved under that epoch, and
-// that nothing happened to it: the take doesn't count.
+// Release records that a lane was released without having moved under that epoch, and
+// that nothing happened to it: the acquisition doesn't count.
 func (s *Store) Release(ctx context.Context, lane message.Lane, epoch int64) error {
 	id, err := s.laneID(lane)
 	if err != nil {
 		return err
 	}
 	if _, err := s.pool.Exec(ctx, `UPDATE `+s.name("lanes")+` SET acquisitions = 0 WHERE id = $1 AND epoch = $2 AND acquisitions > 0`, id, epoch); err != nil {
-		return fmt.Errorf("tell that lane %s was let go: %w", lane, err)
+		return fmt.Errorf("release lane %s: %w", lane, err)
 	}
 	return nil
 }
 
-// ReportLogCut keeps that the log of a lane was cut below its position, or has an ordered
-// lane go on there. That one is then taken anew, under a new incarnation: positions from the
-// cut on are those of other messages, and ids or dead letters made of them would pass
-// for what was read before. Messages with ids of their own are told by these.
+// ReportLogCut records that the log of a lane was cut below its position, or has an
+// ordered lane go on there. Such a lane is then acquired anew, under a new stream id:
+// positions from the cut on are those of other messages, and ids or dead letters made of
+// them would pass for what was read before. Messages with ids of their own are recognised
+// by these.
 //
-// The error is a *message.FencedError when the epoch isn't the lane's any more.
+// The error is a *lane.FencedError if the lane has another epoch by now.
 func (s *Store) ReportLogCut(ctx context.Context, cut lane.LogCut) error {
 	set, which := `cut_at = $2`, ``
 	if cut.Follow {
 		which = ` AND ordered`
-		// As SetPosition does it.
+		// As SetPosition does.
 		set = `next_position = least(next_position, $2), broker_position = NULL, lag = NULL, cut_at = NULL, stream_id = ` + newStreamID + `,
 			stream_time = CASE WHEN $2 < next_position THEN NULL ELSE stream_time END, ` + lowerStart
 	}
@@ -131,7 +132,7 @@ func (s *Store) ReportLogCut(ctx context.Context, cut lane.LogCut) error {
 		cut.Epoch, cut.At, s.scope, cut.Lane.Source, cut.Lane.Name)
 	switch {
 	case err != nil:
-		return fmt.Errorf("tell that the log of lane %s was cut: %w", cut.Lane, err)
+		return fmt.Errorf("record that the log of lane %s was cut: %w", cut.Lane, err)
 	case done.RowsAffected() == 0:
 		return &lane.FencedError{Lanes: []message.Lane{cut.Lane}}
 	}
@@ -145,13 +146,13 @@ func (s *Store) remember(lane message.Lane, id int32) {
 	s.lanes[id] = lane
 }
 
-// laneID is the number that claims know the lane by.
+// laneID is the number by which claims know the lane.
 func (s *Store) laneID(lane message.Lane) (int32, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	id, ok := s.numbers[lane]
 	if !ok {
-		return 0, fmt.Errorf("lane %s was never taken", lane)
+		return 0, fmt.Errorf("lane %s was never acquired", lane)
 	}
 	return id, nil
 }
@@ -168,8 +169,8 @@ func (s *Store) laneIDs(batches []lane.Batch) ([]int32, error) {
 	return ids, nil
 }
 
-// sourceOf tells which source a lane number belongs to; empty where the lane is
-// gone. It reads the database at most once for a lane of another worker.
+// sourceOf is the source that a lane number belongs to; empty if the lane is gone. It
+// reads the database at most once for a lane of another worker.
 func (s *Store) sourceOf(ctx context.Context, tx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }, id int32,
@@ -190,9 +191,9 @@ func (s *Store) sourceOf(ctx context.Context, tx interface {
 	return lane.Source, nil
 }
 
-// refuseLoss is message.ErrLoss where a failover of the database could lose
-// messages: a broker that deletes what it was told of can't be asked for it
-// again. A synchronous standby has what it is told of, too.
+// refuseLoss is lane.ErrLoss if a failover of the database could lose messages: a broker
+// that deletes what is acknowledged can't be asked for it again. With a synchronous
+// standby nothing acknowledged is lost.
 func (s *Store) refuseLoss(ctx context.Context, tx pgx.Tx) error {
 	if s.acceptLoss {
 		return nil
@@ -205,14 +206,14 @@ func (s *Store) refuseLoss(ctx context.Context, tx pgx.Tx) error {
 	return lane.ErrLoss
 }
 
-// standing is where a lane's row stands.
+// lanePosition is what a lane's row says of its position.
 type lanePosition struct {
 	epoch, next, checkpoint int64
-	// elsewhere tells that a queue was taken in another instance of the database.
+	// elsewhere is set if a queue was acquired in another instance of the database.
 	elsewhere bool
 }
 
-// standings reads the rows of the batches' lanes.
+// lanePositions reads the rows of the batches' lanes.
 func (s *Store) lanePositions(ctx context.Context, batches []lane.Batch) ([]lanePosition, error) {
 	all := make([]lanePosition, len(batches))
 	for i, b := range batches {

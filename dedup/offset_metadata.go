@@ -20,7 +20,7 @@ type offsetMetadata struct {
 	Source string `json:"source"`
 	// Start is the lowest position that the lane has begun at; -1: not known.
 	Start int64 `json:"start"`
-	// Epoch is the one under which the position was told.
+	// Epoch is the one under which the position was committed to the broker.
 	Epoch int64 `json:"epoch"`
 	// Checkpoint is a queue's: the row had reached it when the broker was told.
 	Checkpoint int64 `json:"checkpoint,omitempty"`
@@ -28,12 +28,12 @@ type offsetMetadata struct {
 	LogID string `json:"log_id,omitempty"`
 }
 
-// offsetMetadataPrefix tells ours from that of other programs.
+// offsetMetadataPrefix tells ours from other programs'.
 const offsetMetadataPrefix = "dedupd:"
 
 func (m offsetMetadata) String() string {
 	text, err := json.Marshal(m)
-	if err != nil { // it has but texts and numbers
+	if err != nil { // it has only strings and numbers
 		panic(err)
 	}
 	return offsetMetadataPrefix + string(text)
@@ -51,15 +51,16 @@ func OffsetMetadataScope(text string) string {
 	return m.Scope
 }
 
-// ownOffsetMetadata is what the broker keeps of a lane of this scope.
+// ownOffsetMetadata parses what the broker keeps of a lane; ok is false unless this scope
+// wrote it.
 func (s *Store) ownOffsetMetadata(lane message.Lane, text string) (m offsetMetadata, ok bool) {
 	m, ok = parseOffsetMetadata(text)
 	return m, ok && m.Scope == s.scope && m.Source == lane.Source
 }
 
-// forgotten tells whether an operator forgot a lane's row that had such an epoch, or an
-// earlier one. If not, and the row isn't there, the database has lost it. The audit
-// tells, also of a row whose metadata at the broker is older than the row was in the end.
+// forgotten tells whether an operator forgot a row of the lane that had come to that
+// epoch. If not, and the row isn't there, the database has lost it. The audit tells it
+// even if the metadata at the broker is older than the row was in the end.
 func (s *Store) forgotten(ctx context.Context, tx pgx.Tx, lane message.Lane, epoch int64) (yes bool, err error) {
 	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("audit")+`
 		WHERE scope = $1 AND CASE WHEN action = 'lanes forget' AND subject = $2 THEN (detail->>'epoch')::bigint >= $3 END)`,
@@ -67,12 +68,12 @@ func (s *Store) forgotten(ctx context.Context, tx pgx.Tx, lane message.Lane, epo
 	return yes, err
 }
 
-// restart has a new row begin where the row began that the database has lost. All
-// that the lane ever had effected was committed after that row, and so is lost with it.
-// If an operator forgot the lane, the row stays where the source said.
+// restart has a new row begin where the row began that the database has lost. All that
+// the lane ever had effected was committed after that row, and so is lost with it. If an
+// operator forgot the lane, the row stays where the source said.
 //
-// It is asked in a statement of its own, behind the row's: that one has waited for
-// whoever was deleting the old row, and its snapshot is older than what it waited for.
+// It runs in a statement of its own, after the row's: that one has waited for whoever was
+// deleting the old row, and its snapshot is older than what it waited for.
 func (s *Store) restart(ctx context.Context, tx pgx.Tx, row *laneRow, a lane.Acquire) error {
 	was, ok := s.ownOffsetMetadata(a.Lane, a.OffsetMetadata)
 	if !ok || a.Committed <= was.Start || was.Start < 0 || was.LogID != "" && a.LogID != "" && was.LogID != a.LogID {
@@ -89,10 +90,10 @@ func (s *Store) restart(ctx context.Context, tx pgx.Tx, row *laneRow, a lane.Acq
 	return nil
 }
 
-// startAdded has a new row begin at the partition's beginning if the topic didn't
-// have that partition yet when another of its lanes was first acquired. Partitions are
-// numbered in the order in which they come, and none goes. So where a topic is first
-// read, by however many workers, none of its partitions passes for an added one.
+// startAdded has a new row begin at the partition's beginning if the topic lacked that
+// partition when another of its lanes was first acquired. Partitions are numbered in the
+// order in which they are added, and none is removed. So when a topic is first read, by
+// however many workers, none of its partitions passes for an added one.
 func (s *Store) startAdded(ctx context.Context, tx pgx.Tx, row *laneRow, a lane.Acquire) error {
 	p := a.Partition
 	if p == nil || p.Added < 0 || a.Committed >= 0 {

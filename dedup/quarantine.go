@@ -16,53 +16,53 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// A message may end the process: the sink takes all the memory there is, crashes
-// beyond recovery, or hangs until the worker gives up. No error tells of that, and
-// the next worker reads the same message again. So where workers have ended again
-// and again, messages are noted in the database before the sink is given them,
-// in a transaction of their own, and the note goes when the try has an answer,
-// whatever it is. A note that is found later is of a try that ended its worker.
+// A message may end the process: the sink takes all the memory there is, crashes beyond
+// recovery, or hangs until the worker gives up. No error tells of that, and the next
+// worker reads the same message again. So where workers have crashed again and again,
+// attempts are recorded in the database before the sink is given the messages, in a
+// transaction of their own. The record is cleared when the attempt has an answer,
+// whatever it is. A surviving record marks an attempt that crashed its worker.
 //
-// That costs time, so it is done only under suspicion: of an ordered lane that was
-// taken repeatedly without moving, or of which there is a note; of a queue's
-// message that was delivered repeatedly. A suspicion that is wrong harms nobody.
+// That costs time, so it is done only in quarantine: for an ordered lane that was
+// acquired repeatedly without moving, or that has a record; for a queue's message that
+// was delivered repeatedly. Quarantine without a cause harms nobody.
 
 const (
-	// suspectTakes is how often a lane may be taken without moving, and without
-	// being let go, until it is suspected. Once or twice is chance: a deploy that
-	// is killed, a machine that is lost.
+	// quarantineAcquisitions is how often a lane may be acquired without moving, and
+	// without being released, before it is quarantined. Once or twice is chance: a deploy
+	// that is killed, a machine that is lost.
 	quarantineAcquisitions = 2
-	// suspectDeliveries is how often a queue's message may be delivered until it
-	// is suspected: its delivery, and two of chance.
+	// quarantineDeliveries is how often a queue's message may be delivered before it is
+	// quarantined: its delivery, and two of chance.
 	quarantineDeliveries = 3
-	// maxEnds is how many workers may end at one message until it is a dead letter.
-	// Together with those that ended before the suspicion it takes five in a row,
-	// at the same place and without an answer in between. That isn't chance, and no
-	// setting: one that is higher costs an outage more for each such message, one
-	// that is lower would give up good messages.
+	// maxCrashes is how many workers may crash at one message before it is a dead letter.
+	// Together with those that crashed before the quarantine it takes five in a row, at
+	// the same place and without an answer in between. That isn't chance, and no setting:
+	// a higher one costs one more outage for each such message, a lower one would give up
+	// good messages.
 	maxCrashes = 3
-	// suspectRun is how many messages are noted and tried at a time, as long as
-	// none of them has a note. If that ends the worker, each is tried alone.
+	// quarantineRun is how many messages are recorded and tried at a time, as long as
+	// none of them has a record. If that crashes the worker, each is tried alone.
 	quarantineRun = 64
-	// answerLimit is how long after its context's end a try may still have an
-	// answer. Later the worker is taken to hang, and about to be ended for it.
+	// answerLimit is how long after its context's end an attempt may still have an
+	// answer. Later the worker counts as hung, and is about to be ended for it.
 	answerLimit = 5 * time.Second
-	// everybody is all of Processor.sinking.
+	// allSinkSlots is all of Processor.sinkSlots.
 	allSinkSlots = math.MaxInt32
 )
 
-// suspicions are the lanes that are handled with care, and how many of their
-// messages have been.
+// quarantine has the lanes whose messages are applied one by one, and how many of these
+// have been.
 type quarantine struct {
 	mu    sync.RWMutex
 	lanes map[message.Lane]int
 }
 
-// set begins a suspicion, or ends it.
-func (s *quarantine) set(lane message.Lane, suspect bool) {
+// set puts a lane into quarantine, or takes it out.
+func (s *quarantine) set(lane message.Lane, quarantined bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !suspect {
+	if !quarantined {
 		delete(s.lanes, lane)
 		return
 	}
@@ -81,8 +81,8 @@ func (s *quarantine) has(lane message.Lane) bool {
 	return ok
 }
 
-// passed counts messages of a suspect lane. After as many as a batch can have
-// the suspicion ends: what ended the workers was in their first.
+// passed counts messages of a quarantined lane. The quarantine ends after as many as a
+// batch can have: what crashed the workers was in their first.
 func (s *quarantine) passed(lane message.Lane, n, most int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,25 +93,25 @@ func (s *quarantine) passed(lane message.Lane, n, most int) {
 	delete(s.lanes, lane)
 }
 
-// sift tells what may be applied together from what needs care. Neither shares
-// the caller's slice.
-func (p *Processor) divide(batches []lane.Batch) (plain, suspects []lane.Batch) {
+// divide separates what may be applied together from what is applied one by one. Neither
+// shares the caller's slice.
+func (p *Processor) divide(batches []lane.Batch) (plain, quarantined []lane.Batch) {
 	plain = make([]lane.Batch, 0, len(batches))
 	for _, b := range batches {
 		switch {
 		case b.Ordered && p.Store.quarantine.has(b.Lane):
-			suspects = append(suspects, b)
-		case !b.Ordered && hasSuspect(b.Messages):
-			rest, suspect := b, b
-			rest.Messages, suspect.Messages = nil, nil
+			quarantined = append(quarantined, b)
+		case !b.Ordered && deliveredRepeatedly(b.Messages):
+			rest, one := b, b
+			rest.Messages, one.Messages = nil, nil
 			for i := range b.Messages {
-				if hasSuspect(b.Messages[i : i+1]) {
-					suspect.Messages = append(suspect.Messages, b.Messages[i])
+				if deliveredRepeatedly(b.Messages[i : i+1]) {
+					one.Messages = append(one.Messages, b.Messages[i])
 				} else {
 					rest.Messages = append(rest.Messages, b.Messages[i])
 				}
 			}
-			suspects = append(suspects, suspect)
+			quarantined = append(quarantined, one)
 			if len(rest.Messages) > 0 {
 				plain = append(plain, rest)
 			}
@@ -119,12 +119,12 @@ func (p *Processor) divide(batches []lane.Batch) (plain, suspects []lane.Batch) 
 			plain = append(plain, b)
 		}
 	}
-	return plain, suspects
+	return plain, quarantined
 }
 
-// isSuspect tells whether a queue's messages contain one that was delivered
-// repeatedly.
-func hasSuspect(messages []message.Message) bool {
+// deliveredRepeatedly tells whether a queue's messages contain one that was delivered too
+// often to be chance.
+func deliveredRepeatedly(messages []message.Message) bool {
 	for i := range messages {
 		if messages[i].Deliveries > quarantineDeliveries {
 			return true
@@ -133,20 +133,20 @@ func hasSuspect(messages []message.Message) bool {
 	return false
 }
 
-// withCare applies a batch in small runs that are noted before. A message with a
-// note goes alone, or to the dead letters.
+// applyOneByOne applies a batch in small runs that are recorded before. A message with a
+// record goes alone, or to the dead letters.
 func (p *Processor) applyOneByOne(ctx context.Context, b lane.Batch, clocks clocks) error {
 	b, there, err := p.unlanded(ctx, b)
 	if err != nil || !there {
 		return err
 	}
-	noted, err := p.Store.attempts(ctx, b)
+	recorded, err := p.Store.attempts(ctx, b)
 	if err != nil {
 		return holdUnlessPassing(err)
 	}
 	for {
-		run, rest := cut(b, noted)
-		if err := p.attempt(ctx, run, clocks, noted); err != nil {
+		run, rest := cut(b, recorded)
+		if err := p.attempt(ctx, run, clocks, recorded); err != nil {
 			return err
 		}
 		p.Store.quarantine.passed(b.Lane, len(run.Messages), p.quarantineSpan())
@@ -164,12 +164,11 @@ func (p *Processor) quarantineSpan() int {
 	return 4000
 }
 
-// cut takes the next run off a batch: a message with a note alone, else some
-// without.
-func cut(b lane.Batch, noted map[int64]attempt) (run, rest lane.Batch) {
+// cut takes the next run off a batch: a message with a record alone, else some without.
+func cut(b lane.Batch, recorded map[int64]attempt) (run, rest lane.Batch) {
 	n := 0
 	for n < min(len(b.Messages), quarantineRun) {
-		if _, ok := noted[b.Messages[n].Position.Offset]; ok {
+		if _, ok := recorded[b.Messages[n].Position.Offset]; ok {
 			n = max(n, 1)
 			break
 		}
@@ -179,15 +178,15 @@ func cut(b lane.Batch, noted map[int64]attempt) (run, rest lane.Batch) {
 }
 
 // attempt applies one run, with nothing else of this process at the sink.
-func (p *Processor) attempt(ctx context.Context, run lane.Batch, clocks clocks, noted map[int64]attempt) error {
+func (p *Processor) attempt(ctx context.Context, run lane.Batch, clocks clocks, recorded map[int64]attempt) error {
 	if err := p.sinkSlots.Acquire(ctx, allSinkSlots); err != nil {
 		return err
 	}
 	defer p.sinkSlots.Release(allSinkSlots)
 	h := &handOver{clocks: clocks, recorded: true}
 	if len(run.Messages) == 1 {
-		if a := noted[run.Messages[0].Position.Offset]; a.tries >= maxCrashes {
-			// It isn't tried: the note stays until it is buried.
+		if a := recorded[run.Messages[0].Position.Offset]; a.tries >= maxCrashes {
+			// It isn't tried: the record stays until it is a dead letter.
 			h.reject(&run.Messages[0], &rejection{class: classPoison, reason: a.reason(), attempts: int32(a.tries)})
 			return p.handOver(ctx, []lane.Batch{run}, h)
 		}
@@ -204,7 +203,7 @@ func (p *Processor) attempt(ctx context.Context, run lane.Batch, clocks clocks, 
 	return err
 }
 
-// attempt is what is noted of a message whose tries have ended workers.
+// attempt is the record of a message whose attempts have crashed workers.
 type attempt struct {
 	tries       int
 	first, last time.Time
@@ -216,18 +215,18 @@ func (a attempt) reason() string {
 		a.tries, a.first.UTC().Format(format), a.last.UTC().Format(format))
 }
 
-// openAttempts tells whether there are notes of a lane's messages that are still
-// to come. It takes no locks: its transaction holds the lane's row, and everybody
-// else locks notes before lanes.
+// openAttempts tells whether there are records of a lane's messages that are still to
+// come. It takes no locks: its transaction holds the lane's row, and everybody else locks
+// records before lanes.
 func (s *Store) openAttempts(ctx context.Context, tx pgx.Tx, lane int32, next int64) (open bool, err error) {
 	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("attempts")+` WHERE lane = $1 AND position >= $2 AND last_at >= now() - interval '30 days')`,
 		lane, next).Scan(&open)
 	return open, err
 }
 
-// forgetAttempts forgets the notes that nobody will ask for: a lane was moved past
-// them, or a queue's message was deleted at the broker. Those that stay for now, the
-// next take forgets.
+// forgetAttempts deletes the records that nobody will ask for: a lane was moved past
+// them, or a queue's message was deleted at the broker. What it fails to delete, the next
+// acquisition deletes.
 func (s *Store) forgetAttempts(ctx context.Context, lane message.Lane, ordered bool, next int64) {
 	id, err := s.laneID(lane)
 	if err == nil {
@@ -238,8 +237,8 @@ func (s *Store) forgetAttempts(ctx context.Context, lane message.Lane, ordered b
 	}
 }
 
-// attempts reads the notes of a batch's messages, by position. What this process
-// has noted has had its answer, or it wouldn't ask.
+// attempts reads the records of a batch's messages, by position. It leaves out this
+// process's own: those attempts have had their answer, or it wouldn't ask.
 func (s *Store) attempts(ctx context.Context, b lane.Batch) (map[int64]attempt, error) {
 	lane, err := s.laneID(b.Lane)
 	if err != nil {
@@ -250,28 +249,28 @@ func (s *Store) attempts(ctx context.Context, b lane.Batch) (map[int64]attempt, 
 	if err != nil {
 		return nil, fmt.Errorf("read the attempts of lane %s: %w", b.Lane, err)
 	}
-	noted := make(map[int64]attempt)
+	recorded := make(map[int64]attempt)
 	var position int64
 	var a attempt
 	if _, err := pgx.ForEachRow(rows, []any{&position, &a.tries, &a.first, &a.last}, func() error {
-		noted[position] = a
+		recorded[position] = a
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("read the attempts of lane %s: %w", b.Lane, err)
 	}
-	return noted, nil
+	return recorded, nil
 }
 
-// note writes down that a run's messages are tried. It is durable before the sink
-// is given them. Of a lane that is another's nothing is noted; advance() refuses
-// what comes of it.
+// recordAttempt records that a run's messages are tried. The record is durable before the
+// sink is given them. Nothing is recorded for a lane that another worker owns: advance()
+// refuses what comes of that.
 func (s *Store) recordAttempt(ctx context.Context, run lane.Batch) (at time.Time, err error) {
 	lane, err := s.laneID(run.Lane)
 	if err != nil {
 		return at, err
 	}
 	err = s.pool.QueryRow(ctx, `
-		WITH noted AS (
+		WITH recorded AS (
 			INSERT INTO `+s.name("attempts")+` AS a (lane, position, worker)
 			SELECT l.id, u.position, $3::uuid FROM `+s.name("lanes")+` l, unnest($2::bigint[]) AS u (position) WHERE l.id = $1 AND l.epoch = $4
 			ON CONFLICT (lane, position) DO UPDATE SET
@@ -281,15 +280,15 @@ func (s *Store) recordAttempt(ctx context.Context, run lane.Batch) (at time.Time
 				worker   = EXCLUDED.worker)
 		SELECT now()`, lane, positions(run), s.process, run.Epoch).Scan(&at)
 	if err != nil {
-		return at, fmt.Errorf("note an attempt in lane %s: %w", run.Lane, err)
+		return at, fmt.Errorf("record an attempt in lane %s: %w", run.Lane, err)
 	}
 	return at, nil
 }
 
-// wrongNotes are notes of tries that had an answer, which the database was away to
-// take back. The process lives, so they count as no end of it: they are taken back
-// as soon as the database is there. Else three outages at the wrong moment would
-// make a dead letter of a good message.
+// unclearedAttempts are the records of attempts that had an answer, which the database
+// was away to clear. The process lives, so they don't count as its crashes: they are
+// cleared as soon as the database is back. Otherwise three outages at the wrong moment
+// would make a dead letter of a good message.
 type unclearedAttempts struct {
 	some atomic.Bool
 	mu   sync.Mutex
@@ -302,27 +301,27 @@ type unclearedAttempt struct {
 	at        time.Time // by the database's clock; zero: not known
 }
 
-// unnote takes the notes of a run back whose try had an answer: now, or once the
-// database is there again.
+// clearAttempt clears the records of a run whose attempt had an answer: now, or once the
+// database is back.
 func (s *Store) clearAttempt(ctx context.Context, run lane.Batch, at time.Time) {
 	lane, err := s.laneID(run.Lane)
 	if err != nil {
-		return // without the lane's number nothing was noted
+		return // without the lane's number nothing was recorded
 	}
-	note := unclearedAttempt{lane, positions(run), at}
+	attempt := unclearedAttempt{lane, positions(run), at}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
-	if err := s.deleteAttempt(ctx, note); err != nil {
+	if err := s.deleteAttempt(ctx, attempt); err != nil {
 		s.uncleared.mu.Lock()
-		s.uncleared.all = append(s.uncleared.all, note)
+		s.uncleared.all = append(s.uncleared.all, attempt)
 		s.uncleared.some.Store(true)
 		s.uncleared.mu.Unlock()
-		s.log.Warn("an attempt that had an answer stays noted until the database is there again", "source", run.Lane.Source, "lane", run.Lane.Name, "position", run.From, "error", err)
+		s.log.Warn("an attempt that had an answer stays on record until the database is back", "source", run.Lane.Source, "lane", run.Lane.Name, "position", run.From, "error", err)
 	}
 }
 
-// takeBackNotes takes back what the database was away for. What fails is tried
-// again by the next hand-over.
+// clearAttempts clears what the database was away for. The next hand-over retries what
+// fails.
 func (s *Store) clearAttempts(ctx context.Context) {
 	if !s.uncleared.some.Load() {
 		return
@@ -331,7 +330,7 @@ func (s *Store) clearAttempts(ctx context.Context) {
 	defer s.uncleared.mu.Unlock()
 	for len(s.uncleared.all) > 0 {
 		if err := s.deleteAttempt(ctx, s.uncleared.all[0]); err != nil {
-			s.log.Debug("take back the notes of attempts that had an answer", "error", err)
+			s.log.Debug("clear the records of attempts that had an answer", "error", err)
 			return
 		}
 		s.uncleared.all = s.uncleared.all[1:]
@@ -339,8 +338,8 @@ func (s *Store) clearAttempts(ctx context.Context) {
 	s.uncleared.some.Store(false)
 }
 
-// takeBack forgets a note of this process. Where another has noted its own try on
-// top of it since, that one stays, and counts one less.
+// deleteAttempt deletes a record of this process. If another has recorded its own attempt
+// on top of it since, that record stays, and counts one less.
 func (s *Store) deleteAttempt(ctx context.Context, n unclearedAttempt) error {
 	_, err := s.pool.Exec(ctx, `
 		WITH mine AS (DELETE FROM `+s.name("attempts")+` WHERE lane = $1 AND position = ANY ($2) AND worker = $3::uuid AND last_at <= coalesce($4::timestamptz, now()))
@@ -350,7 +349,7 @@ func (s *Store) deleteAttempt(ctx context.Context, n unclearedAttempt) error {
 	return err
 }
 
-// passSteps forget the notes of messages in the transaction that has their
+// clearAttemptSteps clear the records of messages in the transaction that has their
 // outcome.
 func (s *Store) clearAttemptSteps(batches []lane.Batch) (steps []pipeline.Step, err error) {
 	for i := range batches {

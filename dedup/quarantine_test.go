@@ -347,7 +347,7 @@ func TestAnsweredAttempts(t *testing.T) {
 			for i := range 8 {
 				w := f.life()
 				b := delivered(w.takeQueue("nats").batch("qa", "qb"), i+1)
-				if err, ok := w.survives(b); err == nil || !ok || strings.Contains(err.Error(), "never taken") {
+				if err, ok := w.survives(b); err == nil || !ok || strings.Contains(err.Error(), "never acquired") {
 					t.Fatalf("%v, %t", err, ok)
 				}
 			}

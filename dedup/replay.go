@@ -48,20 +48,19 @@ type Replayed struct {
 	Reason, SQLState string
 }
 
-// Replay tries a dead letter again: its message goes through a claim transaction
-// of its own, as one that was just read, but that the lane doesn't move. Where
-// its id is found, what is compared and what the sink does is up to this
-// Processor, and so may have been mended since.
+// Replay tries a dead letter again: its message goes through a claim transaction of its
+// own, like one that was just read, except that the lane doesn't move. This Processor
+// decides where the id is, what is compared and what the sink does, so that may have been
+// mended since.
 //
-// A dead letter holds the claim of its id, or of its place; that claim counts as
-// won. Without it (it has expired or was forgotten, or the id is now found
-// elsewhere) the message competes for its id as any other does. Applied, the dead
-// letter goes in the same transaction, so that whoever replays it at the same
-// time has to wait, and finds it gone. Everything but that is noted in the audit,
-// under the actor's name.
+// A dead letter holds the claim of its id, or of its place; that claim counts as new.
+// Without it (it has expired or was forgotten, or the id is now found elsewhere) the
+// message competes for its id like any other. Once applied, the dead letter is deleted in
+// the same transaction: whoever replays it at the same time has to wait, and finds it
+// gone. The audit records everything but that, under the actor's name.
 //
-// What passes is waited for and tried again, for about ten seconds. Any other
-// error is a person's to mend first; the dead letter then is as it was.
+// What passes is waited for and retried, for about ten seconds. Any other error is a
+// person's to mend first; the dead letter is then as it was.
 func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Replayed, err error) {
 	var unknown *lostReplay
 	l := 50 * time.Millisecond
@@ -73,8 +72,8 @@ func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Repla
 		var lost *lostReplay
 		switch {
 		case errors.As(err, &lost):
-			// Look again: if the server is at the commit still, the dead letter is
-			// locked; if it has landed, it is gone.
+			// Look again: if the server is still at the commit, the dead letter is
+			// locked; if the commit has landed, it is gone.
 			unknown = lost
 		case errors.Is(err, ErrNoDeadLetter) && unknown == nil:
 			return Replayed{ID: id, Outcome: ReplayGone}, nil
@@ -87,9 +86,9 @@ func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Repla
 		}
 		reaction := react(err)
 		if _, looks := p.Sink.(sinks.Preparer); looks && reaction == doubt {
-			// Is it the table? Then a person has to mend it before any dead letter
-			// is replayed. If not, the dead letter stays as after any refusal. A sink
-			// that can't tell leaves it to the person.
+			// Is it the table? Then a person has to mend it before any dead letter is
+			// replayed. If not, the dead letter stays, as after any refusal. If the sink
+			// can't tell, the person has to.
 			if table := p.prepareSink(ctx); table != nil {
 				return r, fmt.Errorf("replay dead letter %d: %w", id, table)
 			}
@@ -120,9 +119,9 @@ type lostReplay struct {
 func (e *lostReplay) Error() string { return e.error.Error() }
 func (e *lostReplay) Unwrap() error { return e.error }
 
-// confirmReplay tells what took a dead letter away after a COMMIT without an
-// answer: a replay has left its line in the audit, be it ours or another one's.
-// And it makes sure that what is visible is also durable.
+// confirmReplay finds out what deleted a dead letter after a COMMIT without an answer: a
+// replay, ours or another's, has left its line in the audit. It also makes sure that what
+// is visible is durable.
 func (s *Store) confirmReplay(ctx context.Context, lost *lostReplay) (Replayed, error) {
 	var landed bool
 	err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("audit")+` WHERE scope = $1 AND action = 'dlq replay' AND subject = $2 AND detail->>'outcome' = $3)`,
@@ -162,13 +161,13 @@ func refusalOf(err error) *refusal {
 	return &refusal{ReplayDead, rejection{reason: err.Error(), sqlstate: sqlstate.Of(err)}}
 }
 
-// refuse notes a try that failed.
+// refuse records a try that failed.
 func (s *Store) refuse(ctx context.Context, actor string, r Replayed) (Replayed, error) {
 	err := s.retry(ctx, func() error {
 		return admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
 			d, err := s.readDeadLetter(ctx, tx, r.ID, "FOR UPDATE OF d")
 			if errors.Is(err, ErrNoDeadLetter) {
-				r = Replayed{ID: r.ID, Outcome: ReplayGone} // somebody else had more luck
+				r = Replayed{ID: r.ID, Outcome: ReplayGone} // somebody else was faster
 				return nil
 			}
 			if err != nil {
@@ -187,7 +186,7 @@ func (s *Store) refuse(ctx context.Context, actor string, r Replayed) (Replayed,
 		})
 	})
 	if err != nil {
-		return r, fmt.Errorf("replay dead letter %d: it was refused (%s), and that could not be noted: %w", r.ID, r.Reason, err)
+		return r, fmt.Errorf("replay dead letter %d: it was refused (%s), and that could not be recorded: %w", r.ID, r.Reason, err)
 	}
 	return r, nil
 }
@@ -201,7 +200,7 @@ func (d *DeadLetter) replayNote(r Replayed) ([]byte, error) {
 	return json.Marshal(note)
 }
 
-// replayTime bounds one try. Its statements have time-outs of their own.
+// replayTime bounds one try, whose statements have time-outs of their own.
 const replayTime = time.Minute
 
 func (p *Processor) tryReplay(ctx context.Context, actor string, id int64) (r Replayed, err error) {
@@ -216,13 +215,12 @@ func (p *Processor) tryReplay(ctx context.Context, actor string, id int64) (r Re
 
 // replayOn replays a dead letter in a transaction.
 //
-// The dead letter is locked before anything else, so that a second replay waits
-// without holding up rotations or claims. It can't wait in a circle with workers.
-// They do without that lock: none reads dead letters, and to bury one they wait
-// for no row but one of the same place that is being written or deleted. It is
-// deleted by replayed() at the end, when all that is left to lock is the lane's
-// row; and whoever holds that, locks nothing after it. What else is locked, is
-// locked in the order of transact. Expiry passes locked rows over.
+// The dead letter is locked before anything else, so that a second replay waits without
+// holding up rotations or claims. It can't deadlock with workers. They do without that
+// lock: none reads dead letters, and to write one they wait only for a row of the same
+// place that is being written or deleted. replayed() deletes the dead letter at the end,
+// when only the lane's row is left to lock; and whoever holds that row locks nothing
+// after it. All else is locked in the order of txn. Expiry skips locked rows.
 func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64) (r Replayed, err error) {
 	r.ID = id
 	if err := t.send(ctx, beginStep, limitsStep); err != nil {
@@ -268,9 +266,9 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 	return r, err
 }
 
-// claimAgain claims the id of a dead letter's message, or finds that the claim is
-// its own, and gives the message its outcome. A claim that it lost to, or holds,
-// can't be forgotten any more before the transaction ends.
+// claimAgain claims the id of a dead letter's message, or finds that the claim is the
+// dead letter's own, and gives the message its outcome. Nobody can forget the claim,
+// whoever's it is, before the transaction ends.
 func (p *Processor) claimAgain(ctx context.Context, t *txn, d *DeadLetter) error {
 	t.lanes = []int32{d.LaneNumber}
 	t.fingerprint = !p.Fingerprint.None()
@@ -299,8 +297,8 @@ func (p *Processor) claimAgain(ctx context.Context, t *txn, d *DeadLetter) error
 	return nil
 }
 
-// holdClaim keeps a claim from being forgotten before the transaction ends, and
-// tells whether it is the one that the dead letter's burial made.
+// holdClaim keeps a claim from being forgotten before the transaction ends, and tells
+// whether it was made when the dead letter was written.
 func (s *Store) holdClaim(ctx context.Context, conn *pgx.Conn, g *generations.Table, key claimkey.Key, d *DeadLetter) (own bool, err error) {
 	var position *int64
 	var claimedAt time.Time
@@ -309,10 +307,10 @@ func (s *Store) holdClaim(ctx context.Context, conn *pgx.Conn, g *generations.Ta
 	if err != nil {
 		return false, err
 	}
-	// A conflict or a duplicate has made no claim: whatever looks like it is
-	// somebody else's.
-	buriedWithClaim := d.Class != classConflict && d.Class != classDuplicate
-	return buriedWithClaim && d.ClaimKey == key.String() && position != nil && *position == d.Position && claimedAt.Equal(d.CreatedAt), nil
+	// A conflict or a duplicate has made no claim: whatever looks like it is somebody
+	// else's.
+	hasClaim := d.Class != classConflict && d.Class != classDuplicate
+	return hasClaim && d.ClaimKey == key.String() && position != nil && *position == d.Position && claimedAt.Equal(d.CreatedAt), nil
 }
 
 // limitsStep sets the time-outs for what comes before enter().
@@ -322,7 +320,7 @@ var limitsStep = pipeline.Step{
 	Params: [][]byte{[]byte(pipeline.LockTimeout), []byte(pipeline.StatementTimeout), []byte(pipeline.IdleTimeout)},
 }
 
-// replayedSteps take a dead letter away, book what it has become, and note it.
+// replayedSteps delete a dead letter, book its outcome, and record that in the audit.
 func (s *Store) replayedSteps(actor string, d *DeadLetter, r Replayed, o outcome) ([]pipeline.Step, error) {
 	booked := map[outcome]string{applied: "applied", redelivered: "redelivered", resent: "resent", crossSource: "cross_source"}[o]
 	if booked == "" {

@@ -10,7 +10,8 @@ import (
 	"github.com/dedupd/dedupd/lane"
 )
 
-// settle gives every message its outcome but those that the sink still refuses.
+// settle gives every message its outcome. The sink may still refuse those that are
+// applied.
 func (p *Processor) settle(ctx context.Context, t *txn) error {
 	for i := range t.items {
 		it := &t.items[i]
@@ -28,7 +29,7 @@ func (p *Processor) settle(ctx context.Context, t *txn) error {
 			it.original = &claimRow{fingerprint: &root.fingerprint, lane: &t.lanes[root.batch], position: &t.message(root).Position.Offset}
 		default:
 			if it.original = t.found[root.key]; it.original == nil {
-				// The claim was there a moment ago: it has been forgotten since.
+				// The claim was there a moment ago: somebody has forgotten it since.
 				return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "40001", Message: "a claim vanished while it was looked at"}
 			}
 		}
@@ -41,8 +42,8 @@ func (p *Processor) settle(ctx context.Context, t *txn) error {
 	return nil
 }
 
-// settleDuplicate tells what kind of copy a message is of the one that has claimed
-// its id.
+// settleDuplicate finds out what kind of copy a message is of the one that claimed its
+// id.
 func (p *Processor) settleDuplicate(ctx context.Context, t *txn, it *item) error {
 	original, l := it.original, t.batches[it.batch].Lane
 	if !p.Fingerprint.None() && original.fingerprint != nil && claimkey.Differ(*original.fingerprint, it.fingerprint) {

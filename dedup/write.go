@@ -11,10 +11,10 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// write gives the winners to the sink, in lane order.
+// write gives the new messages to the sink, in lane order.
 func (t *txn) write(ctx context.Context, sink sinks.Sink) (err error) {
-	winners := t.newMessages()
-	if len(winners) == 0 {
+	messages := t.newMessages()
+	if len(messages) == 0 {
 		return nil
 	}
 	defer func() {
@@ -22,7 +22,7 @@ func (t *txn) write(ctx context.Context, sink sinks.Sink) (err error) {
 			err = sinks.Recovered(r)
 		}
 	}()
-	if err := sink.Write(ctx, sinkTx{t.conn}, winners); err != nil {
+	if err := sink.Write(ctx, sinkTx{t.conn}, messages); err != nil {
 		return err
 	}
 	switch status := t.conn.PgConn().TxStatus(); {
@@ -36,7 +36,7 @@ func (t *txn) write(ctx context.Context, sink sinks.Sink) (err error) {
 	return nil
 }
 
-// winners are the messages for the sink.
+// newMessages are the messages for the sink.
 func (g *group) newMessages() []message.Message {
 	n := 0
 	for i := range g.items {
@@ -47,16 +47,16 @@ func (g *group) newMessages() []message.Message {
 	if len(g.batches) == 1 && n == len(g.items) {
 		return g.batches[0].Messages
 	}
-	winners := make([]message.Message, 0, n)
+	messages := make([]message.Message, 0, n)
 	for i := range g.items {
 		if it := &g.items[i]; it.outcome == applied {
-			winners = append(winners, *g.message(it))
+			messages = append(messages, *g.message(it))
 		}
 	}
-	return winners
+	return messages
 }
 
-// candidate is the item behind winners()[index].
+// newItem is the item behind newMessages()[index].
 func (g *group) newItem(index int) *item {
 	for i := range g.items {
 		if g.items[i].outcome == applied {
