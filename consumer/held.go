@@ -88,7 +88,8 @@ func (l *Lane) restoreHeldLocked() {
 	}
 	l.w.forgetEvictedLocked(l.options.Lane)
 	l.setHeldLocked(e.err)
-	l.heldSince, l.attempts, l.alone, l.lastError = e.since, e.attempts, true, e.err.Error()
+	l.heldSince, l.attempts, l.alone = e.since, e.attempts, true
+	l.problem.IsNew(e.err) // it was logged before
 	l.retryInLocked(backoff(l.attempts, holdBackoff))
 }
 

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/dedupd/dedupd/internal/logonce"
 )
 
 // Runs until idle: jobs and tests.
@@ -33,7 +35,7 @@ func (e *NotReadyError) Error() string {
 func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(max(min(w.UntilIdle/10, 100*time.Millisecond), time.Millisecond))
 	defer tick.Stop()
-	logged := ""
+	var problem logonce.Problem
 	var undecided undecidedLog
 	for {
 		select {
@@ -50,8 +52,7 @@ func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 			// run has done its work only if the database still has it.
 			sent := w.sendHeartbeat(ctx)
 			if err == nil && sent != nil {
-				if !errors.Is(sent, errGone) && sent.Error() != logged && ctx.Err() == nil {
-					logged = sent.Error()
+				if !errors.Is(sent, errGone) && ctx.Err() == nil && problem.IsNew(sent) {
 					w.Logger.Warn("everything is read, but not known to be in the database: asking again", "error", sent)
 				}
 				continue

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dedupd/dedupd/internal/logonce"
 	"github.com/dedupd/dedupd/lane"
 )
 
@@ -42,7 +43,7 @@ type Lane struct {
 	heldSince time.Time
 	failing   time.Time // since when no transaction of it has been made durable; zero: the last one was
 	failure   error     // of the last attempt, if that may pass by itself
-	lastError string    // that was logged
+	problem   logonce.Problem
 	timer     *time.Timer
 }
 
@@ -253,7 +254,8 @@ func (l *Lane) endFlightLocked() {
 
 // recoverLocked forgets what failed: the lane's last batch is durable.
 func (l *Lane) recoverLocked() {
-	l.attempts, l.alone, l.lastError = 0, false, ""
+	l.attempts, l.alone = 0, false
+	l.problem.End()
 	l.failing, l.failure = time.Time{}, nil
 	l.setHeldLocked(nil)
 }
@@ -364,8 +366,7 @@ func (l *Lane) logLocked(what string, err error) {
 		return // we cut it off
 	}
 	log := l.w.Logger.Debug
-	if text := err.Error(); text != l.lastError {
-		l.lastError = text
+	if l.problem.IsNew(err) {
 		log = l.w.Logger.Warn
 	}
 	log(what, "source", l.options.Lane.Source, "lane", l.options.Lane.Name, "attempt", l.attempts+1, "error", err)

@@ -284,7 +284,7 @@ func (w *Worker) committed(group []*Lane) {
 	w.ended = w.activity
 	for _, l := range group {
 		w.done += int64(len(l.flight.batch.Messages))
-		if l.lastError != "" {
+		if l.problem.End() {
 			w.Logger.Info("lane goes on", "source", l.options.Lane.Source, "lane", l.options.Lane.Name, "attempts", l.attempts+1)
 		}
 		l.position, l.unmoved = l.flight.batch.Next, false

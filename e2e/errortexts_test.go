@@ -19,7 +19,6 @@ import (
 var comparedTexts = map[string]string{
 	"internal/pgtest/server.go StartServer": "the server's log is all that there is of a port that is taken; for tests only",
 	"internal/pgtest/server.go Restart":     "the same",
-	"consumer/kafka/topics.go warn":         "says the same thing once, for each topic",
 }
 
 // Errors are told apart by type, by errors.Is and by code, never by their text: that

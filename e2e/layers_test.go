@@ -37,26 +37,27 @@ var layers = []struct {
 	others string // a pattern of import paths that may not
 }{
 	{`message`, `^$`, `pgx|kafka|nats|prometheus|cobra`},
-	{`consumer`, `^message$`, `pgx|kafka|nats|cobra`},
-	{`consumer/kafka`, `^(message|consumer)$`, `pgx|nats|prometheus|cobra`},
-	{`consumer/nats`, `^(message|consumer)$`, `pgx|kafka|prometheus|cobra`},
+	{`consumer`, `^(message|lane|internal/(logonce|wait))$`, `pgx|kafka|nats|cobra`},
+	{`consumer/kafka`, `^(message|lane|consumer|internal/(logonce|wait))$`, `pgx|nats|prometheus|cobra`},
+	{`consumer/nats`, `^(message|lane|consumer|internal/(logonce|wait))$`, `pgx|kafka|prometheus|cobra`},
 	{`dedup`, `^(message|sinks)$`, `kafka|nats|cobra`},
 	{`sinks`, `^message$`, `kafka|nats|prometheus|cobra`},
 	{`sinks/[^/]+`, `^(message|sinks(/internal/.+)?|internal/nearest)$`, `kafka|nats|cobra`},
 	{`sinks/internal/.+`, `^(message|sinks)$`, `kafka|nats|prometheus|cobra`},
-	{`retention`, `^$`, `pgx|kafka|nats|cobra`},
+	{`retention`, `^internal/(logonce|wait)$`, `pgx|kafka|nats|cobra`},
 	{`internal/config`, `^(message|sinks|internal/nearest)$`, `kafka|nats|prometheus|cobra`},
 	// A leaf, so that both halves of "did you mean" may stand on it.
 	{`internal/nearest`, `^$`, `.*\..*`},
 	// Figures and arithmetic: a leaf.
 	{`internal/sizing`, `^$`, `.*\..*`},
-	{`internal/top`, `^dedup$`, `pgx|kafka|nats|prometheus|cobra`},
+	{`internal/top`, `^(dedup|internal/wait)$`, `pgx|kafka|nats|prometheus|cobra`},
+	{`internal/(logonce|wait)`, `^$`, `.*\..*`},
 	// For test support and the demo; no layer above names it.
 	{`internal/child`, `^$`, `.*\..*`},
 	// A program about our packages, of the standard library alone.
 	{`internal/mutate`, `^$`, `.*\..*`},
 	{`internal/app`, `^(message|consumer|consumer/kafka|consumer/nats|dedup|sinks|retention|internal/config)$`, `cobra`},
-	{`cmd/dedupd/cli`, `^(message|dedup|sinks|retention|internal/app|internal/config|internal/nearest|internal/sizing|internal/top)$`, `kafka|nats`},
+	{`cmd/dedupd/cli`, `^(message|dedup|sinks|retention|internal/app|internal/config|internal/logonce|internal/nearest|internal/sizing|internal/top)$`, `kafka|nats`},
 	{`cmd/dedupd`, `^(cmd/dedupd/cli|sinks/[^/]+)$`, `.*\..*`},
 	{`consumer/consumertest`, `^(message|consumer)$`, `pgx`},
 	{`sinks/sinktest`, `^(message|sinks)$`, `kafka|nats`},

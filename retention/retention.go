@@ -16,6 +16,9 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/dedupd/dedupd/internal/logonce"
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 // Store does what the Loop decides. Steps that change what is kept are done by
@@ -151,55 +154,32 @@ func (l *Loop) Run(ctx context.Context) {
 	var follower sync.WaitGroup
 	defer follower.Wait()
 	follower.Go(func() { l.follow(ctx) })
-	told := teller{log: l.Logger, what: "retention failed, trying again by the schedule"}
-	wait := rand.N(max(min(l.Schedule, 5*time.Second), 1))
-	for sleep(ctx, wait) {
-		wait = l.Schedule + rand.N(max(l.Schedule/10, 1))
+	var problem logonce.Problem
+	pause := rand.N(max(min(l.Schedule, 5*time.Second), 1))
+	for wait.For(ctx, pause) {
+		pause = l.Schedule + rand.N(max(l.Schedule/10, 1))
 		_, err := l.Pass(ctx, false)
 		if ctx.Err() != nil {
 			return
 		}
-		told.tell(err)
+		if problem.IsNew(err) {
+			l.Logger.Warn("retention failed, trying again by the schedule", "error", err)
+		}
 	}
 }
 
 // follow loads filters as they are built, by whichever process.
 func (l *Loop) follow(ctx context.Context) {
-	told := teller{log: l.Logger, what: "filters could not be loaded: sealed generations are looked up through their indexes"}
+	var problem logonce.Problem
 	for {
 		if l.Store.FiltersBehind() {
-			if err := l.Store.LoadFilters(ctx); ctx.Err() == nil {
-				told.tell(err)
+			if err := l.Store.LoadFilters(ctx); ctx.Err() == nil && problem.IsNew(err) {
+				l.Logger.Warn("filters could not be loaded: sealed generations are looked up through their indexes", "error", err)
 			}
 		}
-		if !sleep(ctx, followInterval) {
+		if !wait.For(ctx, followInterval) {
 			return
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
-
-// teller warns of an error when its text changes.
-type teller struct {
-	log  *slog.Logger
-	what string
-	last string
-}
-
-func (t *teller) tell(err error) {
-	if err == nil {
-		t.last = ""
-	} else if text := err.Error(); text != t.last {
-		t.last = text
-		t.log.Warn(t.what, "error", err)
 	}
 }
 
@@ -287,7 +267,7 @@ func (p *pass) step(ctx context.Context, do func(ctx context.Context, s *Status)
 		p.own(err)
 		p.report.Led = led || err != nil
 		// The leader lets go for moments only, between one step and the next.
-		if p.report.Led || !time.Now().Before(p.waitUntil) || !sleep(ctx, leadPause/2+rand.N(leadPause)) {
+		if p.report.Led || !time.Now().Before(p.waitUntil) || !wait.For(ctx, leadPause/2+rand.N(leadPause)) {
 			return p.report.Led
 		}
 	}

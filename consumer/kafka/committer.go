@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dedupd/dedupd/internal/logonce"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -45,9 +46,10 @@ type committer struct {
 	quit  chan struct{}
 	ended chan struct{}
 
-	mu        sync.Mutex
-	marks     map[*mark]struct{}
-	lastError string
+	problem logonce.Problem // of commit
+
+	mu    sync.Mutex
+	marks map[*mark]struct{}
 }
 
 // mark is one opened lane's position at the broker.
@@ -149,12 +151,11 @@ func (c *committer) commit() {
 		}
 	})
 	if err == nil {
-		c.lastError = ""
+		c.problem.End()
 		return
 	}
 	c.failed()
-	if text := err.Error(); text != c.lastError {
-		c.lastError = text
+	if c.problem.IsNew(err) {
 		c.log.Warn("the broker did not take a commit, which only delays its copy", "error", err)
 	}
 }

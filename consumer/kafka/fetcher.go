@@ -10,6 +10,8 @@ import (
 	kafkago "github.com/segmentio/kafka-go"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/internal/logonce"
+	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -65,7 +67,7 @@ type fetcher struct {
 	answered atomic.Int64
 
 	failing time.Time // since when fetches fail; zero: they don't
-	failure string
+	problem logonce.Problem
 }
 
 // read opens the lane and reads it until it is lost, or can't go on where it
@@ -155,9 +157,9 @@ func (f *fetcher) loop(ctx context.Context, skipTo int64) error {
 			return err
 		case errors.As(err, &throttled):
 			f.throttled(throttled)
-			sleep(ctx, throttled.wait)
+			wait.For(ctx, throttled.wait)
 		case err != nil:
-			sleep(ctx, f.fail(err))
+			wait.For(ctx, f.fail(err))
 		default:
 			f.recovered()
 		}
@@ -380,7 +382,7 @@ func (f *fetcher) lag(next int64) int64 {
 // present one.
 func (f *fetcher) watchLag(ctx context.Context) {
 	for ctx.Err() == nil {
-		sleep(ctx, lagInterval)
+		wait.For(ctx, lagInterval)
 		if ctx.Err() != nil || time.Since(time.Unix(0, f.answered.Load())) < lagInterval {
 			continue
 		}
@@ -437,8 +439,7 @@ func (f *fetcher) fail(err error) time.Duration {
 	if hold := (*lane.HoldError)(nil); errors.As(err, &hold) {
 		return f.hold(err)
 	}
-	if text := err.Error(); text != f.failure && (long || !isPassing(err)) {
-		f.failure = text
+	if (long || !isPassing(err)) && f.problem.IsNew(err) {
 		f.log.Warn("fetch failed, trying again", "lane", f.id.Name, "position", f.position, "error", err)
 	}
 	if long && f.ready.set(f.id.Name, false) {
@@ -464,8 +465,7 @@ func (f *fetcher) throttled(err *throttledError) {
 func (f *fetcher) hold(err error) time.Duration {
 	f.in.Hold(f.id, err)
 	f.ready.set(f.id.Name, false)
-	if text := err.Error(); text != f.failure {
-		f.failure = text
+	if f.problem.IsNew(err) {
 		f.log.Error("lane held", "lane", f.id.Name, "position", f.position, "error", err)
 	}
 	return batchPause/2 + rand.N(batchPause/2)
@@ -478,8 +478,7 @@ func (f *fetcher) recovered() {
 	f.in.Hold(f.id, nil)
 	f.failing = time.Time{}
 	f.ready.set(f.id.Name, true)
-	if f.failure != "" {
-		f.failure = ""
+	if f.problem.End() {
 		f.log.Info("fetching goes on", "lane", f.id.Name)
 	}
 }

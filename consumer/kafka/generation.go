@@ -13,6 +13,7 @@ import (
 	kafkago "github.com/segmentio/kafka-go"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -92,7 +93,7 @@ func (g *generation) serve(ctx context.Context) {
 // more, or hasn't heard of us for as long as it waits.
 func (g *generation) keepAlive(ctx context.Context, letGo func()) {
 	heard := time.Now()
-	for sleep(ctx, g.config.HeartbeatInterval) {
+	for wait.For(ctx, g.config.HeartbeatInterval) {
 		sent := time.Now()
 		err := g.beat(ctx, g.assignment)
 		switch {

@@ -11,6 +11,8 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 
+	"github.com/dedupd/dedupd/internal/logonce"
+	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -24,7 +26,7 @@ type partitionReader struct {
 	partition int
 
 	oldLeader time.Time // since when the leader knows nothing of what was read
-	problem   string    // what the log was last told
+	problem   logonce.Problem
 }
 
 const (
@@ -43,7 +45,7 @@ func (l *partitionReader) run() {
 			err = l.read(s)
 		}
 		if err != nil && l.soft.Err() == nil {
-			sleep(l.soft, l.trouble(err))
+			wait.For(l.soft, l.trouble(err))
 		}
 	}
 	l.in.Hold(l.id, nil) // the next owner's affair
@@ -181,8 +183,7 @@ func (l *partitionReader) trouble(err error) time.Duration {
 	case errors.Is(err, kafkago.OffsetOutOfRange):
 		level = slog.LevelDebug // taking the lane anew will tell which way
 	}
-	if text := err.Error(); text != l.problem {
-		l.problem = text
+	if l.problem.IsNew(err) {
 		l.log.Log(context.Background(), level, "lane not open, trying again", "lane", l.id.Name, "error", err)
 	}
 	return pause/2 + rand.N(pause/2)
@@ -192,8 +193,7 @@ func (l *partitionReader) trouble(err error) time.Duration {
 func (l *partitionReader) well() {
 	l.in.Hold(l.id, nil)
 	l.ready.set(l.id.Name, true)
-	if l.problem != "" {
-		l.problem = ""
+	if l.problem.End() {
 		l.log.Info("lane goes on", "lane", l.id.Name)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 const (
@@ -131,7 +132,7 @@ func (p *polls) poll(broker int32) {
 			pause = throttled.wait
 		}
 		if pause > 0 {
-			sleep(p.ctx, pause)
+			wait.For(p.ctx, pause)
 		}
 	}
 }

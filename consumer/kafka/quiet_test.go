@@ -22,6 +22,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	broker "github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 // asked is a fetch as a fake broker got it: the positions that it asks for.
@@ -388,7 +389,7 @@ func TestAGenerationWaitsForItsSharedFetches(t *testing.T) {
 	before := len(f.since(0))
 	gen.polls.join(want, leader)
 	for len(f.since(before)) == 0 {
-		if !sleep(ctx, time.Millisecond) {
+		if !wait.For(ctx, time.Millisecond) {
 			t.Fatal("nobody asks for the lane")
 		}
 	}

@@ -27,6 +27,8 @@ import (
 	"github.com/segmentio/kafka-go/sasl"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/internal/logonce"
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 // The values of Config's enumerations.
@@ -131,10 +133,14 @@ func (s *Source) Run(ctx context.Context, in *consumer.Session) error {
 	cluster := newCluster(&s.config, s.mechanism, conns)
 	defer cluster.close()
 	r := &run{
-		config:  &s.config,
-		in:      in,
-		log:     in.Logger().With("source", s.config.Name),
-		cluster: cluster,
+		config:   &s.config,
+		in:       in,
+		log:      in.Logger().With("source", s.config.Name),
+		cluster:  cluster,
+		problems: make(map[string]*logonce.Problem),
+	}
+	for _, topic := range s.config.Topics {
+		r.problems[topic] = new(logonce.Problem)
 	}
 	defer in.Ready(false)
 	if !r.awaitTopics(ctx) {
@@ -157,8 +163,8 @@ type run struct {
 	leads    bool
 	// quota tells that the log was told of a broker that throttles us.
 	quota atomic.Bool
-	// told is what the log was last told of each topic.
-	told map[string]string
+	// problems has what was last logged of each topic.
+	problems map[string]*logonce.Problem
 }
 
 // leaveTimeout is how long leaving the group may take once nothing is read any
@@ -178,7 +184,7 @@ func (r *run) join(ctx context.Context) error {
 			r.log.Debug("leave the group", "group", r.config.Group, "error", err)
 		}
 	}()
-	lastError := ""
+	var problem logonce.Problem
 	var failing time.Time // since when; zero: it doesn't
 	for ctx.Err() == nil {
 		if now, err := r.cluster.look(ctx); err == nil {
@@ -187,7 +193,8 @@ func (r *run) join(ctx context.Context) error {
 		mine, err := g.join(ctx)
 		switch {
 		case err == nil:
-			lastError, failing = "", time.Time{}
+			problem.End()
+			failing = time.Time{}
 			newGeneration(g, mine).serve(ctx)
 		case ctx.Err() != nil:
 			return nil
@@ -200,11 +207,10 @@ func (r *run) join(ctx context.Context) error {
 				failing = time.Now()
 			}
 			// A coordinator that moves is found within seconds.
-			if text := err.Error(); text != lastError && (!isPassing(err) || time.Since(failing) > alarmAfter) {
-				lastError = text
+			if (!isPassing(err) || time.Since(failing) > alarmAfter) && problem.IsNew(err) {
 				r.log.Warn("not a member of the group, trying again", "group", r.config.Group, "error", err)
 			}
-			sleep(ctx, joinPause/2+rand.N(joinPause))
+			wait.For(ctx, joinPause/2+rand.N(joinPause))
 		}
 	}
 	return nil

@@ -4,12 +4,15 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/dedupd/dedupd/internal/logonce"
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 // awaitTopics waits until there is a topic to read: the others keep nobody from it.
 // False: ctx ended before.
 func (r *run) awaitTopics(ctx context.Context) bool {
-	lastError := ""
+	var problem logonce.Problem
 	for {
 		now, err := r.cluster.look(ctx)
 		switch {
@@ -19,16 +22,15 @@ func (r *run) awaitTopics(ctx context.Context) bool {
 		case err == nil:
 			r.warn(now)
 			for _, topic := range r.config.Topics {
-				if problem := now.problems[topic]; problem != nil {
-					r.in.NotReady(fmt.Errorf("topic %s: %w", topic, problem))
+				if err := now.problems[topic]; err != nil {
+					r.in.NotReady(fmt.Errorf("topic %s: %w", topic, err))
 					break
 				}
 			}
-		case ctx.Err() == nil && err.Error() != lastError:
-			lastError = err.Error()
+		case ctx.Err() == nil && problem.IsNew(err):
 			r.log.Warn("can't begin yet", "error", err)
 		}
-		if !sleep(ctx, time.Second) {
+		if !wait.For(ctx, time.Second) {
 			return false
 		}
 	}
@@ -36,17 +38,12 @@ func (r *run) awaitTopics(ctx context.Context) bool {
 
 // warn logs what is wrong with topics, once until it changes, and when it is over.
 func (r *run) warn(now topics) {
-	if r.told == nil {
-		r.told = make(map[string]string)
-	}
 	for _, topic := range r.config.Topics {
-		problem, was := now.problems[topic], r.told[topic]
+		err := now.problems[topic]
 		switch {
-		case problem != nil && problem.Error() != was:
-			r.told[topic] = problem.Error()
-			r.log.Warn("a topic isn't read", "topic", topic, "error", problem)
-		case problem == nil && was != "":
-			delete(r.told, topic)
+		case err != nil && r.problems[topic].IsNew(err):
+			r.log.Warn("a topic isn't read", "topic", topic, "error", err)
+		case err == nil && r.problems[topic].End():
 			r.log.Info("a topic can be read again", "topic", topic)
 		}
 	}
@@ -71,7 +68,7 @@ const leaderFirst = 5 * time.Second
 // partitions count as new.
 func (g *generation) watchTopics(ctx context.Context) {
 	var noticed time.Time
-	for sleep(ctx, time.Second) {
+	for wait.For(ctx, time.Second) {
 		ids, _ := g.cluster.identities(ctx) // of an error the lanes will tell
 		// A lane whose position the new log has come to already would be read on
 		// as if nothing had happened. Taken anew, it is held.
@@ -111,16 +108,4 @@ func (g *generation) compare(now topics) (more, fewer bool) {
 		}
 	}
 	return more, fewer
-}
-
-// sleep waits and tells whether ctx still lives.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

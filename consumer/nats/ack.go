@@ -9,6 +9,7 @@ import (
 	natsgo "github.com/nats-io/nats.go"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/internal/logonce"
 )
 
 // confirmTimeout bounds the wait for the server's word that it has our acks.
@@ -65,7 +66,7 @@ func (a *acker) stop() {
 }
 
 func (a *acker) run() {
-	said := ""
+	var problem logonce.Problem
 	for {
 		round := a.next()
 		if len(round) == 0 {
@@ -73,13 +74,12 @@ func (a *acker) run() {
 		}
 		err := a.tell(round)
 		if err == nil {
-			said = ""
+			problem.End()
 			a.told()
 			continue
 		}
 		a.in.CommitFailed()
-		if err.Error() != said {
-			said = err.Error()
+		if problem.IsNew(err) {
 			a.log.Warn("NATS has not confirmed acknowledgements; what it delivers again is a duplicate", "error", err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
 )
 
@@ -63,7 +64,7 @@ const settles = 15 * time.Second
 func (s *Source) staysBack(ctx context.Context, in *consumer.Session, bound *binding, position int64) error {
 	in.NotReady(errBack)
 	for begun := time.Now(); time.Since(begun) < settles; {
-		sleep(ctx, time.Second)
+		wait.For(ctx, time.Second)
 		info, err := bound.stream.Info(ctx)
 		switch {
 		case err != nil:

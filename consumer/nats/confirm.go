@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/dedupd/dedupd/internal/logonce"
 	"github.com/dedupd/dedupd/lane"
 )
 
@@ -126,7 +127,8 @@ func (g *gate) pass(n int) (all []held) {
 
 // confirmAll confirms until all slots are closed, and then what is left.
 func (x *session) confirmAll(drained <-chan struct{}) {
-	said, failures := "", 0
+	var problem logonce.Problem
+	failures := 0
 	for {
 		select {
 		case <-x.gate.knocking:
@@ -139,7 +141,8 @@ func (x *session) confirmAll(drained <-chan struct{}) {
 		var fenced *lane.FencedError
 		switch {
 		case err == nil:
-			said, failures = "", 0
+			problem.End()
+			failures = 0
 		case errors.Is(err, errGone):
 			x.end(errGone)
 		case errors.As(err, &fenced):
@@ -149,8 +152,7 @@ func (x *session) confirmAll(drained <-chan struct{}) {
 			failures++
 			pause = min(confirmEvery<<min(failures, 10), 5*time.Second)
 			x.in.CommitFailed()
-			if text := err.Error(); text != said {
-				said = text
+			if problem.IsNew(err) {
 				x.log.Warn("what is committed is not acknowledged yet; trying again", "error", err)
 			}
 			x.gate.knock()

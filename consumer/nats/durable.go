@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 // durable finds the stream and its consumer, and makes the consumer as it must be.
@@ -165,7 +166,7 @@ func (b *binding) remake(ctx context.Context, position int64, origin string) err
 		// delete and create one at the same moment, the server may give the new one
 		// what it had stored of the old.
 		d.log.Debug("the durable consumer is not as it was asked for", "error", err)
-		if sleep(ctx, time.Duration(50+rand.IntN(200))*time.Millisecond); ctx.Err() != nil {
+		if !wait.For(ctx, time.Duration(50+rand.IntN(200))*time.Millisecond) {
 			return err
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	natsgo "github.com/nats-io/nats.go"
+
+	"github.com/dedupd/dedupd/internal/logonce"
 )
 
 // explain adds what the library leaves out of an error of connecting: which servers
@@ -55,7 +57,7 @@ func (s *Source) tellRefusals(conn *natsgo.Conn, log *slog.Logger) (end func()) 
 	telling.Go(func() {
 		tick := time.NewTicker(refusalsTold)
 		defer tick.Stop()
-		said := ""
+		var problem logonce.Problem
 		for {
 			select {
 			case <-ended:
@@ -64,11 +66,10 @@ func (s *Source) tellRefusals(conn *natsgo.Conn, log *slog.Logger) (end func()) 
 			}
 			err := conn.LastError()
 			if conn.IsConnected() {
-				said = ""
+				problem.End()
 			} else if conn.IsReconnecting() && err != nil {
 				err = s.config.explain(err)
-				if err.Error() != said {
-					said = err.Error()
+				if problem.IsNew(err) {
 					log.Warn("NATS doesn't let us in; trying again", "error", err)
 				}
 			}

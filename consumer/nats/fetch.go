@@ -7,6 +7,8 @@ import (
 
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 // fetchWait is how long the server keeps a fetch open. A session that ends waits
@@ -29,7 +31,7 @@ func (x *session) fetch() {
 			return
 		}
 		if x.halted.Load() {
-			sleep(x.closing, fetchPause)
+			wait.For(x.closing, fetchPause)
 			continue
 		}
 		n, err := x.fetchOnce(large)
@@ -40,7 +42,7 @@ func (x *session) fetch() {
 			// fetch may be.
 			large = n == tooLarge && !large
 			if n == tooLarge && !large {
-				sleep(x.closing, fetchPause)
+				wait.For(x.closing, fetchPause)
 			}
 		case x.closing.Err() != nil:
 		case errors.Is(err, jetstream.ErrConsumerDeleted):
@@ -49,7 +51,7 @@ func (x *session) fetch() {
 			// A server that goes away, a new leader, a limit that was set: watch
 			// finds out what has become of the consumer.
 			x.lookSoon()
-			sleep(x.closing, x.refused(err))
+			wait.For(x.closing, x.refused(err))
 		}
 	}
 }
@@ -118,7 +120,7 @@ func (x *session) fetchOnce(large bool) (came int, err error) {
 	case took >= ask.wait+unanswered:
 		return 0, errNoAnswer
 	case ask.wait < fetchPause: // a durable may limit the wait to next to nothing
-		sleep(x.closing, fetchPause)
+		wait.For(x.closing, fetchPause)
 	}
 	return came, nil
 }

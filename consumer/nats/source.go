@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
 )
 
@@ -72,15 +73,15 @@ func (s *Source) Run(ctx context.Context, in *consumer.Session) error {
 		if isHold(err) {
 			in.Hold(s.lane(), err)
 		}
-		wait := tries.failed(read)
+		pause := tries.failed(read)
 		if errors.Is(err, errRewound) {
 			if tries.attempt == 1 {
-				wait = 0
+				pause = 0
 			}
 		} else {
 			tries.warn(log, "not reading the stream; trying again", err, "stream", s.config.Stream)
 		}
-		sleep(ctx, wait)
+		wait.For(ctx, pause)
 	}
 	return nil
 }
@@ -88,13 +89,6 @@ func (s *Source) Run(ctx context.Context, in *consumer.Session) error {
 func isHold(err error) bool {
 	var hold *lane.HoldError
 	return errors.As(err, &hold)
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }
 
 // connect returns at once, connected or not, and the connection never gives up:

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 // Sampler reads a sample. Its context ends when it takes too long.
@@ -31,8 +32,8 @@ func Once(ctx context.Context, sample Sampler, interval time.Duration) (*Frame, 
 		return nil, err
 	}
 	t.Next(first)
-	if err := sleep(ctx, interval); err != nil {
-		return nil, err
+	if !wait.For(ctx, interval) {
+		return nil, context.Cause(ctx)
 	}
 	second, err := read(ctx, sample)
 	if err != nil {
@@ -73,15 +74,6 @@ func read(ctx context.Context, sample Sampler) (dedup.Sample, error) {
 	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
 	return sample(ctx)
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	}
 }
 
 // IsTerminal tells whether a screen can be drawn on out, and keys be read from in.

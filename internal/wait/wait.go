@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// pause waits for d. False: the context has ended before.
+// For waits for d. False: ctx ended before.
 func For(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):

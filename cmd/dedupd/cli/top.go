@@ -16,6 +16,7 @@ import (
 	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/logonce"
 	"github.com/dedupd/dedupd/internal/top"
 )
 
@@ -146,14 +147,13 @@ func (c *command) watch(ctx context.Context, interval time.Duration, once bool) 
 func (c *command) streamTop(ctx context.Context, cfg *config.Config, store *dedup.Store, interval time.Duration) error {
 	e := json.NewEncoder(c.stdout)
 	e.SetEscapeHTML(false)
-	told := ""
+	var problem logonce.Problem
 	err := top.Each(ctx, store.Sample, interval, func(f *top.Frame) error {
-		told = ""
+		problem.End()
 		return e.Encode(newTop(cfg, f))
 	}, func(err error) {
-		if text := flat(err); text != told { // once, until it changes
-			fmt.Fprintln(c.stderr, "dedupd: the database can't be read, trying again: "+text)
-			told = text
+		if problem.IsNew(err) {
+			fmt.Fprintln(c.stderr, "dedupd: the database can't be read, trying again: "+flat(err))
 		}
 	})
 	if errors.As(err, new(errSignal)) {

@@ -1,0 +1,36 @@
+package logonce
+
+import (
+	"errors"
+	"testing"
+)
+
+func TestProblem(t *testing.T) {
+	var p Problem
+	if p.End() {
+		t.Error("a problem ends that never began")
+	}
+	away, full := errors.New("away"), errors.New("full")
+	for i, step := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{away, true},
+		{errors.New("away"), false}, // another error of the same text
+		{full, true},
+		{away, true},
+		{nil, false},
+		{away, true},
+	} {
+		if got := p.IsNew(step.err); got != step.want {
+			t.Errorf("step %d: %v is new: %t, want %t", i, step.err, got, step.want)
+		}
+	}
+	if !p.End() || p.End() {
+		t.Error("a problem doesn't end once")
+	}
+	if !p.IsNew(away) {
+		t.Error("a problem that comes back isn't new")
+	}
+}
