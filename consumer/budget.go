@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Budget bounds the bytes of messages that a process holds, over all sources.
-// A fetcher acquires what it is about to ask for, corrects that to what came,
-// and hands the bytes over with the batch; the worker releases them when the
-// batch is committed or abandoned.
+// Budget bounds the bytes of messages that a process holds, over all sources. A
+// fetcher acquires what it is about to ask for, adjusts that to what came, and hands
+// the bytes over with the batch; the worker releases them when the batch is committed
+// or abandoned.
 type Budget struct {
 	limit int64
 
@@ -24,11 +24,11 @@ type waiter struct {
 	ready chan struct{}
 }
 
-// starvedAfter is how long somebody must have waited for bytes until those that are
-// held without being of use are given back.
+// starvedAfter is how long somebody must have waited for bytes before held lanes are
+// evicted.
 const starvedAfter = 5 * time.Second
 
-// starves tells whether somebody has waited for long.
+// starves tells whether somebody has waited for that long.
 func (b *Budget) starves() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -43,7 +43,7 @@ func NewBudget(limit int64) *Budget { return &Budget{limit: limit} }
 // planned for, and must still get through.
 func (b *Budget) Acquire(ctx context.Context, bytes int64) error {
 	b.mu.Lock()
-	if len(b.waiting) == 0 && b.fits(bytes) {
+	if len(b.waiting) == 0 && b.fitsLocked(bytes) {
 		b.used += bytes
 		b.mu.Unlock()
 		return nil
@@ -62,22 +62,22 @@ func (b *Budget) Acquire(ctx context.Context, bytes int64) error {
 	for i, other := range b.waiting {
 		if other == w {
 			b.waiting = append(b.waiting[:i], b.waiting[i+1:]...)
-			b.grant() // who stood behind a large request may fit
+			b.grantLocked() // those behind a large request may fit
 			return ctx.Err()
 		}
 	}
 	// Granted between the two cases: give it back.
 	b.used -= bytes
-	b.grant()
+	b.grantLocked()
 	return ctx.Err()
 }
 
-// TryAcquire is Acquire without waiting, for who holds bytes already: two that waited
-// for what the other holds would wait for ever. It doesn't pass those who wait.
+// TryAcquire is Acquire without waiting, for callers that hold bytes already: two of
+// them would wait for each other for ever. It doesn't pass those who wait.
 func (b *Budget) TryAcquire(bytes int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.waiting) > 0 || !b.fits(bytes) {
+	if len(b.waiting) > 0 || !b.fitsLocked(bytes) {
 		return false
 	}
 	b.used += bytes
@@ -89,7 +89,7 @@ func (b *Budget) Adjust(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.used += bytes
-	b.grant()
+	b.grantLocked()
 }
 
 // Release gives bytes back.
@@ -102,10 +102,10 @@ func (b *Budget) Used() int64 {
 	return b.used
 }
 
-func (b *Budget) fits(bytes int64) bool { return b.used == 0 || b.used+bytes <= b.limit }
+func (b *Budget) fitsLocked(bytes int64) bool { return b.used == 0 || b.used+bytes <= b.limit }
 
-func (b *Budget) grant() {
-	for len(b.waiting) > 0 && b.fits(b.waiting[0].bytes) {
+func (b *Budget) grantLocked() {
+	for len(b.waiting) > 0 && b.fitsLocked(b.waiting[0].bytes) {
 		b.used += b.waiting[0].bytes
 		close(b.waiting[0].ready)
 		b.waiting = b.waiting[1:]

@@ -25,7 +25,7 @@ func TestBytesGrantedToOneThatGivesUp(t *testing.T) {
 		b.mu.Lock()
 		cancel()   // it wakes up by this …
 		b.used = 0 // … and is granted its bytes before it can take itself out of the line
-		b.grant()
+		b.grantLocked()
 		if b.used != 60 {
 			t.Errorf("%d bytes are used, want those of the first", b.used)
 		}

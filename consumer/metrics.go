@@ -32,7 +32,7 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 		}, []string{"source"}),
 		abandoned: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "dedupd_messages_abandoned_total",
-			Help: "Messages read but left to whoever reads their lane next: the lane was let go or lost before they were committed.",
+			Help: "Messages read but left to whoever reads their lane next: the lane was closed or lost before they were committed.",
 		}, []string{"source"}),
 		skipped: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "dedupd_positions_skipped_total",
@@ -57,7 +57,7 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 		}),
 		fenced: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "dedupd_fenced_total",
-			Help: "Batches refused since another worker had taken their lane, or the database had gone back.",
+			Help: "Batches refused because another worker owned their lane, or the database had gone back.",
 		}),
 		rewinds: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "dedupd_rewinds_total",
@@ -69,20 +69,20 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 		}),
 		commitErrors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "dedupd_broker_commit_errors_total",
-			Help: "Commits and acknowledgements that the broker did not take. The database is the authority; this is its copy.",
+			Help: "Commits and acknowledgements that the broker refused or did not answer. The database is the authority; the broker has a copy.",
 		}),
 		held: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "dedupd_lanes_held",
-			Help: "Lanes that wait for somebody to mend something: see the log for the reason.",
+			Help: "Lanes that wait for somebody to repair something: see the log for the reason.",
 		}),
 		ready: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "dedupd_source_ready",
-			Help: "1: the source has reached its broker and reads the lanes that it was given, if any. 0: it can't.",
+			Help: "1: the source has reached its broker and reads the lanes it was assigned, if any. 0: it can't.",
 		}, []string{"source"}),
 	}
 	inflight := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "dedupd_inflight_bytes",
-		Help: "Bytes of messages held in memory, or set aside for those that were asked for, of the budget batch.inflight_bytes.",
+		Help: "Bytes of messages held in memory, or reserved for a fetch, of the budget batch.inflight_bytes.",
 	}, func() float64 { return float64(budget.Used()) })
 	reg.MustRegister(m.fetched, m.abandoned, m.skipped, m.lag, m.undecided, m.lanePosition, m.batchMessages, m.fenced,
 		m.rewinds, m.rebalances, m.commitErrors, m.held, m.ready, inflight)

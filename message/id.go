@@ -58,7 +58,7 @@ func NewIdentity(from []string, maxBytes int) (*Identity, error) {
 //
 // Several places are joined as netstrings ("3:abc,2:de,", D. J. Bernstein,
 // 1997), so that "ab"+"c" differs from "a"+"bc" for any bytes. An empty value
-// is no id. Incarnation is that of the message's batch; only "position" reads it.
+// is no id. streamID is that of the message's batch; only "position" reads it.
 func (x *Identity) ID(m *Message, streamID string) (string, error) {
 	if len(x.fields) == 1 {
 		return x.part(x.fields[0], m, streamID)

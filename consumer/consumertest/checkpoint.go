@@ -8,56 +8,57 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// origin is what the broker keeps of a lane.
-type origin struct {
+// metadata is what the broker keeps of a lane.
+type metadata struct {
 	epoch, began, checkpoint int64
-	log                      string
+	logID                    string
 }
 
-const originFormat = "epoch %d began %d checkpoint %d log %q"
+const metadataFormat = "epoch %d began %d checkpoint %d log %q"
 
-func (o origin) String() string {
-	return fmt.Sprintf(originFormat, o.epoch, o.began, o.checkpoint, o.log)
+func (m metadata) String() string {
+	return fmt.Sprintf(metadataFormat, m.epoch, m.began, m.checkpoint, m.logID)
 }
 
-func parseOrigin(text string) (o origin, ok bool) {
-	n, _ := fmt.Sscanf(text, originFormat, &o.epoch, &o.began, &o.checkpoint, &o.log)
-	return o, n == 4
+func parseMetadata(text string) (m metadata, ok bool) {
+	n, _ := fmt.Sscanf(text, metadataFormat, &m.epoch, &m.began, &m.checkpoint, &m.logID)
+	return m, n == 4
 }
 
 func (s *Store) name() string { return fmt.Sprint("instance ", s.instance) }
 
-// reached tells that the database is the one that a queue was taken in, and has come
-// as far as is known.
+// reached tells whether the database is the one in which a queue was acquired, and has
+// its last known checkpoint.
 func (s *Store) reached(r *row, c lane.Checkpoint) bool {
 	return c.Instance == s.name() && r.Checkpoint >= c.Number
 }
 
-func (s *Store) takeQueue(r *row, t lane.Acquire, taken *lane.Assignment) {
-	was, ok := parseOrigin(t.OffsetMetadata)
+// placeQueue compares a queue's row with what the broker keeps of it.
+func (s *Store) placeQueue(r *row, a lane.Acquire, got *lane.Assignment) {
+	was, ok := parseMetadata(a.OffsetMetadata)
 	behind := ok && was.epoch == r.Epoch && was.checkpoint > r.Checkpoint
 	lost := ok && was.epoch != r.Epoch
 	switch {
 	case lost && (r.BrokerPosition < 0 || was.began < r.BrokerPosition), behind && r.BrokerPosition < 0:
 		r.BrokerPosition = was.began
 	case !lost && !behind && r.BrokerPosition < 0:
-		r.BrokerPosition = t.Committed
+		r.BrokerPosition = a.Committed
 	}
 	if ok && !lost && !behind {
-		r.BrokerPosition = max(r.BrokerPosition, t.Acknowledged)
+		r.BrokerPosition = max(r.BrokerPosition, a.Acknowledged)
 	}
 	if r.began < 0 || r.BrokerPosition < r.began {
 		r.began = r.BrokerPosition
 	}
-	taken.Rewound = behind || lost
-	taken.Checkpoint = lane.Checkpoint{Number: r.Checkpoint, Instance: s.name()}
-	if taken.Rewound {
-		taken.Checkpoint.Number = max(r.Checkpoint, was.checkpoint) + 1
+	got.Rewound = behind || lost
+	got.Checkpoint = lane.Checkpoint{Number: r.Checkpoint, Instance: s.name()}
+	if got.Rewound {
+		got.Checkpoint.Number = max(r.Checkpoint, was.checkpoint) + 1
 	}
-	taken.OffsetMetadata = origin{r.Epoch, r.began, taken.Checkpoint.Number, r.StreamID}.String()
+	got.OffsetMetadata = metadata{r.Epoch, r.began, got.Checkpoint.Number, r.StreamID}.String()
 }
 
-// Confirm tells whether a queue's database is still what it was.
+// Confirm checks that the database still has what a queue committed.
 func (s *Store) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation, error) {
 	if err := ctx.Err(); err != nil {
 		return lane.Confirmation{}, err
@@ -67,9 +68,9 @@ func (s *Store) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation,
 	defer s.notify()
 	r := s.rows[c.Lane]
 	if r == nil {
-		s.untaken(c.Lane, "is to be confirmed")
+		s.notAcquired(c.Lane, "is confirmed")
 	}
-	was, ok := parseOrigin(c.OffsetMetadata)
+	was, ok := parseMetadata(c.OffsetMetadata)
 	if r == nil || r.Epoch != c.Epoch || !s.reached(r, c.Checkpoint) || ok && (was.epoch != r.Epoch || was.checkpoint > r.Checkpoint) {
 		return lane.Confirmation{}, &lane.FencedError{Lanes: []message.Lane{c.Lane}}
 	}
@@ -78,29 +79,29 @@ func (s *Store) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmation,
 	}
 	return lane.Confirmation{
 		Checkpoint:     lane.Checkpoint{Number: r.Checkpoint, Instance: s.name()},
-		OffsetMetadata: origin{r.Epoch, r.began, r.Checkpoint, r.StreamID}.String(),
+		OffsetMetadata: metadata{r.Epoch, r.began, r.Checkpoint, r.StreamID}.String(),
 	}, nil
 }
 
-// Resumed lets a queue move again.
-func (s *Store) ConfirmRewind(ctx context.Context, lane message.Lane, taken lane.Assignment, from int64) (sure int64, err error) {
+// ConfirmRewind lets a queue move again.
+func (s *Store) ConfirmRewind(ctx context.Context, l message.Lane, a lane.Assignment, from int64) (sure int64, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.notify()
-	r := s.rows[lane]
+	r := s.rows[l]
 	if r == nil {
-		s.untaken(lane, "resumes")
+		s.notAcquired(l, "has its rewind confirmed")
 		return from, nil
 	}
-	if r.Epoch != taken.Epoch {
+	if r.Epoch != a.Epoch {
 		return from, nil
 	}
 	sure = max(r.BrokerPosition, 1)
 	if from <= sure {
-		r.Checkpoint = max(r.Checkpoint, taken.Checkpoint.Number)
+		r.Checkpoint = max(r.Checkpoint, a.Checkpoint.Number)
 		if from > 0 {
 			r.BrokerPosition = from
 		}

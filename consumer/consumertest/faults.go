@@ -55,8 +55,8 @@ func (s *Store) Hold() (release func()) {
 	}
 }
 
-// Steal raises a lane's epoch, as another worker that took it would: whoever
-// owned it is fenced.
+// Steal raises a lane's epoch, as another worker that acquires it would: its owner is
+// fenced.
 func (s *Store) Steal(l message.Lane) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +67,7 @@ func (s *Store) Steal(l message.Lane) {
 
 // Rewind moves a lane back to a position and forgets the effects from there on,
 // as a failover to a replica that lacks the last commits would, and the last
-// checkpoint. A queue doesn't move before it has resumed.
+// checkpoint. A queue doesn't move before its rewind is confirmed.
 func (s *Store) Rewind(l message.Lane, to int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,8 +84,8 @@ func (s *Store) Rewind(l message.Lane, to int64) {
 	s.forget(l, to)
 }
 
-// Lose takes a lane's row and all its effects away, as a failover to a replica from
-// before it was taken would.
+// Lose deletes a lane's row and all its effects, as a failover to a replica from before
+// it was acquired would.
 func (s *Store) Lose(l message.Lane) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,7 +151,7 @@ func (s *Store) SetPosition(l message.Lane, to int64) {
 	}
 }
 
-// Row tells where a lane stands.
+// Row returns a lane's row.
 func (s *Store) Row(l message.Lane) (Row, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +162,7 @@ func (s *Store) Row(l message.Lane) (Row, bool) {
 	return r.Row, true
 }
 
-// Lanes lists the lanes that were ever taken, sorted.
+// Lanes lists the lanes that were ever acquired, sorted.
 func (s *Store) Lanes() []message.Lane {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,7 +181,7 @@ func (s *Store) Effects() []Effect {
 	return slices.Clone(s.log)
 }
 
-// Counts tells how many messages were handed over and made durable, how many
+// Counts returns how many messages were handed over and made durable, how many
 // of them were duplicates, and how often Handle was called.
 func (s *Store) Counts() (handled, duplicates, calls int) {
 	s.mu.Lock()

@@ -19,7 +19,7 @@ var errOldGeneration = errors.New("the generation has ended")
 type member struct {
 	broker *Broker
 	name   string
-	around func(partition int, position int64, commit func() error) error // nil: nothing stands between
+	around func(partition int, position int64, commit func() error) error // nil: commits aren't intercepted
 }
 
 func (m *member) commit(generation int64, number int, next int64) error {
@@ -67,7 +67,7 @@ func (m *member) generation(ctx context.Context, in *consumer.Session, a assignm
 // read reads one lane until it is lost or ctx ends.
 func (m *member) read(ctx context.Context, in *consumer.Session, generation int64, number int) {
 	committed := m.broker.Committed(number)
-	taken, err := in.Acquire(ctx, lane.Acquire{
+	got, err := in.Acquire(ctx, lane.Acquire{
 		Lane: m.lane(number), Ordered: true, GroupGeneration: generation, Committed: committed, HonourReset: true,
 	})
 	if err != nil {
@@ -78,7 +78,7 @@ func (m *member) read(ctx context.Context, in *consumer.Session, generation int6
 		return
 	}
 	var confirmed atomic.Int64
-	confirmed.Store(taken.BrokerPosition)
+	confirmed.Store(got.BrokerPosition)
 	tell := func(next int64, _ []any) {
 		if m.commit(generation, number, next) != nil {
 			in.CommitFailed()
@@ -86,29 +86,29 @@ func (m *member) read(ctx context.Context, in *consumer.Session, generation int6
 		}
 		confirmed.Store(next)
 	}
-	if committed < taken.Next {
-		tell(taken.Next, nil) // what was committed without our hearing of it
+	if committed < got.Next {
+		tell(got.Next, nil) // committed without the broker knowing
 	}
-	lane := in.Open(consumer.LaneOptions{Lane: m.lane(number), Epoch: taken.Epoch, Next: taken.Next, Committed: tell})
+	open := in.Open(consumer.LaneOptions{Lane: m.lane(number), Epoch: got.Epoch, Next: got.Next, Committed: tell})
 	defer func() {
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.Drain())
 		defer cancel()
-		lane.Close(drain)
+		open.Close(drain)
 	}()
 	fetching, lost := context.WithCancel(ctx)
 	defer lost()
 	go func() {
 		select {
-		case <-lane.Lost():
+		case <-open.Lost():
 			lost()
 		case <-fetching.Done():
 		}
 	}()
-	m.offer(fetching, in, lane, taken, number, &confirmed)
+	m.offer(fetching, in, open, got, number, &confirmed)
 }
 
-func (m *member) offer(ctx context.Context, in *consumer.Session, l *consumer.Lane, taken lane.Assignment, number int, confirmed *atomic.Int64) {
-	from := taken.Next
+func (m *member) offer(ctx context.Context, in *consumer.Session, l *consumer.Lane, got lane.Assignment, number int, confirmed *atomic.Int64) {
+	from := got.Next
 	for {
 		asked := time.Now()
 		if m.broker.at(number) <= from {
@@ -123,7 +123,7 @@ func (m *member) offer(ctx context.Context, in *consumer.Session, l *consumer.La
 			continue
 		}
 		batch := lane.Batch{
-			Lane: m.lane(number), Ordered: true, StreamID: taken.StreamID, Epoch: taken.Epoch,
+			Lane: m.lane(number), Ordered: true, StreamID: got.StreamID, Epoch: got.Epoch,
 			From: from, Next: next, Messages: msgs, Lag: lag, BrokerPosition: confirmed.Load(), Bytes: size(msgs),
 		}
 		for i := range msgs {

@@ -122,7 +122,7 @@ func testRestart(f *fixture) {
 		want := f.Messages / 5 * i
 		f.eventually("some effects", func() bool { return len(f.store.Effects()) > want })
 		f.stop(r)
-		// All that was in hand at the end was told to the broker.
+		// The broker knows no more than what was committed.
 		if n, effects := f.sub.Acked(f.T), len(f.store.Effects()); n > effects {
 			f.Fatalf("%d records are done for the broker, %d in the store", n, effects)
 		}
@@ -153,7 +153,7 @@ func testHeld(f *fixture) {
 	f.store.FailBefore(3, &lane.HoldError{Err: errors.New("the table is missing")})
 	f.produce(f.Messages / 4)
 	r := f.start()
-	f.eventually("the hold to be told", func() bool {
+	f.eventually("the hold to be reported", func() bool {
 		var hold *lane.HoldError
 		_, _, calls := f.store.Counts()
 		return errors.As(r.worker.Ready(), &hold) || calls > 3
@@ -211,9 +211,9 @@ func testUntilIdle(f *fixture) {
 	f.ended(f.start(idle)) // nothing new
 }
 
-func testCaughtUp(f *fixture) {
-	const pulse = 20 * time.Millisecond
-	// asOf is the time as of which all lanes, or any of them, count as caught up.
+func testHeartbeat(f *fixture) {
+	const interval = 20 * time.Millisecond
+	// asOf is the time as of which all lanes, or any of them, are caught up.
 	asOf := func() (all, anyLane time.Time) {
 		for i, lane := range f.store.Lanes() {
 			row, _ := f.store.Row(lane)
@@ -226,15 +226,15 @@ func testCaughtUp(f *fixture) {
 		}
 		return all, anyLane
 	}
-	told := func(since time.Time) {
+	reported := func(since time.Time) {
 		f.Helper()
-		f.eventually("all lanes to be told to be caught up", func() bool { all, _ := asOf(); return all.After(since) })
+		f.eventually("all lanes to be reported as caught up", func() bool { all, _ := asOf(); return all.After(since) })
 	}
-	r := f.start(func(w *consumer.Worker) { w.HeartbeatInterval = pulse })
-	told(time.Now()) // an empty topic is caught up
+	r := f.start(func(w *consumer.Worker) { w.HeartbeatInterval = interval })
+	reported(time.Now()) // an empty topic is caught up
 	f.produce(f.Messages)
 	f.all()
-	told(time.Now())
+	reported(time.Now())
 
 	release := f.store.Hold()
 	defer release()
@@ -242,11 +242,11 @@ func testCaughtUp(f *fixture) {
 	held := time.Now()
 	time.Sleep(2500 * time.Millisecond) // the broker is asked every two seconds, at least
 	if _, last := asOf(); last.After(held) {
-		f.Errorf("a lane was told to be caught up %s after a message had come that isn't durable", last.Sub(held))
+		f.Errorf("a lane was reported as caught up %s after a message had come that isn't durable", last.Sub(held))
 	}
 	release()
 	f.all()
-	told(time.Now())
+	reported(time.Now())
 	f.stop(r)
 }
 

@@ -48,22 +48,22 @@ type Store struct {
 	lost       map[message.Lane]bool
 	instance   int // rises whenever another database takes its place
 	gaps       map[message.Lane]lane.Gap
-	accepted   map[message.Lane]int64 // below which no gap is noted
+	accepted   map[message.Lane]int64 // below which no gap is open
 }
 
 type row struct {
 	Row
-	ordered   bool
-	moved     bool // by hand, since it was taken
-	began     int64
-	topic     string
-	of        int // partitions of the topic, when it was first taken
-	brokerGen int64
-	updated   time.Time
+	ordered         bool
+	moved           bool // by hand, since it was acquired
+	began           int64
+	topic           string
+	of              int // partitions of the topic, when the lane was first acquired
+	groupGeneration int64
+	updated         time.Time
 }
 
-// tenure is the time that one owner has a lane: a zombie may still be at work on
-// a lane that another worker has taken.
+// tenure is the time that one owner has a lane: a zombie may still be at work on a
+// lane that another worker owns.
 type tenure struct {
 	lane  message.Lane
 	epoch int64
@@ -75,14 +75,13 @@ type Row struct {
 	StreamID                    string
 	// LogID is the id of the log that the lane reads; empty: the broker has none.
 	LogID string
-	// CaughtUp is the time as of which the lane was last told to have nothing
-	// left to read.
+	// Heartbeat is the time as of which the lane was last reported to be caught up.
 	Heartbeat time.Time
 	// Checkpoint is a queue's.
 	Checkpoint int64
 	// LeaderEpochs are those of the last batch that was handled, up to its end.
 	LeaderEpochs []lane.LeaderEpoch
-	// Cut is where the lane's log was cut, as the source has told; -1: it wasn't.
+	// Cut is where the source reported the lane's log cut; -1: it didn't.
 	Cut int64
 	// Acquired is how often an ordered lane was acquired since it moved, was caught up
 	// or was released.
@@ -118,84 +117,97 @@ func NewStore() *Store {
 	}
 }
 
-// Take follows the start rule: the row; without one the broker's copy; without
-// that the configured start. A copy above the row means that the row has lost
-// commits, one below what the broker had confirmed that an operator moved it.
-func (s *Store) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, error) {
+// Acquire follows the start rule: the row; without one the broker's position; without
+// that the configured start. A broker position above the row means that the database
+// has lost commits; one below what the broker had confirmed, that an operator moved it.
+func (s *Store) Acquire(ctx context.Context, a lane.Acquire) (lane.Assignment, error) {
 	if err := ctx.Err(); err != nil {
 		return lane.Assignment{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.notify()
-	rewound := false
-	r, ok := s.rows[t.Lane]
-	if ok && r.brokerGen > t.GroupGeneration && (s.Grace == 0 || time.Since(r.updated) < s.Grace) {
-		return lane.Assignment{}, lane.ErrStale
-	}
-	switch {
-	case !ok && t.Start < 0:
-		return lane.Assignment{}, lane.ErrNoStart
-	case !ok:
-		r = s.newRow(t)
-		if o, ok := parseOrigin(t.OffsetMetadata); ok && t.Ordered && o.log == t.LogID && o.began < r.Next {
-			r.Next, r.began, r.BrokerPosition, rewound = o.began, o.began, -1, true
-		}
-	case t.LogID == "":
-	case !t.Ordered:
-		if r.StreamID != t.LogID {
-			r.StreamID, r.BrokerPosition, r.began, r.Next, r.Cut = t.LogID, -1, -1, t.Start, -1
-			delete(s.gaps, t.Lane)
-			delete(s.accepted, t.Lane)
-		}
-	case r.LogID == "": // the broker has learnt to tell
-		r.LogID = t.LogID
-	case r.LogID == t.LogID && r.moved && r.Cut >= 0:
-		r.StreamID = s.newStreamID()
-	case r.LogID == t.LogID:
-	case r.moved:
-		r.LogID, r.StreamID, r.began = t.LogID, t.LogID, r.Next
-	default:
-		return lane.Assignment{}, &lane.HoldError{Lane: t.Lane, Err: fmt.Errorf("it was created anew: %s, was %s", t.LogID, r.LogID)}
+	r, rewound, err := s.acquireRow(a)
+	if err != nil {
+		return lane.Assignment{}, err
 	}
 	if r.moved {
 		r.Cut = -1
 	}
 	r.moved = false
-	if t.Ordered { // the members of a queue share its row
+	if a.Ordered { // the members of a queue share its row
 		r.Epoch++
 		r.Acquired++
 	}
-	r.brokerGen, r.updated = t.GroupGeneration, time.Now()
-	taken := lane.Assignment{Epoch: r.Epoch, Rewound: rewound, Reached: r.Next, LeaderEpochs: r.LeaderEpochs, Cut: r.Cut}
-	_, ours := parseOrigin(t.OffsetMetadata)
-	switch {
-	case !t.Ordered:
-		s.takeQueue(r, t, &taken)
-	case t.Committed < 0:
-	case t.Committed > r.Next:
-		taken.Rewound = true
-	case t.Committed < r.BrokerPosition && ours:
-		taken.Outdated = true
-	case t.Committed < r.BrokerPosition && t.HonourReset:
-		taken.Reset = true
-		r.Next, r.BrokerPosition = t.Committed, t.Committed
-		if r.Cut >= r.Next {
-			r.Cut, r.StreamID, taken.Cut = -1, s.newStreamID(), -1
-		}
-	default:
-		r.BrokerPosition = max(r.BrokerPosition, t.Committed)
+	r.groupGeneration, r.updated = a.GroupGeneration, time.Now()
+	got := lane.Assignment{Epoch: r.Epoch, Rewound: rewound, Reached: r.Next, LeaderEpochs: r.LeaderEpochs, Cut: r.Cut}
+	if a.Ordered {
+		s.placeOrdered(r, a, &got)
+	} else {
+		s.placeQueue(r, a, &got)
 	}
-	if t.Ordered {
-		r.began = min(r.began, r.Next)
-		taken.OffsetMetadata = origin{epoch: r.Epoch, began: r.began, log: r.LogID}.String()
-	}
-	taken.Next, taken.BrokerPosition, taken.StreamID = r.Next, r.BrokerPosition, r.StreamID
-	return taken, nil
+	got.Next, got.BrokerPosition, got.StreamID = r.Next, r.BrokerPosition, r.StreamID
+	return got, nil
 }
 
-// CaughtUp notes since when lanes had nothing left to read. One that has moved on
-// since is passed over.
+// acquireRow finds or makes the lane's row, and compares the ids of the logs.
+func (s *Store) acquireRow(a lane.Acquire) (r *row, rewound bool, err error) {
+	r, ok := s.rows[a.Lane]
+	if ok && r.groupGeneration > a.GroupGeneration && (s.Grace == 0 || time.Since(r.updated) < s.Grace) {
+		return nil, false, lane.ErrStale
+	}
+	switch {
+	case !ok && a.Start < 0:
+		return nil, false, lane.ErrNoStart
+	case !ok:
+		r = s.newRow(a)
+		if m, ok := parseMetadata(a.OffsetMetadata); ok && a.Ordered && m.logID == a.LogID && m.began < r.Next {
+			r.Next, r.began, r.BrokerPosition, rewound = m.began, m.began, -1, true
+		}
+	case a.LogID == "":
+	case !a.Ordered:
+		if r.StreamID != a.LogID {
+			r.StreamID, r.BrokerPosition, r.began, r.Next, r.Cut = a.LogID, -1, -1, a.Start, -1
+			delete(s.gaps, a.Lane)
+			delete(s.accepted, a.Lane)
+		}
+	case r.LogID == "": // the broker has no ids until now
+		r.LogID = a.LogID
+	case r.LogID == a.LogID && r.moved && r.Cut >= 0:
+		r.StreamID = s.newStreamID()
+	case r.LogID == a.LogID:
+	case r.moved:
+		r.LogID, r.StreamID, r.began = a.LogID, a.LogID, r.Next
+	default:
+		return nil, false, &lane.HoldError{Lane: a.Lane, Err: fmt.Errorf("it was created anew: %s, was %s", a.LogID, r.LogID)}
+	}
+	return r, rewound, nil
+}
+
+// placeOrdered compares an ordered lane's row with the broker's position.
+func (s *Store) placeOrdered(r *row, a lane.Acquire, got *lane.Assignment) {
+	_, ours := parseMetadata(a.OffsetMetadata)
+	switch {
+	case a.Committed < 0:
+	case a.Committed > r.Next:
+		got.Rewound = true
+	case a.Committed < r.BrokerPosition && ours:
+		got.Outdated = true
+	case a.Committed < r.BrokerPosition && a.HonourReset:
+		got.Reset = true
+		r.Next, r.BrokerPosition = a.Committed, a.Committed
+		if r.Cut >= r.Next {
+			r.Cut, r.StreamID, got.Cut = -1, s.newStreamID(), -1
+		}
+	default:
+		r.BrokerPosition = max(r.BrokerPosition, a.Committed)
+	}
+	r.began = min(r.began, r.Next)
+	got.OffsetMetadata = metadata{epoch: r.Epoch, began: r.began, logID: r.LogID}.String()
+}
+
+// Heartbeat records since when lanes are caught up. One that has moved since is passed
+// over.
 func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []message.Lane, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -205,14 +217,14 @@ func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []m
 	defer s.notify()
 	for i, c := range lanes {
 		if i > 0 && lanes[i-1].Lane.Compare(c.Lane) >= 0 {
-			s.violate("lane %s is told to be caught up after lane %s", c.Lane, lanes[i-1].Lane)
+			s.violate("the heartbeat has lane %s after lane %s", c.Lane, lanes[i-1].Lane)
 		}
 		if c.Age < 0 {
-			s.violate("lane %s is told to be caught up in %s from now", c.Lane, -c.Age)
+			s.violate("lane %s has a heartbeat %s from now", c.Lane, -c.Age)
 		}
 		r := s.rows[c.Lane]
 		if r == nil {
-			s.untaken(c.Lane, "is told to be caught up")
+			s.notAcquired(c.Lane, "has a heartbeat")
 			gone = append(gone, c.Lane)
 			continue
 		}
@@ -231,8 +243,8 @@ func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []m
 	return gone, nil
 }
 
-// ReportGap notes a gap. It knows no clock, so one that may be none isn't noted once the
-// queue was told to be caught up.
+// ReportGap records a gap. The store has no clocks, so one that may be none isn't
+// recorded once the queue was reported to be caught up.
 func (s *Store) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (lane.Gap, error) {
 	if err := ctx.Err(); err != nil {
 		return lane.Gap{}, err
@@ -242,22 +254,22 @@ func (s *Store) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (
 	defer s.notify()
 	r := s.rows[l]
 	if r == nil {
-		s.untaken(l, "misses something")
+		s.notAcquired(l, "has a gap")
 		return lane.Gap{}, nil
 	}
-	noted := s.gaps[l]
+	open := s.gaps[l]
 	found.From = max(found.From, s.accepted[l])
 	if found.Positions() == 0 || !found.Before.IsZero() && !found.Before.After(r.Heartbeat) {
-		return noted, nil
+		return open, nil
 	}
-	if noted.Positions() > 0 {
-		found.From, found.Next = min(found.From, noted.From), max(found.Next, noted.Next)
+	if open.Positions() > 0 {
+		found.From, found.Next = min(found.From, open.From), max(found.Next, open.Next)
 	}
 	s.gaps[l] = lane.Gap{From: found.From, Next: found.Next}
 	return s.gaps[l], nil
 }
 
-// AcceptGap forgets a gap.
+// AcceptGap accepts a gap.
 func (s *Store) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -266,18 +278,18 @@ func (s *Store) AcceptGap(ctx context.Context, lane message.Lane, next int64) er
 	defer s.mu.Unlock()
 	defer s.notify()
 	s.accepted[lane] = max(s.accepted[lane], next)
-	noted := s.gaps[lane]
+	open := s.gaps[lane]
 	if r := s.rows[lane]; r != nil {
-		r.Next = max(r.Next, min(next, noted.Next))
+		r.Next = max(r.Next, min(next, open.Next))
 	}
-	if noted.Next <= next {
+	if open.Next <= next {
 		delete(s.gaps, lane)
 	}
 	return nil
 }
 
-// Copied notes what the broker has confirmed of lanes whose row stands there or
-// above.
+// BrokerConfirmed records what the broker has confirmed of lanes whose row is there or
+// beyond.
 func (s *Store) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -287,14 +299,14 @@ func (s *Store) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) 
 	defer s.notify()
 	for i, c := range all {
 		if i > 0 && all[i-1].Lane.Compare(c.Lane) >= 0 {
-			s.violate("lane %s is told to be copied after lane %s", c.Lane, all[i-1].Lane)
+			s.violate("lane %s is reported as confirmed after lane %s", c.Lane, all[i-1].Lane)
 		}
 		r := s.rows[c.Lane]
 		switch {
 		case r == nil:
-			s.untaken(c.Lane, "is told to be copied")
+			s.notAcquired(c.Lane, "is told to be copied")
 		case !r.ordered:
-			s.violate("the queue %s is told to be copied", c.Lane)
+			s.violate("the queue %s is reported as confirmed by the broker", c.Lane)
 		case r.Epoch == c.Epoch && c.Position <= r.Next:
 			r.BrokerPosition = c.Position
 		}
@@ -302,7 +314,7 @@ func (s *Store) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) 
 	return nil
 }
 
-// LetGo notes that a lane was let go by its owner.
+// Release records that the owner released a lane.
 func (s *Store) Release(ctx context.Context, lane message.Lane, epoch int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -313,42 +325,42 @@ func (s *Store) Release(ctx context.Context, lane message.Lane, epoch int64) err
 	r := s.rows[lane]
 	switch {
 	case r == nil:
-		s.untaken(lane, "is let go")
+		s.notAcquired(lane, "is released")
 	case r.Epoch == epoch:
 		r.Acquired = 0
 	}
 	return nil
 }
 
-func (s *Store) newRow(t lane.Acquire) *row {
-	r := &row{ordered: t.Ordered}
+func (s *Store) newRow(a lane.Acquire) *row {
+	r := &row{ordered: a.Ordered}
 	r.Cut = -1
-	r.Next, r.BrokerPosition, r.StreamID = t.Start, -1, t.LogID
-	if t.Committed >= 0 {
-		r.Next, r.BrokerPosition = t.Committed, t.Committed
+	r.Next, r.BrokerPosition, r.StreamID = a.Start, -1, a.LogID
+	if a.Committed >= 0 {
+		r.Next, r.BrokerPosition = a.Committed, a.Committed
 	}
-	if t.Ordered {
-		r.LogID = t.LogID
+	if a.Ordered {
+		r.LogID = a.LogID
 	} else {
 		s.queues++
 		r.Epoch = s.queues
 	}
 	r.began = r.Next
-	if !t.Ordered {
+	if !a.Ordered {
 		r.began, r.BrokerPosition = -1, -1 // until it is known that it isn't lost
 	}
 	if r.StreamID == "" {
 		r.StreamID = s.newStreamID()
 	}
-	if p := t.Partition; p != nil {
+	if p := a.Partition; p != nil {
 		for l, other := range s.rows {
-			if l.Source == t.Lane.Source && other.topic == p.Topic && other.of <= p.Number && p.Added >= 0 && t.Committed < 0 {
+			if l.Source == a.Lane.Source && other.topic == p.Topic && other.of <= p.Number && p.Added >= 0 && a.Committed < 0 {
 				r.Next, r.began = p.Added, p.Added // it was added since
 			}
 		}
 		r.topic, r.of = p.Topic, p.Of
 	}
-	s.rows[t.Lane] = r
+	s.rows[a.Lane] = r
 	return r
 }
 
@@ -357,7 +369,7 @@ func (s *Store) newStreamID() string {
 	return fmt.Sprintf("stream-%d", s.streams)
 }
 
-// ReportLogCut notes that a lane's log was cut.
+// ReportLogCut records that a lane's log was cut.
 func (s *Store) ReportLogCut(ctx context.Context, cut lane.LogCut) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -368,7 +380,7 @@ func (s *Store) ReportLogCut(ctx context.Context, cut lane.LogCut) error {
 	r := s.rows[cut.Lane]
 	switch {
 	case r == nil:
-		s.untaken(cut.Lane, "has its log cut")
+		s.notAcquired(cut.Lane, "has its log cut")
 	case r.Epoch != cut.Epoch:
 		return &lane.FencedError{Lanes: []message.Lane{cut.Lane}}
 	case cut.Follow:
@@ -381,7 +393,7 @@ func (s *Store) ReportLogCut(ctx context.Context, cut lane.LogCut) error {
 	return nil
 }
 
-// Handle has the effects of all batches at once, or of none.
+// Handle applies all batches at once, or none.
 func (s *Store) Handle(ctx context.Context, batches []lane.Batch) error {
 	f, hold, delay := s.enter(batches)
 	defer s.leave(batches)
@@ -461,16 +473,16 @@ func (s *Store) commit(batches []lane.Batch) error {
 	return nil
 }
 
-// inspect notes what no source may do, whatever state the store is in.
+// inspect records what no source may do, whatever state the store is in.
 func (s *Store) inspect(b *lane.Batch) {
 	r := s.rows[b.Lane]
 	if r == nil {
-		s.untaken(b.Lane, "is handed over")
+		s.notAcquired(b.Lane, "is handed over")
 	} else if r.ordered != b.Ordered {
-		s.violate("lane %s was taken with Ordered=%t and handed over with %t", b.Lane, r.ordered, b.Ordered)
+		s.violate("lane %s was acquired with Ordered=%t and handed over with %t", b.Lane, r.ordered, b.Ordered)
 	}
 	if r != nil && b.StreamID != r.StreamID {
-		s.violate("lane %s: a batch of incarnation %q, where the lane was taken as %q", b.Lane, b.StreamID, r.StreamID)
+		s.violate("lane %s: a batch of stream %q, but the lane was acquired as %q", b.Lane, b.StreamID, r.StreamID)
 	}
 	if b.Ordered && b.Next <= b.From {
 		s.violate("lane %s: a batch from %d to %d goes nowhere", b.Lane, b.From, b.Next)
@@ -531,10 +543,11 @@ func clone(m *message.Message) message.Message {
 	return c
 }
 
-// untaken notes what is done to a lane without a row, unless the store has lost it.
-func (s *Store) untaken(l message.Lane, what string) {
+// notAcquired records what is done to a lane without a row, unless the store has lost
+// it.
+func (s *Store) notAcquired(l message.Lane, what string) {
 	if !s.lost[l] {
-		s.violate("lane %s %s, and was never taken", l, what)
+		s.violate("lane %s %s, and was never acquired", l, what)
 	}
 }
 

@@ -39,8 +39,8 @@ type Subscription struct {
 	Source func(t *testing.T) consumer.Source
 	// Produce returns once the broker has the records, in that order.
 	Produce func(t *testing.T, records []Record)
-	// Acked tells how many of the records the broker regards as done, so that it
-	// would not deliver them to the group again.
+	// Acked returns how many of the records the broker regards as done, so that it
+	// wouldn't deliver them to the group again.
 	Acked func(t *testing.T) int
 }
 
@@ -95,12 +95,12 @@ func Run(t *testing.T, c Config) {
 		{"a single message does not wait for others", testLatency, false},
 		{"a stop while idle is prompt", testStopIdle, false},
 		{"until idle ends", testUntilIdle, false},
-		{"a lane is told to be caught up when all the broker holds is durable", testCaughtUp, false},
+		{"a lane is reported as caught up when all the broker holds is durable", testHeartbeat, false},
 		{"payloads survive", testPayloads, false},
 		{"the byte budget is kept", testBudget, false},
 		{"a message larger than the budget gets through", testHuge, false},
 		{"members share the work", testMembers, !c.Features.Elastic},
-		{"a fenced lane is taken again", testFenced, !c.Features.Ordered},
+		{"a fenced lane is acquired again", testFenced, !c.Features.Ordered},
 		{"reading goes back with the database", testRewind, !c.Features.Resumes},
 	}
 	for _, test := range tests {
