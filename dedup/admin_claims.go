@@ -21,14 +21,14 @@ type Claim struct {
 	State      string    `json:"state"` // of the generation: open or sealed
 	ClaimedAt  time.Time `json:"claimed_at"`
 	AgeSeconds float64   `json:"age_seconds"`
-	// Source and Lane are nil for a claim that came by no lane, and for one whose
-	// lane was forgotten; of the latter LaneNumber is left.
+	// Source and Lane are nil for a claim without a lane, and for one whose lane was
+	// forgotten; LaneNumber is left of the latter.
 	Source     *string `json:"source"`
 	Lane       *string `json:"lane"`
 	LaneNumber *int32  `json:"lane_number"`
 	Position   *int64  `json:"position"`
-	// Fingerprint is a string in JSON: it has more digits than a number there may
-	// have. nil: payloads were not compared.
+	// Fingerprint is a string in JSON, whose numbers can't have that many digits. nil:
+	// payloads were not compared.
 	Fingerprint *int64 `json:"fingerprint,string"`
 }
 
@@ -37,8 +37,8 @@ type ClaimAnswer struct {
 	Key   claimkey.Key `json:"key"`
 	Found bool         `json:"found"`
 	Claim *Claim       `json:"claim"` // nil: not found
-	// ClaimsSince is since when claims are kept: of what was claimed before,
-	// nothing is known.
+	// ClaimsSince is since when claims are kept: nothing is known of what was claimed
+	// before.
 	ClaimsSince time.Time `json:"claims_since"`
 	// DeadLetters are those that carry the id, or claimed it.
 	DeadLetters []DeadLetterRef `json:"dead_letters"`
@@ -50,7 +50,7 @@ type DeadLetterRef struct {
 	Class string `json:"class"`
 }
 
-// FindClaim looks for the claim of an id in every generation that counts.
+// FindClaim looks for the claim of an id in every generation of the catalog.
 func (s *Store) FindClaim(ctx context.Context, id string) (a ClaimAnswer, err error) {
 	err = s.withCatalog(ctx, func(ctx context.Context, tx pgx.Tx, c *generations.Catalog) error {
 		a = ClaimAnswer{Key: claimkey.Of(id)}
@@ -78,9 +78,9 @@ func (s *Store) FindClaim(ctx context.Context, id string) (a ClaimAnswer, err er
 	return a, nil
 }
 
-// ForgetClaim deletes the claim of an id, so that the next copy of the message is
-// applied again, and tells what it was; nil: there was none. Filters may go on
-// holding the key: they only say where it is worth looking.
+// ForgetClaim deletes the claim of an id, so that the next copy of the message is applied
+// again. It returns what the claim was; nil: there was none. Filters may still hold the
+// key: they only say where a look-up is worth it.
 func (s *Store) ForgetClaim(ctx context.Context, actor, id string) (forgotten *Claim, err error) {
 	key := claimkey.Of(id)
 	err = s.withCatalog(ctx, func(ctx context.Context, tx pgx.Tx, c *generations.Catalog) error {
@@ -110,8 +110,8 @@ func (s *Store) ForgetClaim(ctx context.Context, actor, id string) (forgotten *C
 	return forgotten, nil
 }
 
-// withCatalog does work in a transaction that enter() has opened, as a claim's:
-// while it runs, no generation is sealed, and none leaves the catalog.
+// withCatalog does work in a transaction that enter() has opened, like a claim's: while
+// it runs, no generation is sealed, and none leaves the catalog.
 func (s *Store) withCatalog(ctx context.Context, work func(ctx context.Context, tx pgx.Tx, c *generations.Catalog) error) error {
 	return admin.Hint(s.retry(ctx, func() error {
 		c, err := s.generations.Loaded(ctx)

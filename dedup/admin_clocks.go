@@ -13,13 +13,13 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// clockAhead is SQL that tells whether a lane's clock is ahead of the database's: that
-// one was ahead when the lane's clock was set, or is behind now. NULL: not known.
+// clockAhead is SQL for whether a lane's clock is ahead of the database's: the latter was
+// ahead when the lane's was set, or is behind now. NULL: not known.
 func (s *Store) clockAhead() string {
 	return `stream_time >= ` + s.name("clock") + `() + interval '1 minute'`
 }
 
-// laneClock is SQL for a lane's clock as far as it is believed.
+// laneClock is SQL for a lane's clock if it is believed, else NULL.
 func (s *Store) laneClock() string {
 	return `CASE WHEN NOT ` + s.clockAhead() + ` THEN stream_time END`
 }
@@ -35,10 +35,9 @@ type LaneClock struct {
 	Now time.Time `json:"now"`
 }
 
-// SetLaneClock sets a lane's clock, by which claims expire. Its next batch, or report
-// that it is caught up, moves it on from there. A time that is later than the lane's
-// may have claims expire earlier, and so may any time if the lane's isn't known or
-// isn't believed.
+// SetLaneClock sets a lane's clock, by which claims expire. The lane's next batch or
+// heartbeat moves it on from there. A time that is later than the lane's may have claims
+// expire earlier; so may any time if the lane's isn't known or isn't believed.
 func (s *Store) SetLaneClock(ctx context.Context, actor string, lane message.Lane, set generations.ClockSetting) (c LaneClock, err error) {
 	err = admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
 		c = LaneClock{Source: lane.Source, Lane: lane.Name}

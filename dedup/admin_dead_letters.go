@@ -16,17 +16,17 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// DeadLetter is one message that had no effect, with why.
+// DeadLetter is a message that had no effect, and why.
 type DeadLetter struct {
 	ID       int64  `json:"id"`
 	Scope    string `json:"scope"`
 	Source   string `json:"source"`
 	Lane     string `json:"lane"`
 	Position int64  `json:"position"`
-	// Class is no_id, bad_id, poison, conflict or duplicate: why it was buried.
+	// Class is no_id, bad_id, poison, conflict or duplicate: why it is a dead letter.
 	Class string `json:"class"`
-	// Attempts counts the tries to apply it: its burial, and each replay that
-	// failed. Reason and SQLState are those of the last one.
+	// Attempts counts the tries to apply it: the one that made it a dead letter, and each
+	// replay that failed. Reason and SQLState are those of the last one.
 	Attempts int32   `json:"attempts"`
 	Reason   string  `json:"reason"`
 	SQLState *string `json:"sqlstate"`
@@ -43,13 +43,13 @@ type DeadLetter struct {
 	OriginalSource   *string `json:"original_source"`
 	OriginalLane     *string `json:"original_lane"`
 	OriginalPosition *int64  `json:"original_position"`
-	// CreatedAt is when it was buried, LastAt when it was last tried.
+	// CreatedAt is when it became a dead letter, LastAt when it was last tried.
 	CreatedAt time.Time `json:"created_at"`
 	LastAt    time.Time `json:"last_at"`
-	// LaneNumber is what claims and books knew its lane by when it was buried; the lane
-	// may be gone.
+	// LaneNumber is the number by which claims and books knew its lane then; the lane may
+	// be gone.
 	LaneNumber int32 `json:"-"`
-	// StreamID is that of its topic or stream.
+	// StreamID is its lane's of then.
 	StreamID string `json:"-"`
 }
 
@@ -65,19 +65,18 @@ type Moment struct {
 	Ago time.Duration
 }
 
-// DeadLetterFilter narrows dead letters down. Its zero value are all of the
-// scope's.
+// DeadLetterFilter narrows dead letters down. Its zero value selects all of the scope's.
 type DeadLetterFilter struct {
 	IDs []int64
-	// Classes are those wanted, any of them.
+	// Classes are those to select; empty: any.
 	Classes      []string
 	Source, Lane string
-	// SQLState is a code, or what it begins with, such as the two characters of a
-	// class. Reason is a part of the reason.
+	// SQLState is a code, or its beginning, such as the two characters of a class. Reason
+	// is a part of the reason.
 	SQLState, Reason string
-	// Since and Until bound the time of burial; the latter is excluded.
+	// Since and Until bound when they became dead letters; the latter is excluded.
 	Since, Until Moment
-	// Before is a number that all are below.
+	// Before is above the numbers of all; 0: no bound.
 	Before int64
 	// Limit is how many there are at most; 0: no limit.
 	Limit int
@@ -93,8 +92,8 @@ const selectDeadLetters = `SELECT d.id, d.scope, d.source, d.lane, d.position, d
 	d.message_id, d.topic, d.key, d.value, d.header_keys, d.header_values, d.broker_time, l.source, l.lane, d.original_position, d.created_at, d.last_at,
 	d.lane_id, d.stream_id`
 
-// whereDeadLetters is a filter in SQL. Every condition is always there, so that
-// the statement is one.
+// whereDeadLetters is a filter in SQL. Every condition is always there, so that it is one
+// statement.
 func (s *Store) whereDeadLetters(f DeadLetterFilter) (sql string, args []any) {
 	at := func(m Moment) *time.Time {
 		if m.At.IsZero() {
@@ -162,8 +161,7 @@ func (s *Store) DeadLetter(ctx context.Context, id int64) (DeadLetter, error) {
 	return s.readDeadLetter(ctx, s.pool, id, "")
 }
 
-// readDeadLetter reads a dead letter, and locks it if the last words of the
-// statement say so.
+// readDeadLetter reads a dead letter. lock is the statement's locking clause, if any.
 func (s *Store) readDeadLetter(ctx context.Context, q interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }, id int64, lock string,
@@ -217,10 +215,10 @@ func (d *DeadLetter) note() deadLetterNote {
 // discardBatch is how many dead letters a transaction discards.
 const discardBatch = 500
 
-// DiscardDeadLetters deletes dead letters, and tells which of the ids there were.
-// Their claims stay: a copy of such a message is a duplicate. The audit keeps what
-// they were, without the payload. told, if not nil, is called with the number of
-// ids that are dealt with. What is discarded stays so when it ends early.
+// DiscardDeadLetters deletes dead letters, and returns which of the ids there were. Their
+// claims stay: a copy of such a message is a duplicate. The audit keeps what they were,
+// without the payload. told, if not nil, is called with the number of ids that are dealt
+// with. If it ends early, what is discarded stays so.
 func (s *Store) DiscardDeadLetters(ctx context.Context, actor string, ids []int64, told func(done int)) (discarded []int64, err error) {
 	done := 0
 	for chunk := range slices.Chunk(ids, discardBatch) {

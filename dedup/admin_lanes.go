@@ -13,14 +13,14 @@ import (
 	"github.com/dedupd/dedupd/dedup/internal/admin"
 )
 
-// LaneState is where a lane stands.
+// LaneState is the state of a lane.
 type LaneState struct {
 	Source  string `json:"source"`
 	Lane    string `json:"lane"`
 	Ordered bool   `json:"ordered"`
 	Epoch   int64  `json:"epoch"`
 	Owner   string `json:"owner"`
-	// NextPosition is where reading goes on; of a queue it only tells how far it
+	// NextPosition is where reading goes on; for a queue it only tells how far the queue
 	// has come.
 	NextPosition   int64  `json:"next_position"`
 	BrokerPosition *int64 `json:"broker_position"` // the broker's copy, as last confirmed; nil: none
@@ -29,20 +29,19 @@ type LaneState struct {
 	// database's; nil: not known.
 	StreamTime *time.Time `json:"stream_time"`
 	StreamAge  *float64   `json:"stream_age_seconds"`
-	// ClockAhead tells that the lane's clock is ahead of the database's. It isn't
-	// believed: as if it weren't known, nothing expires by it.
+	// ClockAhead is set if the lane's clock is ahead of the database's. Such a clock
+	// isn't believed: nothing expires by it, as if it weren't known.
 	ClockAhead bool      `json:"clock_ahead"`
 	UpdatedAt  time.Time `json:"updated_at"`
 	// LogID is the broker's own id of the log that the lane reads: a Kafka
 	// topic's id, or the creation time of a NATS stream; nil: it has none.
 	LogID *string `json:"log_id"`
-	// GapFrom and GapNext are what the broker of a queue has discarded before it was
-	// read, for which the queue is held: the first position, and the one behind. Nil:
-	// nothing.
+	// GapFrom and GapNext are what the broker of a queue has discarded unread, for which
+	// the queue is held: the first position, and the one after the last. Nil: nothing.
 	GapFrom *int64 `json:"gap_from"`
 	GapNext *int64 `json:"gap_next"`
 	// CutAt is where the log was found cut, below NextPosition: the lane is held until
-	// its position is set. Nil: it wasn't.
+	// its position is set. Nil: it wasn't cut.
 	CutAt *int64 `json:"cut_at"`
 	// HoldsUpExpiry marks the lane that is furthest behind: claims expire by its
 	// clock.
@@ -73,7 +72,7 @@ var ErrNoLane = errors.New("no such lane")
 // ErrUnorderedLane says that a lane has no position to move.
 var ErrUnorderedLane = errors.New("it is a queue, in which the broker knows what is left to do: there is no position to move")
 
-// LaneMove is a lane that was moved by hand.
+// LaneMove is a lane that an operator has moved.
 type LaneMove struct {
 	Source string `json:"source"`
 	Lane   string `json:"lane"`
@@ -82,18 +81,17 @@ type LaneMove struct {
 	// Epoch is the new one: the owner is fenced.
 	Epoch int64  `json:"epoch"`
 	Owner string `json:"owner"`
-	// Queue tells that it is a queue, which was held for a gap: it goes on with what is
-	// left, and nothing else was changed.
+	// Queue is set for a queue that was held for a gap: it goes on with what is left, and
+	// nothing else was changed.
 	Queue bool `json:"queue,omitempty"`
 	// ClaimsSince is since when claims are kept. An id that was claimed before,
 	// and comes again, is applied again.
 	ClaimsSince time.Time `json:"claims_since"`
 }
 
-// SetPosition moves an ordered lane to a position. A worker that owns it is
-// fenced at its next batch, or when it tells that the lane is caught up, and begins
-// there when it takes the lane anew. A queue can only be told to go on behind what its
-// broker has discarded unread, if it is held for that.
+// SetPosition moves an ordered lane to a position. A worker that owns it is fenced at its
+// next batch or heartbeat, and begins there when it acquires the lane anew. A queue that
+// is held for a gap can only be told to go on behind it.
 func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, position int64) (m LaneMove, err error) {
 	if position < 0 {
 		return m, fmt.Errorf("position %d is below 0", position)
@@ -116,12 +114,11 @@ func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, pos
 			}
 			return admin.Audit(ctx, tx, s.schema, actor, "lanes set-position", laneSubject(source, lane), m)
 		}
-		// The epoch as Take makes it. No position of the broker is known any more:
-		// a group's offset below one that was confirmed passes for an operator's
-		// reset, and would take the lane back from where it is put now. Going back,
-		// the lane's clock isn't known: claims must not expire before what is read
-		// again has passed them. updated_at stays, for it tells whether the owner
-		// is at work.
+		// The epoch as acquire_lane() makes it. No broker position is known any more: a
+		// group's offset below a confirmed one passes for an operator's reset, and would
+		// move the lane back from where it is put now. If the lane goes back, its clock
+		// isn't known: claims must not expire before what is read again has passed them.
+		// updated_at stays, since it tells whether the owner is active.
 		err = tx.QueryRow(ctx, `UPDATE `+s.name("lanes")+` SET
 				epoch           = greatest(epoch + 1, (extract(epoch FROM clock_timestamp()) * 1e6)::bigint),
 				next_position   = $2,
@@ -146,17 +143,17 @@ func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, pos
 	return m, nil
 }
 
-// ErrLaneInUse says that a lane shows signs of life.
-var ErrLaneInUse = errors.New("it was taken, moved or caught up in the last 5 minutes, so a worker may be at it: stop it, or insist with --force")
+// ErrLaneInUse says that somebody may be using a lane.
+var ErrLaneInUse = errors.New("it was acquired, moved or caught up in the last 5 minutes, so a worker may be using it: stop the worker, or insist with --force")
 
-// ForgetLane deletes a lane with its books, which the audit keeps. Claims that
-// came by it stay. A lane that is in use is kept, unless force is given; taken
-// again, it begins as a new one would.
+// ForgetLane deletes a lane with its books, which the audit keeps. Its claims stay. A
+// lane in use is kept, unless force is given. Acquired again, the lane begins like a new
+// one.
 func (s *Store) ForgetLane(ctx context.Context, actor, source, lane string, force bool) (row json.RawMessage, err error) {
 	err = admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
 		var id int32
 		var inUse bool
-		// A lane that has nothing to read isn't moved; its clock is.
+		// A lane that has nothing to read doesn't move, but its clock does.
 		err := tx.QueryRow(ctx, `
 			SELECT id, greatest(updated_at, acquired_at) > now() - interval '5 minutes' OR coalesce(`+s.laneClock()+` > `+s.name("clock")+`() - interval '5 minutes', false)
 			FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 FOR UPDATE`, s.scope, source, lane).Scan(&id, &inUse)

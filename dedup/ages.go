@@ -16,10 +16,10 @@ const (
 	day  = 24 * hour
 )
 
-// ageBounds are the upper bounds, in seconds, of the buckets that ages of
-// duplicates are counted in, fine where windows are short and coarse where they
-// are long. The last stands for "or older". Rows with other bounds, of another
-// version, are counted beside them and harm nobody.
+// ageBounds are the upper bounds, in seconds, of the buckets in which ages of duplicates
+// are counted: fine where windows are short, coarse where they are long. The last means
+// "or older". Rows with other bounds, of another version, are counted beside them and do
+// no harm.
 var ageBounds = [...]int64{
 	1, 10, 60, 300, 900, 1800, hour, 2 * hour, 4 * hour, 6 * hour, 12 * hour,
 	day, 2 * day, 3 * day, 4 * day, 5 * day, 6 * day, 7 * day, 10 * day, 14 * day, 21 * day, 28 * day, 42 * day, 60 * day, 90 * day,
@@ -30,20 +30,20 @@ const (
 	// agesKept is how many days the counts of a day are kept: a year, and a month
 	// to look at it.
 	agesKept = 400
-	// pruneAges is how often a process looks for days that are older.
+	// pruneAges is how often a process deletes the counts of older days.
 	pruneAges = 24 * time.Hour
-	// recentSlot is half of the time that the largest recent age is taken of.
+	// recentSlot is half of the time over which the largest recent age is taken.
 	recentSlot = 30 * time.Minute
 )
 
-// ageCounts are duplicates by their age, as ageBounds has the buckets.
+// ageCounts are duplicates by age, in the buckets of ageBounds.
 type ageCounts [len(ageBounds)]int64
 
-// ageCounter counts the ages of the duplicates that have landed. Those of a
-// commit whose answer was lost are left out.
+// ageCounter counts the ages of the duplicates that have landed, except those of a commit
+// whose answer was lost.
 type ageCounter struct {
-	flushing sync.Mutex // held by the one that flushes
-	pruned   time.Time  // when this process last deleted old days; with flushing
+	flushing sync.Mutex // held while flushing
+	pruned   time.Time  // when this process last deleted old days; guarded by flushing
 
 	mu     sync.Mutex
 	counts ageCounts // not yet in the database
@@ -53,7 +53,7 @@ type ageCounter struct {
 	turned time.Time
 }
 
-// note counts the ages of one transaction, in seconds.
+// count adds the ages of one transaction, in seconds.
 func (a *ageCounter) count(seconds []float64, now time.Time) {
 	if len(seconds) == 0 {
 		return
@@ -77,7 +77,7 @@ func bucketOf(seconds float64) int {
 	return sort.Search(len(ageBounds)-1, func(i int) bool { return seconds <= float64(ageBounds[i]) })
 }
 
-// turn begins new slots as time goes on.
+// turn begins new slots as time passes.
 func (a *ageCounter) turn(now time.Time) {
 	switch passed := now.Sub(a.turned); {
 	case passed >= 2*recentSlot:
@@ -102,7 +102,7 @@ func (a *ageCounter) pending() ageCounts {
 	return a.counts
 }
 
-// flushed takes off what has got into the database.
+// flushed subtracts what is in the database now.
 func (a *ageCounter) flushed(counts ageCounts) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -111,15 +111,13 @@ func (a *ageCounter) flushed(counts ageCounts) {
 	}
 }
 
-// FlushAges adds the ages of duplicates that were counted since the last call to
-// the database's, and tells how much of the window they use. After an error the
-// counts wait for the next call. Only when the answer to a COMMIT is lost may
-// they stand in the database already, and then they are counted twice: shares
-// hardly change, and the late copy that shows a window to be too short is never
-// left out.
+// FlushAges adds the ages of duplicates that were counted since the last call to the
+// database's, and sets the metric of how much of the window they use. After an error the
+// counts wait for the next call. Only if the answer to a COMMIT is lost may they be in
+// the database already; then they are counted twice: shares hardly change, and the late
+// copy that shows a window to be too short is never left out.
 //
-// What was counted is lost when the process is killed: call it once more at the
-// end.
+// What was counted is lost when the process is killed: call it once more at the end.
 func (p *Processor) FlushAges(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -147,12 +145,11 @@ func (p *Processor) FlushAges(ctx context.Context) error {
 	return nil
 }
 
-// today is the database's date. Sessions may have different time zones, so it is
-// that of UTC.
+// today is the database's date, by UTC: sessions may have different time zones.
 func (s *Store) today() string { return `(` + s.name("clock") + `() AT TIME ZONE 'UTC')::date` }
 
-// addAges adds to the counts of today. Many workers do so at once: the rows are
-// locked in the order of their key by all.
+// addAges adds to the counts of today. Many workers do so at once: all lock the rows in
+// the order of their key.
 func (s *Store) addAges(ctx context.Context, counts ageCounts) error {
 	var bounds, duplicates []int64
 	for i, n := range counts {
@@ -180,19 +177,19 @@ func (s *Store) pruneAges(ctx context.Context) error {
 	return nil
 }
 
-// AgeBucket counts the duplicates whose age was above the bound of the bucket
-// before and not above its own.
+// AgeBucket counts the duplicates whose age was above the bound of the bucket before, and
+// at most its own.
 type AgeBucket struct {
 	// UpToSeconds is the upper bound; math.MaxInt64: none.
 	UpToSeconds int64 `json:"up_to_seconds"`
 	Duplicates  int64 `json:"duplicates"`
-	// FirstDay and LastDay are the first and the last day on which one came.
+	// FirstDay and LastDay are the first and the last day with such a duplicate.
 	FirstDay time.Time `json:"first_day"`
 	LastDay  time.Time `json:"last_day"`
 }
 
-// DuplicateAges are the ages of the scope's duplicates that came since then, from
-// the beginning of that day, youngest first. Buckets without any are left out.
+// DuplicateAges are the ages of the scope's duplicates since then, from the beginning of
+// that day, youngest first. Empty buckets are left out.
 func (s *Store) DuplicateAges(ctx context.Context, since time.Duration) ([]AgeBucket, error) {
 	rows, err := s.pool.Query(ctx, `
 		SELECT up_to_seconds, sum(duplicates)::bigint, min(day), max(day) FROM `+s.name("duplicate_ages")+`

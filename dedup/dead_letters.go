@@ -14,11 +14,11 @@ import (
 	"github.com/dedupd/dedupd/dedup/internal/pipeline"
 )
 
-// deadLettersAtOnce is how many dead letters one statement writes. Headers are sliced
-// out of one array for all, which takes the longer the more there are.
+// deadLettersAtOnce is how many dead letters one statement writes. Headers are sliced out
+// of one array for all, which gets slower as that grows.
 const deadLettersAtOnce = 128
 
-// deadLetterColumns are the columns of dead_letters that are written, but for the scope
+// deadLetterColumns are the columns of dead_letters that are written, except the scope
 // and the headers: name, type, and the value of one dead letter.
 var deadLetterColumns = []struct {
 	name       string
@@ -49,12 +49,12 @@ var deadLetterColumns = []struct {
 	{"original_position", "bigint", pgtype.Int8OID, pgtype.Int8ArrayOID, func(_ *group, it *item, _ *rejection) []byte { return it.original.positionParam() }},
 }
 
-// What identifies a dead letter comes first in deadLetterColumns: the statement returns
-// the first three of those that are new.
+// The columns that identify a dead letter come first in deadLetterColumns: the statement
+// returns these of the rows that are new.
 const identifyingColumns = 3
 
 // deadLetterSQL writes dead letters into a table. $1 is the scope; $2 and $3 are the
-// headers of all, of which $4 and $5 say where each one's begin and end.
+// headers of all; $4 and $5 say where each one's begin and end.
 func deadLetterSQL(table string) string {
 	var names, selected, types []string
 	for i, c := range deadLetterColumns {
@@ -109,7 +109,7 @@ func (p *Processor) deadLetterStep(g *group, items []*item) pipeline.Step {
 		st.OIDs, st.Params = append(st.OIDs, c.array), append(st.Params, pipeline.Array(c.oid, values[i]))
 	}
 	next := 0
-	// The rows that are new come back in the order they were sent.
+	// New rows come back in the order they were sent.
 	st.Row = func(v [][]byte) error {
 		for ; next < len(items); next++ {
 			if bytes.Equal(v[0], values[0][next]) && bytes.Equal(v[1], values[1][next]) && bytes.Equal(v[2], values[2][next]) {
@@ -147,10 +147,10 @@ func (s *Store) CountDeadLetters(ctx context.Context) (n int64, err error) {
 	return n, err
 }
 
-// ExpireDeadLetters deletes dead letters older than age, by the database's clock,
-// in small transactions, and tells how many. led is false, and nothing done,
-// while another process is at it. One that is just being replayed or discarded is
-// passed over, for it has a better end, or the next call finds it.
+// ExpireDeadLetters deletes dead letters older than age, by the database's clock, in
+// small transactions, and returns how many. led is false, and nothing is done, while
+// another process is at it. It skips one that is being replayed or discarded: that is the
+// better end, or the next call finds it.
 func (s *Store) ExpireDeadLetters(ctx context.Context, age time.Duration) (n int64, led bool, err error) {
 	for {
 		var some int64

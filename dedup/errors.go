@@ -18,20 +18,20 @@ type reaction int
 
 const (
 	unlisted reaction = iota
-	// retry: it ends by itself. The same messages are tried again.
+	// retry: it passes by itself. The same messages are tried again.
 	retry
-	// fence: a lane isn't ours, or isn't where the batch starts.
+	// fence: we don't own a lane any more, or it isn't where the batch starts.
 	fence
 	// reload: the catalog has changed; read it and try again at once.
 	reload
 	// isolate: a message is at fault. Find it, and dead-letter it.
 	isolate
-	// doubt: a message is at fault, or the table with its triggers, policies and
-	// grants is; the error doesn't say which. Find the message, and dead-letter it
-	// once another of its lane was written.
+	// doubt: a message is at fault, or the table with its triggers, policies and grants;
+	// the error doesn't say which. Find the message, and dead-letter it once another of
+	// its lane was written.
 	doubt
-	// internal: the server met what it didn't expect. That passes as a rule; where
-	// it doesn't, it is doubt.
+	// internal: the server met something unexpected. That usually passes; if it doesn't,
+	// it is doubt.
 	internal
 	// hold: somebody has to change something. Nothing is skipped meanwhile.
 	hold
@@ -53,7 +53,7 @@ func react(err error) reaction {
 	}
 	var unknown *commitError
 	if errors.As(err, &unknown) {
-		return retry // whatever it says: what became of it is seen then
+		return retry // whatever it says: the next try finds out what became of it
 	}
 	if _, ok := sinks.AsPermanent(err); ok {
 		return isolate
@@ -76,8 +76,8 @@ func react(err error) reaction {
 	return hold
 }
 
-// reactToState is the table of SQLSTATEs. own tells that a statement of dedupd's
-// own met it: no message's data is at fault then.
+// reactToState looks a SQLSTATE up. own says that a statement of dedupd's own met it:
+// then no message's data is at fault.
 func reactToState(code string, own bool) reaction {
 	r := stateReactions[code]
 	if r == unlisted {
@@ -94,7 +94,7 @@ func reactToState(code string, own bool) reaction {
 	return r
 }
 
-// stateReactions has SQLSTATEs and, for those that aren't in it, their classes.
+// stateReactions has SQLSTATEs, and classes for the SQLSTATEs that it lacks.
 var stateReactions = map[string]reaction{
 	stateFenced:  fence,
 	stateCatalog: reload,
@@ -159,11 +159,11 @@ func (p *Processor) held(err error) error {
 
 // holdFor holds a lane for an error, with a hint where the error's own words give none.
 func holdFor(err error) *lane.HoldError {
-	cure := PoolerCure(err)
-	if cure == "" {
+	hint := PoolerHint(err)
+	if hint == "" {
 		return &lane.HoldError{Err: err}
 	}
-	return &lane.HoldError{Err: fmt.Errorf("%w (%s)", err, cure), Summary: cure}
+	return &lane.HoldError{Err: fmt.Errorf("%w (%s)", err, hint), Summary: hint}
 }
 
 // holdUnlessPassing holds the lanes for an error of dedupd's own look-ups that doesn't
@@ -175,11 +175,10 @@ func holdUnlessPassing(err error) error {
 	return holdFor(err)
 }
 
-// PoolerCure says what to do where an error shows a pooler that isn't set up as it
-// must be, or of which nobody has told; else it is empty. That a prepared statement
-// isn't there, or is there already, means that the next transaction was on another
-// connection of the server.
-func PoolerCure(err error) string {
+// PoolerHint says what to do about an error that shows a pooler that is set up wrongly,
+// or that the configuration doesn't name; it is empty for others. If a prepared statement
+// is missing, or exists already, the transaction ran on another connection of the server.
+func PoolerHint(err error) string {
 	switch sqlstate.Of(err) {
 	case "26000", "42P05": // invalid_sql_statement_name, duplicate_prepared_statement
 		return "a pooler gives each transaction another connection: set database.pooler: pgbouncer_transaction"
@@ -189,14 +188,14 @@ func PoolerCure(err error) string {
 	return ""
 }
 
-// isLostConnection tells apart what pgx reports as plain errors when a
-// connection ends in mid-sentence.
+// isLostConnection recognises the plain errors that pgx returns when a connection ends in
+// the middle of a message.
 func isLostConnection(err error) bool {
 	return errors.Is(err, net.ErrClosed) || pgconn.Timeout(err) || errors.Is(err, errConnection)
 }
 
-// errConnection marks errors of a round trip that left the connection closed:
-// whatever they say, the connection is what failed.
+// errConnection marks an error of a round trip that left the connection closed: whatever
+// it says, the connection failed.
 var errConnection = errors.New("the connection to the database was lost")
 
 // retryReason is the metric label of a transient error: an SQLSTATE class or

@@ -58,7 +58,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	reg.MustRegister(m.messages, m.duplicates, m.age, m.delay, m.transaction, m.claim, m.sink, m.retries, m.deadLetters, m.probes, m.windowUsed)
 	for _, class := range Classes() {
-		m.deadLetters.WithLabelValues(class) // from the start: the first one is then an increase
+		m.deadLetters.WithLabelValues(class) // 0 from the start, so that the first one is an increase
 	}
 	return m
 }
@@ -102,7 +102,7 @@ func (m *Metrics) observe(p *Processor, g *group, all []tally) {
 		m.count(g.batches[i].Lane.Source, all[i])
 		for j := range g.batches[i].Messages {
 			if t := g.batches[i].Messages[j].Time; !t.IsZero() {
-				// Another machine's clock set the timestamp.
+				// The timestamp may be of another machine's clock.
 				m.delay.Observe(max(0, now.Sub(t).Seconds()))
 			}
 		}

@@ -9,13 +9,12 @@ import (
 	"github.com/dedupd/dedupd/internal/wait"
 )
 
-// tries is how often the work of a person's command is begun anew when others
-// stood in its way.
+// tries is how often an operator's command is tried when others stand in its way.
 const tries = 10
 
-// retry tries work until nothing passing stands in its way: the generations
-// have changed, a lock was held for too long, a deadlock. Only an error that
-// the server has told counts, since behind any other a COMMIT may have landed.
+// retry tries work until nothing transient stands in its way: the generations have
+// changed, a lock was held for too long, a deadlock. Only an error that the server sent
+// counts: behind any other a COMMIT may have landed.
 func (s *Store) retry(ctx context.Context, work func() error) error {
 	l := 50 * time.Millisecond
 	for n := 1; ; n++ {

@@ -10,17 +10,17 @@ import (
 	"github.com/dedupd/dedupd/dedup/generations"
 )
 
-// Sample is what the database tells of a scope at one moment, for somebody who
-// looks again and again.
+// Sample is what the database says of a scope at one moment, for a display that
+// refreshes.
 type Sample struct {
-	// Now is the database's clock, Stream the stream clock; nil while of some lane
-	// nothing is known. Database is its name.
+	// Now is the database's clock, Stream the stream clock; nil while a lane's clock
+	// isn't known. Database is the database's name.
 	Now      time.Time
 	Stream   *time.Time
 	Database string
-	// Connections are the sessions that call themselves as the one that asks, which
-	// is left out, as far as the role may see them: those of the scope's workers.
-	// Behind a pooler there may be none.
+	// Connections are the other sessions with this session's application name, as far as
+	// the role may see them: those of the scope's workers. Behind a pooler there may be
+	// none.
 	Connections int
 	Lanes       []SampledLane
 	Generations []generations.Generation
@@ -35,14 +35,14 @@ type Sample struct {
 type SampledLane struct {
 	Books
 	Ordered bool
-	// Takes is how often an ordered lane was taken without having moved since.
+	// Acquisitions is how often an ordered lane was acquired without having moved since.
 	Acquisitions int
-	// Suspects are messages of the lane that are being tried with care, as a worker
-	// may have ended at them.
+	// Quarantined counts the lane's messages with recorded attempts: a worker may have
+	// crashed at them.
 	Quarantined int
 }
 
-// Suspect tells that the lane is handled with care: see docs/operations.md.
+// InQuarantine tells whether the lane is in quarantine: see docs/operations.md.
 func (l *SampledLane) InQuarantine() bool {
 	return l.Acquisitions > quarantineAcquisitions || l.Quarantined > 0
 }
@@ -53,8 +53,8 @@ const MostDeadLetters = 10_000
 // sampleTimeout bounds each statement of a sample at the server.
 const sampleTimeout = 2 * time.Second
 
-// Sample reads what there is to watch of the scope, in two round trips, with the
-// rights that any worker has. No statement takes longer than two seconds.
+// Sample reads what there is to watch of the scope, in two round trips, with the rights
+// that any worker has. No statement takes longer than two seconds.
 func (s *Store) Sample(ctx context.Context) (v Sample, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {

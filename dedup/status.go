@@ -9,16 +9,16 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// Status is what expiry goes by: the clocks and the generations of the scope.
+// Status is what expiry depends on: the clocks and the generations of the scope.
 type Status struct {
 	// Now is the database's clock.
 	Now time.Time
-	// Stream is the stream clock, as far as every lane has come; zero while of
-	// some lane nothing is known.
+	// Stream is the stream clock, to which every lane has come; zero while a lane's clock
+	// isn't known.
 	Stream time.Time
-	// Lane is the one furthest behind, which holds up expiry, as source:lane;
-	// empty where the scope has no lanes. LaneTime is its clock; nil: not known. One
-	// that is ahead of Now isn't believed.
+	// Lane is the one furthest behind, which holds up expiry, as source:lane; empty if
+	// the scope has no lanes. LaneTime is its clock; nil: not known. A clock that is
+	// ahead of Now isn't believed.
 	Lane     string
 	LaneTime *time.Time
 	// LanesAhead is how many lanes have a clock that is ahead of the database's.
@@ -31,7 +31,7 @@ type Status struct {
 func (s *Store) Status(ctx context.Context) (status Status, err error) {
 	var stream *time.Time
 	var source, name *string
-	// The stream clock is -infinity while a lane's is not known.
+	// The stream clock is -infinity while a lane's isn't known.
 	err = s.pool.QueryRow(ctx, `
 		SELECT c.now, CASE WHEN pg_catalog.isfinite(c.stream) THEN c.stream END, l.source, l.lane, l.stream_time,
 		       (SELECT count(*) FROM `+s.name("lanes")+` WHERE scope = $1 AND `+s.clockAhead()+`)

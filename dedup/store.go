@@ -1,6 +1,6 @@
-// Package dedup is the half of dedupd that knows Postgres: it claims message ids,
-// has the sink write the winners, books every message's outcome and moves the
-// lanes, all in one transaction. All SQL on dedupd's own tables stands here.
+// Package dedup is the half of dedupd that knows Postgres: it claims message ids, has the
+// sink write the new messages, books every message's outcome and moves the lanes, all in
+// one transaction. All SQL on dedupd's own tables is in it and its sub-packages.
 //
 // It knows no broker.
 package dedup
@@ -23,8 +23,8 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// Store is the claims, lanes and dead letters of one scope in one database. It
-// may be used by many goroutines.
+// Store is the claims, lanes and dead letters of one scope in one database. It is safe
+// for concurrent use.
 type Store struct {
 	pool        *pgxpool.Pool
 	schema      *schema.Schema
@@ -35,7 +35,7 @@ type Store struct {
 	prepare     bool
 	log         *slog.Logger
 
-	// process is this store among all there ever were, in any process.
+	// process identifies this store among all there ever were, in any process.
 	process    string
 	quarantine quarantine
 	uncleared  unclearedAttempts
@@ -45,22 +45,22 @@ type Store struct {
 	lanes   map[int32]message.Lane
 }
 
-// StoreConfig says where a Store lives.
+// StoreConfig configures a Store.
 type StoreConfig struct {
 	// Pool's connections must hear warnings (HearWarnings) where commits wait for a
 	// synchronous standby: without, a commit whose wait somebody cancels on the server
 	// passes for durable. That goes for Processor. Whoever claims in a transaction of
-	// their own (Claim) commits it themselves, and has to see to the warning themselves.
+	// their own (Claim) commits it themselves, and has to check for the warning
+	// themselves.
 	Pool *pgxpool.Pool
 	// Schema holds dedupd's tables; default: dedupd.
 	Schema string
 	// Scope is the consumer's name; ids are unique within it.
 	Scope string
-	// Owner names this process in the lanes it takes.
+	// Owner names this process in the lanes it acquires.
 	Owner string
-	// TransactionPooler tells that a pooler such as PgBouncer stands in between
-	// and gives each transaction another connection: statements are then not
-	// prepared.
+	// TransactionPooler says that a pooler such as PgBouncer stands in between and gives
+	// each transaction another connection: statements are then not prepared.
 	TransactionPooler bool
 	// FilterMemory bounds the bytes of filters that are kept in memory. Beyond it
 	// sealed generations are looked up through their index.
@@ -101,12 +101,11 @@ func NewStore(c StoreConfig) (*Store, error) {
 	return s, nil
 }
 
-// AcceptLoss lets queues be taken whose broker deletes what is acknowledged,
-// though the database may lose commits in a failover. It must be called before
-// Take.
+// AcceptLoss allows acquiring queues whose broker deletes what is acknowledged, though
+// the database may lose commits in a failover. Call it before Acquire.
 func (s *Store) AcceptLoss() { s.acceptLoss = true }
 
-// Schema is the database's schema of dedupd.
+// Schema is dedupd's schema of the database.
 func (s *Store) Schema() *schema.Schema { return s.schema }
 
 // Generations are the scope's.
@@ -116,7 +115,7 @@ func (s *Store) Generations() *generations.Set { return s.generations }
 func (s *Store) name(object string) string { return s.schema.Object(object) }
 
 // Load checks the database's encoding and the schema's version, and reads the scope's
-// catalog. The error is an *EncodingError, or a *SchemaError where the schema or the
+// catalog. The error is a *schema.EncodingError, or a *schema.Error if the schema or the
 // scope isn't there as it must be.
 func (s *Store) Load(ctx context.Context) error {
 	if err := s.schema.Check(ctx); err != nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/dedupd/dedupd/dedup/internal/pipeline"
 )
 
-// HearWarnings has a pool's connections keep what COMMIT warns of, which pgx throws
-// away: Postgres answers a COMMIT whose wait for a synchronous standby somebody
-// cancelled (pg_cancel_backend) as one that succeeded, and only warns. Call it before
-// the pool is made. A handler of notices that is there is called as before.
+// HearWarnings makes a pool's connections keep COMMIT's warnings, which pgx drops. If
+// somebody cancels a COMMIT's wait for a synchronous standby (pg_cancel_backend),
+// Postgres answers that the COMMIT succeeded, and only warns. Call it before the pool is
+// made. A notice handler that is there is still called.
 func HearWarnings(c *pgx.ConnConfig) { pipeline.HearWarnings(c) }

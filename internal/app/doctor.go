@@ -420,7 +420,7 @@ func (d *doctor) window(ctx context.Context, sources []consumer.Source) {
 
 // sinkCure is what may be done about a sink that can't be prepared.
 func sinkCure(err error) string {
-	return cmp.Or(dedup.PoolerCure(err), "create or grant what it names")
+	return cmp.Or(dedup.PoolerHint(err), "create or grant what it names")
 }
 
 // connectCure is what may be done about a database that can't be reached.
@@ -428,7 +428,7 @@ func connectCure(err error) string {
 	var pg *pgconn.PgError
 	var dns *net.DNSError
 	var network *net.OpError
-	if cure := dedup.PoolerCure(err); cure != "" {
+	if cure := dedup.PoolerHint(err); cure != "" {
 		return cure
 	}
 	switch {
