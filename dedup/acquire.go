@@ -184,7 +184,7 @@ func (s *Store) acquireQueue(ctx context.Context, tx pgx.Tx, a lane.Acquire) (ro
 
 // explainNoNumber says what to do once the numbers for lanes have run out.
 func (s *Store) explainNoNumber(err error) error {
-	if sqlstate.Of(err) != "2200H" { // sequence_generator_limit_exceeded
+	if sqlstate.Of(err) != sqlstate.SequenceExhausted {
 		return err
 	}
 	return fmt.Errorf("no number is left for a new lane; the schema's owner restarts the sequence at the first number of a range that no lane uses: ALTER TABLE %s ALTER COLUMN id RESTART WITH …: %w", s.name("lanes"), err)

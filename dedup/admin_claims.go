@@ -148,7 +148,7 @@ func (s *Store) readClaim(ctx context.Context, tx pgx.Tx, g *generations.Table, 
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
-	case sqlstate.Of(err) == "42P01":
+	case sqlstate.Of(err) == sqlstate.UndefinedTable:
 		// Under the rotation lock none of the catalog's tables is dropped.
 		return nil, fmt.Errorf("the table %s of generation %d is gone, and with it its claims, so that nobody can tell: bring it back from a backup: %w", g.Name, g.Number, err)
 	case err != nil:

@@ -319,7 +319,7 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (won []bool,
 	// Nothing is prepared: the connection is the caller's.
 	t := &txn{store: s, conn: tx.Conn(), catalog: c, group: g}
 	if err := t.claim(ctx, t.enterStep()); err != nil {
-		if sqlstate.Of(err) == stateCatalog {
+		if sqlstate.Of(err) == sqlstate.CatalogChanged {
 			s.generations.Outdate(c)
 		}
 		return nil, fmt.Errorf("claim: %w", err)

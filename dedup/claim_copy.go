@@ -66,7 +66,7 @@ func (t *txn) copy(ctx context.Context) error {
 	}
 	_, err := t.conn.PgConn().CopyFrom(ctx, bytes.NewReader(t.encode()), "COPY "+t.catalog.Open.Name+" ("+columns+") FROM STDIN (FORMAT binary)")
 	if err != nil {
-		if sqlstate.Of(err) == "23505" {
+		if sqlstate.Of(err) == sqlstate.UniqueViolation {
 			return fmt.Errorf("%w: %w", errConcurrentDuplicate, err)
 		}
 		return err

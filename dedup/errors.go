@@ -17,9 +17,8 @@ import (
 type reaction int
 
 const (
-	unlisted reaction = iota
 	// retry: it passes by itself. The same messages are tried again.
-	retry
+	retry reaction = iota + 1
 	// fence: we don't own a lane any more, or it isn't where the batch starts.
 	fence
 	// reload: the catalog has changed; read it and try again at once.
@@ -37,14 +36,7 @@ const (
 	hold
 )
 
-// The SQLSTATEs that dedupd's own functions raise.
-const (
-	stateFenced  = "DD001"
-	stateCatalog = "DD002"
-	// DD003, a sink that ended its transaction, needs no case of its own: it holds.
-)
-
-// react is the one place where errors get their meaning. What nobody has thought
+// react is the one place where an error becomes a reaction. What nobody has thought
 // of holds the lane: it is never acknowledged, and never skipped.
 func react(err error) reaction {
 	var held *lane.HoldError
@@ -79,68 +71,24 @@ func react(err error) reaction {
 // reactToState looks a SQLSTATE up. own says that a statement of dedupd's own met it:
 // then no message's data is at fault.
 func reactToState(code string, own bool) reaction {
-	r := stateReactions[code]
-	if r == unlisted {
-		r = stateReactions[code[:min(2, len(code))]]
-	}
+	means := func(m sqlstate.Meaning) bool { return sqlstate.Means(code, m) }
 	switch {
-	case r == unlisted:
-		return hold
-	case own && code == "42P01": // a table of claims, dropped since the catalog was read
+	case code == sqlstate.Fenced:
+		return fence
+	case code == sqlstate.CatalogChanged, own && code == sqlstate.UndefinedTable: // claims, dropped since the catalog was read
 		return reload
-	case own && (r == isolate || r == doubt):
+	case means(sqlstate.Transient):
+		return retry
+	case means(sqlstate.Internal):
+		return internal
+	case own:
 		return hold
+	case means(sqlstate.Data):
+		return isolate
+	case means(sqlstate.Unclear):
+		return doubt
 	}
-	return r
-}
-
-// stateReactions has SQLSTATEs, and classes for the SQLSTATEs that it lacks.
-var stateReactions = map[string]reaction{
-	stateFenced:  fence,
-	stateCatalog: reload,
-
-	"08":    retry, // connection exception
-	"25P03": retry, // idle_in_transaction_session_timeout
-	"25P04": retry, // transaction_timeout
-	"25006": retry, // read_only_sql_transaction: we still talk to a former primary
-	"40":    retry, // serialization failure, deadlock: a user's trigger may lock in another order than ours
-	"53":    retry, // no disk, memory or connections
-	"55P03": retry, // lock_not_available: lock_timeout passed
-	"55006": retry, // object_in_use: the object is being changed
-	"57014": retry, // query_canceled: statement_timeout passed
-	"57P01": retry, // the server goes down,
-	"57P02": retry,
-	"57P03": retry, // comes up,
-	"57P04": retry,
-	"57P05": retry, // or ended an idle session
-	"58":    retry, // system error: an I/O error
-
-	"21":    isolate, // cardinality violation: two rows of one batch hit the same target row
-	"22":    isolate, // data exception
-	"23":    isolate, // integrity constraint violation
-	"54000": isolate, // program_limit_exceeded: an index row too large, and such
-	"54001": isolate, // statement_too_complex: JSON nested beyond the server's stack
-
-	"P0":    doubt, // RAISE, ASSERT or STRICT in a trigger: of this row, or of every row
-	"09":    doubt, // triggered_action_exception, raised by hand
-	"20":    doubt, // case_not_found: a CASE of a trigger that lacks this value
-	"2F":    doubt, // a function's own exception
-	"38":    doubt, // the same, of one that isn't written in SQL
-	"39":    doubt,
-	"45":    doubt, // what people raise who come from other databases
-	"HV":    doubt, // a foreign data wrapper's
-	"0A000": doubt, // feature_not_supported: a numeric NaN as an integer, or a plan that is out of date
-	"3F000": doubt, // invalid_schema_name: a regnamespace, or a dropped schema
-	"42501": doubt, // insufficient_privilege: row security, or a missing grant
-	"42601": doubt, // syntax_error: a tsquery, jsonpath or ltree, or SQL within a function
-	"42602": doubt, // invalid_name: a regclass
-	"42704": doubt, // undefined_object: a regtype or regconfig, or a dropped type
-	"42725": doubt, // ambiguous_function: a regproc
-	"42883": doubt, // undefined_function: a regproc, or a dropped function
-	"42P01": doubt, // undefined_table: a regclass, or the sink's table
-	"44000": doubt, // with_check_option_violation: of a view that takes other rows
-
-	"XX000": internal, // of PostGIS for bad geometry; of the server when a table is dropped while it is planned
+	return hold
 }
 
 // held turns an error into one that the worker understands. What the sink knows of the
@@ -176,16 +124,15 @@ func holdUnlessPassing(err error) error {
 }
 
 // PoolerHint says what to do about an error that shows a pooler that is set up wrongly,
-// or that the configuration doesn't name; it is empty for others. If a prepared statement
-// is missing, or exists already, the transaction ran on another connection of the server.
+// or that the configuration doesn't name; it is empty for others.
 func PoolerHint(err error) string {
-	switch sqlstate.Of(err) {
-	case "26000", "42P05": // invalid_sql_statement_name, duplicate_prepared_statement
-		return "a pooler gives each transaction another connection: set database.pooler: pgbouncer_transaction"
-	case "08P01": // PgBouncer's code for all that it refuses
+	switch code := sqlstate.Of(err); {
+	case !sqlstate.Means(code, sqlstate.Pooler):
+		return ""
+	case code == sqlstate.ProtocolViolation:
 		return "see what the pooler's log says; its pool_mode must be session, or transaction with database.pooler: pgbouncer_transaction"
 	}
-	return ""
+	return "a pooler gives each transaction another connection: set database.pooler: pgbouncer_transaction"
 }
 
 // isLostConnection recognises the plain errors that pgx returns when a connection ends in
@@ -202,14 +149,14 @@ var errConnection = errors.New("the connection to the database was lost")
 // "network". Never free text.
 func retryReason(err error) string {
 	switch code := sqlstate.Of(err); {
-	case code == "40P01":
+	case code == sqlstate.Deadlock:
 		return "deadlock"
-	case code == "55P03":
+	case code == sqlstate.LockNotAvailable:
 		return "lock_timeout"
-	case code == stateCatalog, code == "42P01":
+	case code == sqlstate.CatalogChanged, code == sqlstate.UndefinedTable:
 		return "catalog"
 	case code != "":
-		return "sqlstate_" + code[:min(2, len(code))]
+		return "sqlstate_" + sqlstate.Class(code)
 	case errors.Is(err, context.DeadlineExceeded):
 		return "timeout"
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -21,8 +22,8 @@ func TestErrorsHaveOneMeaning(t *testing.T) {
 			"08000", "08006", "40001", "40P01", "53100", "53300", "55P03", "55006", "57014", "57P01", "57P02", "57P03", "57P05",
 			"25P03", "25P04", "25006", "58030",
 		},
-		fence:    {stateFenced},
-		reload:   {stateCatalog},
+		fence:    {sqlstate.Fenced},
+		reload:   {sqlstate.CatalogChanged},
 		isolate:  {"21000", "22021", "22P02", "22P05", "22003", "23502", "23503", "23505", "23514", "54000", "54001"},
 		doubt:    {"P0001", "P0004", "20000", "38000", "45000", "0A000", "3F000", "42501", "42601", "42602", "42704", "42883", "42P01", "44000"},
 		internal: {"XX000"},

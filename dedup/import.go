@@ -209,27 +209,13 @@ func (e *QueryError) Error() string { return e.Err.Error() }
 // Unwrap is the objection of the server, or of QueryIDs.
 func (e *QueryError) Unwrap() error { return e.Err }
 
-// ofQuery tells an error of the query itself, which another try meets again, from others.
+// ofQuery makes a *QueryError of an error of the query itself, which another try
+// would meet again.
 func ofQuery(err error) error {
-	switch code := sqlstate.Of(err); {
-	case code == "", // not from the server
-		code == "42501",                  // a grant is missing, and may be given
-		code == "25P03", code == "25P04": // the transaction took longer than the server allows
+	if code := sqlstate.Of(err); code == "" || sqlstate.Means(code, sqlstate.Outside) {
 		return err
-	default:
-		switch code[:min(2, len(code))] {
-		case "08", // connection exception
-			"40", // serialization failure, deadlock
-			"53", // no disk, memory or connections
-			"55", // a lock, or an object in use
-			"57", // cancelled, or the server goes down
-			"58", // system error
-			"HV", // a foreign server's
-			"XX": // internal error
-			return err
-		}
-		return &QueryError{err}
 	}
+	return &QueryError{err}
 }
 
 // QueryIDs runs a query and yields the first column of its rows, as text, while the

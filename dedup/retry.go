@@ -19,7 +19,7 @@ func (s *Store) retry(ctx context.Context, work func() error) error {
 	l := 50 * time.Millisecond
 	for n := 1; ; n++ {
 		err := work()
-		stale, reaction := sqlstate.Of(err) == stateCatalog, react(err)
+		stale, reaction := sqlstate.Of(err) == sqlstate.CatalogChanged, react(err)
 		if err == nil || n == tries || answer(err) == nil || !stale && reaction != retry && reaction != internal {
 			return err
 		}

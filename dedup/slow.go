@@ -101,7 +101,7 @@ func (s *slowLanes) landed(batches []lane.Batch, whole int) {
 func (s *slowLanes) timedOut(g *group, took time.Duration, cause error) error {
 	var sink *sinkError
 	name, n := g.batches[0].Lane, len(g.items)
-	isTime := sqlstate.Of(cause) == "57014" || errors.Is(cause, context.DeadlineExceeded)
+	isTime := sqlstate.Of(cause) == sqlstate.QueryCanceled || errors.Is(cause, context.DeadlineExceeded)
 	after := s.after
 	if after == 0 {
 		after = slowAfter

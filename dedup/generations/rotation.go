@@ -86,7 +86,7 @@ func (s *Set) withRotationLock(ctx context.Context, try func(wait string) error)
 		waits = append(waits, wait)
 	}
 	err := withLock(ctx, append(waits, longest), try)
-	if sqlstate.Of(err) == "55P03" && longest == longestWait && ctx.Err() == nil {
+	if sqlstate.Of(err) == sqlstate.LockNotAvailable && longest == longestWait && ctx.Err() == nil {
 		s.outlasted.Store(time.Now().UnixNano())
 	}
 	return err
@@ -97,7 +97,7 @@ func (s *Set) withRotationLock(ctx context.Context, try func(wait string) error)
 func withLock(ctx context.Context, waits []time.Duration, try func(wait string) error) error {
 	for i, l := range waits {
 		err := try(fmt.Sprintf("%dms", l.Milliseconds()))
-		if sqlstate.Of(err) != "55P03" || i == len(waits)-1 {
+		if sqlstate.Of(err) != sqlstate.LockNotAvailable || i == len(waits)-1 {
 			return err
 		}
 		if !wait.For(ctx, l+rand.N(5*l)) {

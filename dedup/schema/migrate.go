@@ -3,7 +3,6 @@ package schema
 import (
 	"context"
 	"embed"
-	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -13,7 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dedupd/dedupd/internal/sqlstate"
 )
 
 // The schema's versions are numbered files, applied in order, never edited and
@@ -110,14 +110,13 @@ type querier interface {
 func (s *Schema) version(ctx context.Context, q querier) (int, error) {
 	var version int
 	err := q.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM `+s.Object("migrations")).Scan(&version)
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000") { // no table, no schema
+	switch code := sqlstate.Of(err); {
+	case err == nil:
+		return version, nil
+	case code == sqlstate.UndefinedTable, code == sqlstate.UndefinedSchema:
 		return 0, nil
 	}
-	if err != nil {
-		return 0, fmt.Errorf("read the schema's version: %w", err)
-	}
-	return version, nil
+	return 0, fmt.Errorf("read the schema's version: %w", err)
 }
 
 // Migrations lists all versions this program knows, and when each was

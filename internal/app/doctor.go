@@ -11,12 +11,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/dedup/schema"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/sinks"
 )
 
@@ -148,9 +147,8 @@ func (d *doctor) server(v schema.Server) {
 func (d *doctor) schema(ctx context.Context, store *dedup.Store, role string) bool {
 	err := store.Load(ctx)
 	var wrong *schema.Error
-	var pg *pgconn.PgError
 	switch {
-	case errors.As(err, &pg) && pg.Code == "42501":
+	case sqlstate.Of(err) == sqlstate.InsufficientPrivilege:
 		return d.grants(ctx, store, role)
 	case err == nil:
 		d.ok("schema", "%s has the version of this dedupd, and scope %s", d.cfg.Database.Schema, d.cfg.Scope)
@@ -425,20 +423,19 @@ func sinkCure(err error) string {
 
 // connectCure is what may be done about a database that can't be reached.
 func connectCure(err error) string {
-	var pg *pgconn.PgError
 	var dns *net.DNSError
 	var network *net.OpError
 	if cure := dedup.PoolerHint(err); cure != "" {
 		return cure
 	}
-	switch {
-	case errors.As(err, &pg) && strings.HasPrefix(pg.Code, "28"):
+	switch code := sqlstate.Of(err); {
+	case sqlstate.Class(code) == "28":
 		return "check the role, its password, the client's certificate if one is asked for (sslcert, sslkey), and pg_hba.conf"
-	case errors.As(err, &pg) && pg.Code == "3D000":
+	case sqlstate.Class(code) == "3D":
 		return "create the database, or correct database.url"
-	case errors.As(err, &pg) && pg.Code == "42501":
+	case code == sqlstate.InsufficientPrivilege:
 		return "dedupd migrate up --grants ROLE -c FILE, as the schema's owner, gives the rights that are needed"
-	case errors.As(err, &pg) && strings.HasPrefix(pg.Code, "53"):
+	case sqlstate.Class(code) == "53":
 		return "raise max_connections of the server, or put a PgBouncer between"
 	case errors.As(err, &dns):
 		return "correct the host in database.url, or see why its name isn't known here"

@@ -4,15 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -158,11 +157,7 @@ func isPermanent(err error) (index int, ok bool) {
 	if index, ok := sinks.AsPermanent(err); ok {
 		return index, true
 	}
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return -1, pg.Code == "54000" || slices.Contains([]string{"21", "22", "23"}, pg.Code[:2])
-	}
-	return -1, false
+	return -1, sqlstate.Means(sqlstate.Of(err), sqlstate.Data)
 }
 
 // fingerprint is all that a message holds, to the difference of nil and empty.

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -167,8 +167,7 @@ func (h *harness) commitBatch(msgs []message.Message) error {
 	defer cancel()
 	for {
 		err := pgx.BeginFunc(ctx, h.Pool, func(t pgx.Tx) error { return h.sink.Write(ctx, narrow{t}, msgs) })
-		var pg *pgconn.PgError
-		if !errors.As(err, &pg) || pg.Code != "40P01" {
+		if sqlstate.Of(err) != sqlstate.Deadlock {
 			return err
 		}
 	}

@@ -3,13 +3,12 @@ package table
 import (
 	"context"
 	"errors"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
@@ -40,7 +39,7 @@ func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Me
 		}
 		return s.blame(ctx, tx, p, err)
 	}
-	if err = s.copy(ctx, tx, p, values); !isDataError(err) {
+	if err = s.copy(ctx, tx, p, values); !sqlstate.Means(sqlstate.Of(err), sqlstate.Unreadable) {
 		return err
 	}
 	// One look names every message that is at fault. Where it finds none, the
@@ -85,7 +84,7 @@ func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.
 		s.distrust(p)
 		return errChanged
 	case err != nil:
-		if isOutdated(err) {
+		if sqlstate.Means(sqlstate.Of(err), sqlstate.Outdated) {
 			s.current.CompareAndSwap(p, nil)
 		}
 		return err
@@ -96,13 +95,6 @@ func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.
 		return s.blame(ctx, tx, p, nil)
 	}
 	return nil
-}
-
-// isOutdated tells that the server can't make sense of a statement that it once
-// understood: a type is gone, or the column's has no cast from what it was.
-func isOutdated(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && slices.Contains([]string{"42704", "42804", "42883"}, pg.Code)
 }
 
 // blame gives what is wrong with messages that can't be put into the columns' types, or
@@ -134,19 +126,12 @@ const doubtHolds = time.Minute
 func (s *Sink) readsFirst() bool { return time.Now().UnixNano() < s.doubt.Load() }
 func (s *Sink) refused()         { s.doubt.Store(time.Now().Add(doubtHolds).UnixNano()) }
 
-// isDataError tells that the server could not read a value.
-func isDataError(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && strings.HasPrefix(pg.Code, "22")
-}
-
 func (s *Sink) copy(ctx context.Context, tx sinks.Tx, p *plan, values *columns.Values) error {
 	_, err := tx.CopyFrom(ctx, pgx.Identifier{s.schema, s.table}, p.names, values.Source())
 	if err == nil {
 		return s.checkCopied(ctx, tx, p)
 	}
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) && ctx.Err() == nil {
+	if sqlstate.Of(err) == "" && ctx.Err() == nil {
 		// The driver itself couldn't put a value into the type it takes the
 		// column for. (Or the connection is gone; then a look at the catalog
 		// before the next try is no loss.)

@@ -14,6 +14,7 @@ import (
 	"github.com/dedupd/dedupd/dedup/schema"
 	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/retention"
 )
 
@@ -90,41 +91,23 @@ func exitCode(err error) int {
 		encoding *schema.EncodingError
 		missing  *retention.MissingError
 		connect  *pgconn.ConnectError
-		postgres *pgconn.PgError
 		network  *net.OpError
 	)
-	switch {
+	switch state := sqlstate.Of(err); {
 	case errors.As(err, &exit):
 		return exit.code
 	case errors.As(err, &usage), errors.As(err, &problems), errors.As(err, &unusable), errors.As(err, &query):
 		return exitUsage
 	case errors.As(err, &server), errors.As(err, &l), errors.As(err, &encoding), errors.As(err, &missing), errors.As(err, &connect):
 		return exitServer
-	case errors.As(err, &postgres):
-		return postgresExit(postgres.Code)
+	case sqlstate.Means(state, sqlstate.Setup):
+		return exitServer
+	case state != "":
+		return exitFailed
 	case errors.As(err, &network) && network.Op == "dial":
 		return exitServer
 	case errors.Is(err, context.DeadlineExceeded):
 		return exitServer // whom we waited for didn't answer
-	}
-	return exitFailed
-}
-
-// postgresExit tells a database that isn't as it must be from a statement that
-// failed.
-func postgresExit(sqlstate string) int {
-	switch {
-	case strings.HasPrefix(sqlstate, "08"), // no connection
-		strings.HasPrefix(sqlstate, "28"), // not let in
-		strings.HasPrefix(sqlstate, "3D"), // no such database
-		strings.HasPrefix(sqlstate, "3F"), // no such schema
-		strings.HasPrefix(sqlstate, "53"), // no room for another connection
-		strings.HasPrefix(sqlstate, "57P"),
-		sqlstate == "42501",                      // a grant is missing
-		sqlstate == "42P01", sqlstate == "42883", // no such table, no such function
-		sqlstate == "42703", // no such column
-		sqlstate == "25006": // a standby
-		return exitServer
 	}
 	return exitFailed
 }

@@ -41,9 +41,9 @@ func Audit(ctx context.Context, tx pgx.Tx, s *schema.Schema, actor, action, subj
 // Hint adds to an error what helps against it, where a person can do something.
 func Hint(err error) error {
 	switch sqlstate.Of(err) {
-	case "42501":
+	case sqlstate.InsufficientPrivilege:
 		return fmt.Errorf("%w: this needs the rights of the schema's owner, so run it with a database.url of that role", err)
-	case "55P03":
+	case sqlstate.LockNotAvailable:
 		return fmt.Errorf("%w: another transaction has held it for %s; try again", err, pipeline.LockTimeout)
 	}
 	return err
