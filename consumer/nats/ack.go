@@ -18,7 +18,7 @@ const confirmTimeout = 2 * time.Second
 // What the server is told of a message, at the subject that it named for the answer.
 var (
 	ackDone     = []byte("+ACK")
-	ackBack     = []byte("-NAK") // deliver again at once
+	ackNak      = []byte("-NAK") // deliver again at once
 	ackProgress = []byte("+WPI") // not yet
 )
 
@@ -29,30 +29,30 @@ type acker struct {
 	log  *slog.Logger
 	conn *natsgo.Conn
 	// told is called when the server has been told all there was.
-	told func()
+	done func()
 
 	mu      sync.Mutex
 	more    sync.Cond
-	queue   []verdict
+	queue   []answer
 	stopped bool
 }
 
-// verdict is what the server is told of some messages.
-type verdict struct {
+// answer is what the server is told of some messages.
+type answer struct {
 	replies []string
-	back    bool // deliver again at once
+	nak     bool // deliver again at once
 }
 
-func newAcker(in *consumer.Session, log *slog.Logger, conn *natsgo.Conn, told func()) *acker {
-	a := &acker{in: in, log: log, conn: conn, told: told}
+func newAcker(in *consumer.Session, log *slog.Logger, conn *natsgo.Conn, done func()) *acker {
+	a := &acker{in: in, log: log, conn: conn, done: done}
 	a.more.L = &a.mu
 	return a
 }
 
 // add never blocks.
-func (a *acker) add(replies []string, back bool) {
+func (a *acker) add(replies []string, nak bool) {
 	a.mu.Lock()
-	a.queue = append(a.queue, verdict{replies, back})
+	a.queue = append(a.queue, answer{replies, nak})
 	a.mu.Unlock()
 	a.more.Signal()
 }
@@ -72,10 +72,10 @@ func (a *acker) run() {
 		if len(round) == 0 {
 			return
 		}
-		err := a.tell(round)
+		err := a.send(round)
 		if err == nil {
 			problem.End()
-			a.told()
+			a.done()
 			continue
 		}
 		a.in.CommitFailed()
@@ -85,7 +85,7 @@ func (a *acker) run() {
 	}
 }
 
-func (a *acker) next() []verdict {
+func (a *acker) next() []answer {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for len(a.queue) == 0 && !a.stopped {
@@ -98,22 +98,22 @@ func (a *acker) next() []verdict {
 
 // tell sends all acks of a round and has the last one confirmed: the connection
 // keeps their order, so that the others have arrived, too.
-func (a *acker) tell(round []verdict) error {
+func (a *acker) send(round []answer) error {
 	last := ""
 	var failed error
 	for _, v := range round {
 		for _, reply := range v.replies {
-			answer := ackDone
+			text := ackDone
 			switch {
-			case v.back:
-				answer = ackBack
+			case v.nak:
+				text = ackNak
 			case last == "":
 				last = reply
 				continue
 			default:
 				last, reply = reply, last
 			}
-			if err := a.conn.Publish(reply, answer); err != nil {
+			if err := a.conn.Publish(reply, text); err != nil {
 				failed = err
 			}
 		}

@@ -179,7 +179,7 @@ func TestADurableOfAWorkQueuePassesOver(t *testing.T) {
 	t.Parallel()
 	for name, by := range map[string]struct {
 		change func(*jetstream.ConsumerConfig)
-		said   string
+		logged string
 	}{
 		"by a limit of deliveries": {func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 1 }, "limit of deliveries"},
 		"by a filter":              {func(c *jetstream.ConsumerConfig) { c.FilterSubject = "orders.1" }, "filter"},
@@ -201,7 +201,7 @@ func TestADurableOfAWorkQueuePassesOver(t *testing.T) {
 			r = start(t, newSource(t, s), store)
 			publish(t, js, 28, 14)
 			read(t, js, store, 42)
-			if !r.log.has("changed the durable consumer's " + by.said) {
+			if !r.log.has("changed the durable consumer's " + by.logged) {
 				t.Error("nothing was logged")
 			}
 			if c := durable(t, js).Config; c.MaxDeliver != -1 || c.FilterSubject != "" || len(c.FilterSubjects) > 0 {

@@ -30,23 +30,23 @@ const (
 	lastConfirm    = 3 * time.Second
 )
 
-// originKey is where in the durable's metadata the origin of our lane stands.
-const originKey = "dedupd"
+// offsetMetadataKey is where in the durable's metadata the origin of our lane stands.
+const offsetMetadataKey = "dedupd"
 
 // gate holds what is committed until it may be acknowledged.
 type gate struct {
-	mu       sync.Mutex
-	waiting  []held
-	known    lane.Checkpoint
-	origin   string // what the durable was last known to keep
-	enough   int    // so many waiting are confirmed at once
-	knocking chan struct{}
-	full     chan struct{}
+	mu             sync.Mutex
+	waiting        []ackRef
+	known          lane.Checkpoint
+	offsetMetadata string // what the durable was last known to keep
+	enough         int    // so many waiting are confirmed at once
+	requested      chan struct{}
+	full           chan struct{}
 }
 
 func (g *gate) open(known lane.Checkpoint, info *jetstream.ConsumerInfo) {
-	g.known, g.origin = known, originOf(info)
-	g.knocking, g.full = make(chan struct{}, 1), make(chan struct{}, 1)
+	g.known, g.offsetMetadata = known, offsetMetadataOf(info)
+	g.requested, g.full = make(chan struct{}, 1), make(chan struct{}, 1)
 	g.room(info.Config.MaxAckPending, 0)
 }
 
@@ -65,19 +65,19 @@ func (g *gate) room(limit int, others int64) {
 // largestGate bounds what waits in memory, where the server sets no limit.
 const largestGate = 100_000
 
-func (g *gate) add(all []held) {
+func (g *gate) add(all []ackRef) {
 	g.mu.Lock()
 	g.waiting = append(g.waiting, all...)
 	full := len(g.waiting) >= g.enough
 	g.mu.Unlock()
-	g.knock()
+	g.request()
 	if full {
 		signal(g.full)
 	}
 }
 
 // knock asks for a confirmation, also where nothing waits.
-func (g *gate) knock() { signal(g.knocking) }
+func (g *gate) request() { signal(g.requested) }
 
 func signal(c chan struct{}) {
 	select {
@@ -94,17 +94,17 @@ func (g *gate) checkpoint() lane.Checkpoint {
 
 // strange tells that the durable keeps something else than when it was last written or
 // compared with the database.
-func (g *gate) strange(info *jetstream.ConsumerInfo) bool {
+func (g *gate) differs(info *jetstream.ConsumerInfo) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return originOf(info) != g.origin
+	return offsetMetadataOf(info) != g.offsetMetadata
 }
 
 func (g *gate) learn(confirmed lane.Confirmation, info *jetstream.ConsumerInfo) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.known.Number = max(g.known.Number, confirmed.Checkpoint.Number)
-	g.origin = originOf(info)
+	g.offsetMetadata = offsetMetadataOf(info)
 }
 
 // count is how many wait now: all of them were committed before.
@@ -115,13 +115,13 @@ func (g *gate) count() int {
 }
 
 // pass takes the first n of what waits; -1: all.
-func (g *gate) pass(n int) (all []held) {
+func (g *gate) pass(n int) (all []ackRef) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if n < 0 {
 		n = len(g.waiting)
 	}
-	all, g.waiting = g.waiting[:n:n], append([]held(nil), g.waiting[n:]...)
+	all, g.waiting = g.waiting[:n:n], append([]ackRef(nil), g.waiting[n:]...)
 	return all
 }
 
@@ -131,7 +131,7 @@ func (x *session) confirmAll(drained <-chan struct{}) {
 	failures := 0
 	for {
 		select {
-		case <-x.gate.knocking:
+		case <-x.gate.requested:
 		case <-drained:
 			x.confirmRest()
 			return
@@ -155,7 +155,7 @@ func (x *session) confirmAll(drained <-chan struct{}) {
 			if problem.IsNew(err) {
 				x.log.Warn("what is committed is not acknowledged yet; trying again", "error", err)
 			}
-			x.gate.knock()
+			x.gate.request()
 		}
 		select {
 		case <-time.After(pause):
@@ -174,7 +174,7 @@ func (x *session) confirmRest() {
 	if err := x.confirm(context.WithoutCancel(x.closing), lastConfirm); err != nil {
 		x.log.Debug("give back what is committed and can't be acknowledged", "error", err)
 	}
-	x.acks.add(x.letGo(x.gate.pass(-1)), true)
+	x.acks.add(x.forget(x.gate.pass(-1)), true)
 }
 
 // confirm has acknowledged what waits by now.
@@ -182,12 +182,12 @@ func (x *session) confirm(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	waiting := x.gate.count()
-	before := x.inHand.Load()
+	before := x.unacked.Load()
 	info, err := x.bound.current(ctx)
 	if err != nil {
 		return err
 	}
-	x.gate.room(info.Config.MaxAckPending, int64(info.NumAckPending)-max(before, x.inHand.Load()))
+	x.gate.room(info.Config.MaxAckPending, int64(info.NumAckPending)-max(before, x.unacked.Load()))
 	confirmed, err := x.ask(ctx, info, waiting > 0)
 	if err != nil {
 		return err
@@ -196,12 +196,12 @@ func (x *session) confirm(ctx context.Context, limit time.Duration) error {
 		return err
 	}
 	x.gate.learn(confirmed, info)
-	x.keepsFloor(info)
-	if confirmed.OffsetMetadata != originOf(info) {
-		x.gate.knock() // too many at a time: again in a moment
+	x.setKeptFloor(info)
+	if confirmed.OffsetMetadata != offsetMetadataOf(info) {
+		x.gate.request() // too many at a time: again in a moment
 	}
 	if waiting > 0 {
-		x.acks.add(x.letGo(x.gate.pass(waiting)), false)
+		x.acks.add(x.forget(x.gate.pass(waiting)), false)
 	}
 	return nil
 }
@@ -218,9 +218,9 @@ const patience = 3
 // configuration, so the durable is looked at right before, or what somebody changed by
 // hand would be undone.
 func (x *session) publish(ctx context.Context, info *jetstream.ConsumerInfo, confirmed lane.Confirmation) (*jetstream.ConsumerInfo, lane.Confirmation, error) {
-	for tries := 0; (confirmed.OffsetMetadata != originOf(info) || x.bound.settled.due(info)) && tries <= patience; tries++ {
+	for tries := 0; (confirmed.OffsetMetadata != offsetMetadataOf(info) || x.bound.settled.due(info)) && tries <= patience; tries++ {
 		now, err := x.bound.current(ctx)
-		if err == nil && (tries == patience || originOf(now) == originOf(info)) {
+		if err == nil && (tries == patience || offsetMetadataOf(now) == offsetMetadataOf(info)) {
 			now, err = x.bound.write(ctx, now, confirmed.OffsetMetadata)
 		}
 		if err != nil {
@@ -236,27 +236,27 @@ func (x *session) publish(ctx context.Context, info *jetstream.ConsumerInfo, con
 
 func (x *session) ask(ctx context.Context, info *jetstream.ConsumerInfo, raise bool) (lane.Confirmation, error) {
 	return x.in.Confirm(ctx, lane.Confirm{
-		Lane: x.source.lane(), Epoch: x.taken.Epoch, Checkpoint: x.gate.checkpoint(), OffsetMetadata: originOf(info), Raise: raise,
+		Lane: x.source.lane(), Epoch: x.assignment.Epoch, Checkpoint: x.gate.checkpoint(), OffsetMetadata: offsetMetadataOf(info), Raise: raise,
 	})
 }
 
 // told looks at the consumer when there is nothing left to do, for whoever waits for
 // that.
-func (x *session) told() {
+func (x *session) acked() {
 	if x.pending.Load() == 0 && x.gate.count() == 0 {
-		x.lookSoon()
+		x.inspectSoon()
 	}
 }
 
-func originOf(info *jetstream.ConsumerInfo) string {
+func offsetMetadataOf(info *jetstream.ConsumerInfo) string {
 	if info == nil {
 		return ""
 	}
-	return info.Config.Metadata[originKey]
+	return info.Config.Metadata[offsetMetadataKey]
 }
 
 // origin is what the durable keeps of our lane; empty: nothing.
-func (b *binding) origin() string { return originOf(b.info) }
+func (b *binding) offsetMetadata() string { return offsetMetadataOf(b.info) }
 
 // current is the consumer's state; errGone: it isn't the one that was bound.
 func (b *binding) current(ctx context.Context) (*jetstream.ConsumerInfo, error) {
@@ -273,11 +273,11 @@ func (b *binding) current(ctx context.Context) (*jetstream.ConsumerInfo, error) 
 }
 
 // keep has the durable keep an origin, if it keeps another one.
-func (b *binding) keep(ctx context.Context, origin string) error {
-	if b.origin() == origin && !b.settled.due(b.info) {
+func (b *binding) saveMetadata(ctx context.Context, offsetMetadata string) error {
+	if b.offsetMetadata() == offsetMetadata && !b.settled.due(b.info) {
 		return nil
 	}
-	info, err := b.write(ctx, b.info, origin)
+	info, err := b.write(ctx, b.info, offsetMetadata)
 	if err == nil {
 		b.info = info
 	}
@@ -286,12 +286,12 @@ func (b *binding) keep(ctx context.Context, origin string) error {
 
 // write has the durable keep an origin. A worker that comes at the same moment amends
 // the durable as it found it, without what we write: then it is written again.
-func (b *binding) write(ctx context.Context, info *jetstream.ConsumerInfo, origin string) (*jetstream.ConsumerInfo, error) {
+func (b *binding) write(ctx context.Context, info *jetstream.ConsumerInfo, offsetMetadata string) (*jetstream.ConsumerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	for tries := 0; ; tries++ {
-		written, err := b.update(ctx, info, origin)
-		if err != nil || originOf(written) != "" { // ours, or another worker's by now
+		written, err := b.update(ctx, info, offsetMetadata)
+		if err != nil || offsetMetadataOf(written) != "" { // ours, or another worker's by now
 			return written, err
 		}
 		if tries == patience {
@@ -303,15 +303,15 @@ func (b *binding) write(ctx context.Context, info *jetstream.ConsumerInfo, origi
 	}
 }
 
-func (b *binding) update(ctx context.Context, info *jetstream.ConsumerInfo, origin string) (*jetstream.ConsumerInfo, error) {
+func (b *binding) update(ctx context.Context, info *jetstream.ConsumerInfo, offsetMetadata string) (*jetstream.ConsumerInfo, error) {
 	config := info.Config
 	config.Metadata = maps.Clone(config.Metadata)
 	if config.Metadata == nil {
 		config.Metadata = make(map[string]string)
 	}
-	config.Metadata[originKey] = origin
+	config.Metadata[offsetMetadataKey] = offsetMetadata
 	b.settled.note(info, config.Metadata)
-	updated, err := b.durable.within(ctx, config, b.stream.UpdateConsumer)
+	updated, err := b.durable.withinLimits(ctx, config, b.stream.UpdateConsumer)
 	switch {
 	case errors.Is(err, jetstream.ErrConsumerDoesNotExist):
 		return nil, errGone

@@ -202,12 +202,12 @@ func TestTheDatabaseIsReplacedWhileItConfirms(t *testing.T) {
 		}
 		once.Do(func() {
 			putBack()
-			taken, err := store.Acquire(t.Context(), lane.Acquire{Lane: edgeQueue, LogID: row(t, store.Store).StreamID, Committed: 1, OffsetMetadata: c.OffsetMetadata})
+			got, err := store.Acquire(t.Context(), lane.Acquire{Lane: edgeQueue, LogID: row(t, store.Store).StreamID, Committed: 1, OffsetMetadata: c.OffsetMetadata})
 			if err == nil {
-				_, err = store.Store.Confirm(t.Context(), lane.Confirm{Lane: edgeQueue, Epoch: taken.Epoch, Checkpoint: taken.Checkpoint, OffsetMetadata: c.OffsetMetadata, Raise: true})
+				_, err = store.Store.Confirm(t.Context(), lane.Confirm{Lane: edgeQueue, Epoch: got.Epoch, Checkpoint: got.Checkpoint, OffsetMetadata: c.OffsetMetadata, Raise: true})
 			}
-			if err != nil || taken.Rewound {
-				t.Errorf("taken by another: %+v, %v", taken, err)
+			if err != nil || got.Rewound {
+				t.Errorf("taken by another: %+v, %v", got, err)
 			}
 		})
 	}

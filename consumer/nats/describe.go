@@ -18,7 +18,7 @@ func (s *Source) Describe(ctx context.Context) (survey consumer.Description, err
 	err = s.visit(ctx, func(ctx context.Context, stream jetstream.Stream) error {
 		info := stream.CachedInfo()
 		survey.Consumed = info.Config.Retention != jetstream.LimitsPolicy
-		l := consumer.BrokerLane{Name: laneName, First: int64(first(&info.State)), End: int64(info.State.LastSeq) + 1, Committed: -1, LogID: incarnation(info)}
+		l := consumer.BrokerLane{Name: laneName, First: int64(first(&info.State)), End: int64(info.State.LastSeq) + 1, Committed: -1, LogID: logIDOf(info)}
 		found, err := stream.Consumer(ctx, s.config.Durable)
 		switch {
 		case errors.Is(err, jetstream.ErrConsumerNotFound): // it is made at the start
@@ -27,7 +27,7 @@ func (s *Source) Describe(ctx context.Context) (survey consumer.Description, err
 		case err != nil:
 			return fmt.Errorf("durable %s: %w", s.config.Durable, err)
 		default:
-			l.Committed, l.OffsetMetadata = int64(found.CachedInfo().AckFloor.Stream)+1, originOf(found.CachedInfo())
+			l.Committed, l.OffsetMetadata = int64(found.CachedInfo().AckFloor.Stream)+1, offsetMetadataOf(found.CachedInfo())
 			if p := pauseOf(found.CachedInfo()); p != nil {
 				survey.Paused = p
 			}

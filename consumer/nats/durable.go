@@ -31,11 +31,11 @@ type durable struct {
 	// What was last seen of the consumer: where one that somebody deleted while
 	// we ran is to begin again. It is worth something in the instance of the
 	// database that it was seen in: in another, what lies below may be lost.
-	known       bool
-	incarnation string
-	ackFloor    uint64
-	instance    string
-	created     time.Time // of the consumer that was read last
+	known    bool
+	logID    string
+	ackFloor uint64
+	instance string
+	created  time.Time // of the consumer that was read last
 
 	filter filter // what the durable is to deliver
 
@@ -45,11 +45,11 @@ type durable struct {
 // binding is a consumer that is ready to be read, or nil in the place of one that
 // isn't there: where it begins, the database has to be asked.
 type binding struct {
-	consumer    jetstream.Consumer
-	info        *jetstream.ConsumerInfo
-	incarnation string
-	durable     *durable
-	stream      jetstream.Stream
+	consumer jetstream.Consumer
+	info     *jetstream.ConsumerInfo
+	logID    string
+	durable  *durable
+	stream   jetstream.Stream
 	// consumed tells that the stream deletes what is acknowledged.
 	consumed bool
 	// skips is what somebody has changed of the consumer so that it passes messages over.
@@ -78,18 +78,18 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		return nil, fmt.Errorf("stream %s: %w", d.config.Stream, err)
 	}
 	info := stream.CachedInfo()
-	incarnation := incarnation(info)
-	if incarnation != d.incarnation {
-		if d.incarnation != "" {
+	logID := logIDOf(info)
+	if logID != d.logID {
+		if d.logID != "" {
 			d.log.Warn("the stream was created anew: reading it from its start", "stream", d.config.Stream)
 		}
-		d.known = d.incarnation != "" // that we have acknowledged none of it
-		d.incarnation, d.ackFloor = incarnation, 0
+		d.known = d.logID != "" // that we have acknowledged none of it
+		d.logID, d.ackFloor = logID, 0
 	}
 	if info.Config.Retention == jetstream.WorkQueuePolicy && d.config.Start == StartLatest {
 		return nil, &configError{fmt.Sprintf("stream %s has WorkQueue retention, which can't be read from %s; set start: %s", d.config.Stream, StartLatest, StartEarliest)}
 	}
-	b := &binding{incarnation: incarnation, durable: d, stream: stream, consumed: info.Config.Retention != jetstream.LimitsPolicy}
+	b := &binding{logID: logID, durable: d, stream: stream, consumed: info.Config.Retention != jetstream.LimitsPolicy}
 	b.settled.after = cmp.Or(d.settling, settling)
 	found, err := stream.Consumer(ctx, d.config.Durable)
 	switch {
@@ -102,7 +102,7 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		if d.known && info.Config.Retention != jetstream.WorkQueuePolicy {
 			position = int64(d.ackFloor) + 1
 		}
-		found, err = d.within(ctx, d.fresh(&info.Config, position), stream.CreateConsumer)
+		found, err = d.withinLimits(ctx, d.fresh(&info.Config, position), stream.CreateConsumer)
 	case errors.Is(err, jetstream.ErrNotPullConsumer):
 		return nil, &configError{fmt.Sprintf("durable %s is a push consumer; name another durable", d.config.Durable)}
 	case err == nil:
@@ -130,7 +130,7 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 }
 
 // incarnation tells one stream of a name from another.
-func incarnation(info *jetstream.StreamInfo) string {
+func logIDOf(info *jetstream.StreamInfo) string {
 	return info.Created.UTC().Format(time.RFC3339Nano)
 }
 
@@ -139,17 +139,17 @@ func incarnation(info *jetstream.StreamInfo) string {
 // there, the claims tell. An acknowledgement from before that is still on its way
 // could pass for one of the new consumer's: none waits for a connection
 // (ReconnectBufSize), and the others have had the time of a failover to arrive.
-func (b *binding) rewind(ctx context.Context, position int64, origin string) error {
+func (b *binding) rewind(ctx context.Context, position int64, offsetMetadata string) error {
 	d := b.durable
 	if b.consumed {
 		d.log.Warn("the stream has deleted what was acknowledged: what the database has lost of it can't be read again, as --accept-loss-on-failover accepts", "stream", d.config.Stream)
-		return b.keep(ctx, origin)
+		return b.saveMetadata(ctx, offsetMetadata)
 	}
-	return b.remake(ctx, position, origin)
+	return b.remake(ctx, position, offsetMetadata)
 }
 
 // remake deletes the consumer and makes it anew, from a position on; -1: where start says.
-func (b *binding) remake(ctx context.Context, position int64, origin string) error {
+func (b *binding) remake(ctx context.Context, position int64, offsetMetadata string) error {
 	d := b.durable
 	ctx, cancel := context.WithTimeout(ctx, 4*requestTimeout)
 	defer cancel()
@@ -157,7 +157,7 @@ func (b *binding) remake(ctx context.Context, position int64, origin string) err
 		if err := b.stream.DeleteConsumer(ctx, d.config.Durable); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 			return err
 		}
-		err := b.create(ctx, position, origin)
+		err := b.create(ctx, position, offsetMetadata)
 		var fatal *configError
 		if err == nil || errors.As(err, &fatal) {
 			return err
@@ -173,21 +173,21 @@ func (b *binding) remake(ctx context.Context, position int64, origin string) err
 }
 
 // create makes a consumer that begins at a position; -1: where start says.
-func (b *binding) create(ctx context.Context, position int64, origin string) error {
+func (b *binding) create(ctx context.Context, position int64, offsetMetadata string) error {
 	d := b.durable
 	if position > 0 {
 		d.seen(uint64(position) - 1)
 		d.ackFloor = uint64(position) - 1
 	}
 	config := d.fresh(&b.stream.CachedInfo().Config, position)
-	config.Metadata[originKey] = origin
-	made, err := d.within(ctx, config, b.stream.CreateConsumer)
+	config.Metadata[offsetMetadataKey] = offsetMetadata
+	made, err := d.withinLimits(ctx, config, b.stream.CreateConsumer)
 	if err != nil {
 		return err
 	}
 	anew := &binding{durable: d, stream: b.stream, consumer: made, info: made.CachedInfo()}
-	if anew.origin() == "" {
-		err = anew.keep(ctx, origin)
+	if anew.offsetMetadata() == "" {
+		err = anew.saveMetadata(ctx, offsetMetadata)
 	}
 	if err != nil || position < 0 {
 		return err
@@ -225,7 +225,7 @@ func (b *binding) beyond(ctx context.Context, floor uint64, position int64) (boo
 // was meant for the durable before goes to the one that has its name.) And whoever
 // names a sequence knows what it is for, as we do.
 func (b *binding) misplaced(ctx context.Context, position int64) (bool, error) {
-	ours := b.origin() != "" || b.info.Created.Equal(b.durable.created)
+	ours := b.offsetMetadata() != "" || b.info.Created.Equal(b.durable.created)
 	if b.consumed || ours || b.info.Config.DeliverPolicy == jetstream.DeliverByStartSequencePolicy {
 		return false, nil
 	}
@@ -242,9 +242,9 @@ func (d *durable) seen(floor uint64) {
 	d.known, d.ackFloor = true, max(d.ackFloor, floor)
 }
 
-// seenIn tells whether something was seen of the consumer in this instance of the
+// knownIn tells whether something was seen of the consumer in this instance of the
 // database. What was seen in another is forgotten.
-func (d *durable) seenIn(instance string) bool {
+func (d *durable) knownIn(instance string) bool {
 	if instance != d.instance {
 		d.instance, d.known, d.ackFloor = instance, false, 0
 	}
@@ -253,7 +253,7 @@ func (d *durable) seenIn(instance string) bool {
 
 // begins is the position below which the consumer has had all acknowledged; -1: it
 // isn't there.
-func (b *binding) begins() int64 {
+func (b *binding) committed() int64 {
 	if b.info == nil {
 		return -1
 	}
@@ -355,7 +355,7 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 	if same(was, want) {
 		return found, nil
 	}
-	return d.within(ctx, want, stream.UpdateConsumer)
+	return d.withinLimits(ctx, want, stream.UpdateConsumer)
 }
 
 func same(a, b jetstream.ConsumerConfig) bool {

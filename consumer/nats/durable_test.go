@@ -73,7 +73,7 @@ func TestStartLatest(t *testing.T) {
 	}
 }
 
-// What loses messages is amended, and said.
+// What loses messages is amended, and logged.
 func TestDurableAmended(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

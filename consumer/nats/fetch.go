@@ -50,7 +50,7 @@ func (x *session) fetch() {
 		default:
 			// A server that goes away, a new leader, a limit that was set: watch
 			// finds out what has become of the consumer.
-			x.lookSoon()
+			x.inspectSoon()
 			wait.For(x.closing, x.refused(err))
 		}
 	}
@@ -78,7 +78,7 @@ func (x *session) fetchOnce(large bool) (came int, err error) {
 	defer func() { x.in.Budget().Release(bytes) }() // what is left of it
 
 	begun := time.Now()
-	var h hand
+	var f fetched
 	err = x.receive(ask, func(msg *natsgo.Msg) error {
 		meta, err := metadata(msg)
 		if err == nil {
@@ -90,11 +90,11 @@ func (x *session) fetchOnce(large bool) (came int, err error) {
 		if err != nil {
 			return err
 		}
-		x.gaps.pass(meta)
-		x.passed.note(meta.Sequence.Stream, meta.Timestamp)
-		d := delivery{msg: msg, meta: meta, bytes: footprint(msg), received: time.Now(), held: x.hands.hold(&h, msg.Reply, meta.Sequence.Stream)}
+		x.gaps.record(meta)
+		x.arrivals.record(meta.Sequence.Stream, meta.Timestamp)
+		d := delivery{msg: msg, meta: meta, bytes: footprint(msg), received: time.Now(), ack: x.outstanding.add(&f, msg.Reply, meta.Sequence.Stream)}
 		came++
-		x.inHand.Add(1)
+		x.unacked.Add(1)
 		x.waiting.Add(1)
 		x.pending.Store(int64(meta.NumPending))
 		if bytes >= d.bytes {
@@ -139,7 +139,7 @@ func (x *session) whole(msg *natsgo.Msg) error {
 // durable delivers it because it has lost its state. Another may have been on its way
 // for long.
 func (x *session) unacknowledged(msg *natsgo.Msg, meta *jetstream.MsgMetadata) error {
-	if meta.Sequence.Stream > x.kept.Load() {
+	if meta.Sequence.Stream > x.keptFloor.Load() {
 		return nil
 	}
 	return x.unless(msg, errStateLost, func(info *jetstream.ConsumerInfo) bool { return info.AckFloor.Stream < floorOf(info).Floor })
@@ -192,6 +192,6 @@ func (x *session) connected() bool {
 		}
 	}
 	x.refusals.n = 0 // what failed for want of a connection was no refusal
-	x.lookSoon()
+	x.inspectSoon()
 	return true
 }

@@ -5,13 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/lane"
 )
 
@@ -29,16 +27,16 @@ const floorKey = "dedupd-floor"
 // that comes again, is a duplicate within any window, and no loss of the state.
 const settling = 2 * time.Minute
 
-// floorNote says that all up to a sequence was acknowledged at a time of the server's.
-type floorNote struct {
+// floorRecord says that all up to a sequence was acknowledged at a time of the server's.
+type floorRecord struct {
 	Floor uint64    `json:"floor"`
 	At    time.Time `json:"at"`
 }
 
 // floorOf is what a durable keeps of its floor; zero: nothing.
-func floorOf(info *jetstream.ConsumerInfo) (n floorNote) {
+func floorOf(info *jetstream.ConsumerInfo) (n floorRecord) {
 	if info == nil || json.Unmarshal([]byte(info.Config.Metadata[floorKey]), &n) != nil {
-		return floorNote{}
+		return floorRecord{}
 	}
 	return n
 }
@@ -66,7 +64,7 @@ type floorSeen struct {
 }
 
 // look learns from the durable's state. Only one goroutine looks.
-func (s *settled) look(info *jetstream.ConsumerInfo, now time.Time) {
+func (s *settled) observe(info *jetstream.ConsumerInfo, now time.Time) {
 	floor := info.AckFloor.Stream
 	if last := info.AckFloor.Last; last != nil && info.TimeStamp.Sub(*last) >= s.after {
 		s.seen = nil // nothing was acknowledged since
@@ -93,7 +91,7 @@ func (s *settled) note(info *jetstream.ConsumerInfo, metadata map[string]string)
 	if !s.due(info) {
 		return
 	}
-	if text, err := json.Marshal(floorNote{s.oldest.Load(), info.TimeStamp.UTC()}); err == nil {
+	if text, err := json.Marshal(floorRecord{s.oldest.Load(), info.TimeStamp.UTC()}); err == nil {
 		metadata[floorKey] = string(text)
 	}
 }
@@ -101,61 +99,62 @@ func (s *settled) note(info *jetstream.ConsumerInfo, metadata map[string]string)
 // learnFloor learns from the durable's state what it keeps and is to keep.
 func (x *session) learnFloor(info *jetstream.ConsumerInfo, now time.Time) {
 	if !x.bound.consumed {
-		x.bound.settled.look(info, now)
+		x.bound.settled.observe(info, now)
 	}
-	x.keepsFloor(info)
+	x.setKeptFloor(info)
 }
 
-// keepsFloor learns what the durable keeps. A stream that deletes what is acknowledged
+// setKeptFloor learns what the durable keeps. A stream that deletes what is acknowledged
 // has nothing of it to deliver.
-func (x *session) keepsFloor(info *jetstream.ConsumerInfo) {
+func (x *session) setKeptFloor(info *jetstream.ConsumerInfo) {
 	if !x.bound.consumed {
-		x.kept.Store(floorOf(info).Floor)
+		x.keptFloor.Store(floorOf(info).Floor)
 	}
 }
 
 // sure is the position below which the durable has had all acknowledged, as it keeps
 // itself; 0: it isn't known.
-func (b *binding) sure() int64 {
+func (b *binding) acknowledged() int64 {
 	if kept := floorOf(b.info).Floor; kept > 0 && b.skips == "" {
 		return int64(kept) + 1
 	}
 	return 0
 }
 
-// forgotError says that a durable has lost its state, and that it can't be proved that
+// stateLostError says that a durable has lost its state, and that it can't be proved that
 // the stream still has what was acknowledged.
-type forgotError struct {
+type stateLostError struct {
 	stream, durable, source string
-	kept                    floorNote
+	kept                    floorRecord
 	why                     error
 }
 
-func (e *forgotError) Error() string {
+func (e *stateLostError) Error() string {
 	return fmt.Sprintf("durable %s has lost its state: it would deliver stream %s again from below %d, up to which all was acknowledged at %s, and %v. "+
 		"If the stream has lost nothing, delete the durable, and it is created again where the database stands. If there are other messages by now, delete the durable, then \"dedupd lanes forget --force %s %s\", and the stream is read from where start says",
 		e.durable, e.stream, e.kept.Floor, e.kept.At.Format(time.RFC3339), e.why, e.source, laneName)
 }
 
-func (e *forgotError) Unwrap() error { return e.why }
+func (e *stateLostError) Unwrap() error { return e.why }
 
 var (
 	errOthers  = errors.New("the stream has younger messages there, which are others")
 	errNoProof = errors.New("the stream has no message from there on that would prove that what lies below is what was read")
 )
 
-// goForward sets a durable that has lost its state back to where it stood. It skips
+// restoreFloor sets a durable that has lost its state back to where it stood. It skips
 // nothing: what was acknowledged was committed, and the take has just found that the
 // database lacks nothing of it. Only the stream may have lost it, and have given its
 // places to other messages since: that is looked at first.
-func (s *Source) goForward(ctx context.Context, in *consumer.Session, log *slog.Logger, bound *binding, taken lane.Assignment) error {
+func (x *session) restoreFloor(ctx context.Context) error {
+	s, bound := x.source, x.bound
 	kept := floorOf(bound.info)
 	if err := bound.proveSame(ctx, kept); err != nil {
-		return &lane.HoldError{Lane: s.lane(), Err: &forgotError{s.config.Stream, s.config.Durable, s.config.Name, kept, err}}
+		return &lane.HoldError{Lane: s.lane(), Err: &stateLostError{s.config.Stream, s.config.Durable, s.config.Name, kept, err}}
 	}
-	log.Warn("the durable consumer has lost its state, and would deliver again what was acknowledged: setting it to where it stood",
+	x.log.Warn("the durable consumer has lost its state, and would deliver again what was acknowledged: setting it to where it stood",
 		"durable", s.config.Durable, "sequence", kept.Floor+1, "lost_its_state_at", bound.info.AckFloor.Stream+1)
-	if err := s.rewind(ctx, in, bound, taken, int64(kept.Floor)+1); err != nil {
+	if err := x.rewind(ctx, int64(kept.Floor)+1); err != nil {
 		return fmt.Errorf("set the durable consumer to where it stood: %w", err)
 	}
 	return errRewound
@@ -164,7 +163,7 @@ func (s *Source) goForward(ctx context.Context, in *consumer.Session, log *slog.
 // proveSame returns an error unless the stream's messages up to a floor are those that
 // were there when it was kept: a stream stamps its messages in their order, so it is
 // enough to look at one from there on.
-func (b *binding) proveSame(ctx context.Context, kept floorNote) error {
+func (b *binding) proveSame(ctx context.Context, kept floorRecord) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	msg, err := b.stream.GetMsg(ctx, kept.Floor, jetstream.WithGetMsgSubject(">"))

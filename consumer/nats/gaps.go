@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/lane"
 )
 
@@ -24,38 +22,38 @@ const (
 )
 
 // gaps notices what the stream discards before it was read: by its limits, or when
-// somebody purges it. JetStream tells nobody. So each look compares the stream's first
-// sequence with how far the durable had delivered at the look before: what lies between
-// was either delivered meanwhile, or is lost.
+// somebody purges it. JetStream doesn't report that. So each check compares the stream's
+// first sequence with how far the durable had delivered at the check before: what is
+// between was either delivered since, or is lost.
 //
-// Of a durable that takes the whole stream the delivered messages are known by their
+// If the durable takes the whole stream, the delivered messages are known by their
 // number, and so are the lost ones. With a filter nobody knows which of the discarded
-// positions the filter would have matched. Then it goes by the messages that were
-// waiting at the look before: what came and was discarded between two looks isn't seen.
+// positions it would have matched. Then the messages count that were waiting at the check
+// before: what came and was discarded between two checks isn't noticed.
 type gaps struct {
 	shape
 
-	// Only the goroutine that looks uses these.
-	last    look
-	horizon uint64 // all up to here that the durable takes was delivered
-	unnoted gap    // found, and not yet in the database
+	// Only the goroutine that checks uses these.
+	last       snapshot
+	horizon    uint64 // all up to here that the durable takes was delivered
+	unrecorded gap    // found, and not yet recorded in the database
 
-	again atomic.Int64 // messages that came to this worker again since the last look
+	redelivered atomic.Int64 // messages redelivered to this worker since the last check
 
-	mu     sync.Mutex
-	left   map[uint64]struct{} // given up by this worker, for the server to deliver again
-	holes  gap                 // in the middle of the stream, since the last look
-	passed passage
+	mu        sync.Mutex
+	abandoned map[uint64]struct{} // abandoned by this worker, for the server to deliver again
+	holes     gap                 // in the middle of the stream, since the last check
+	passed    passage
 }
 
-// shape is what a stream's configuration says of what it discards.
+// shape is what a stream discards by its configuration.
 type shape struct {
 	whole bool // the durable takes every message of the stream
-	// superseding tells that the stream discards in its middle, too: it keeps only the
-	// last messages of each subject, or its producers may roll a subject up, or give
-	// messages a time to live.
+	// superseding: the stream discards in its middle, too. It keeps only the last
+	// messages of each subject, or producers may roll a subject up, or give messages a
+	// time to live.
 	superseding bool
-	// consumed tells that the stream discards what is acknowledged.
+	// consumed: the stream deletes what is acknowledged.
 	consumed bool
 }
 
@@ -67,7 +65,7 @@ func shapeOf(stream *jetstream.StreamConfig, c *jetstream.ConsumerConfig) shape 
 	}
 }
 
-// errReshaped ends a session whose stream's configuration says something else by now.
+// errReshaped ends a session whose stream discards by other rules now.
 var errReshaped = errors.New("somebody changed the stream's configuration")
 
 // gap is what is missing.
@@ -88,8 +86,8 @@ func (g gap) and(other gap) gap {
 	return gap{min(g.from, other.from), max(g.next, other.next), g.messages + other.messages}
 }
 
-// look is what was seen of stream and durable.
-type look struct {
+// snapshot is what a check saw of stream and durable.
+type snapshot struct {
 	end       uint64 // the stream's last sequence
 	delivered uint64 // the highest sequence that was delivered
 	count     uint64 // deliveries so far
@@ -107,7 +105,7 @@ func newGaps(stream *jetstream.StreamInfo, info *jetstream.ConsumerInfo) *gaps {
 	g := &gaps{
 		shape:   shapeOf(&stream.Config, &info.Config),
 		horizon: max(info.Delivered.Stream, first(&stream.State)-1),
-		last:    look{stream.State.LastSeq, info.Delivered.Stream, info.Delivered.Consumer, info.NumPending},
+		last:    snapshot{stream.State.LastSeq, info.Delivered.Stream, info.Delivered.Consumer, info.NumPending},
 	}
 	g.passed = passage{info.Delivered.Consumer, g.horizon}
 	return g
@@ -131,17 +129,17 @@ func first(s *jetstream.StreamState) uint64 {
 	return max(s.FirstSeq, 1)
 }
 
-// look compares. The stream's state must be older than the durable's.
-func (g *gaps) look(stream *jetstream.StreamState, info *jetstream.ConsumerInfo) gap {
+// check compares with the last check. The stream's state must be older than the durable's.
+func (g *gaps) check(stream *jetstream.StreamState, info *jetstream.ConsumerInfo) gap {
 	first, was, horizon := first(stream), g.last, g.horizon
-	now := look{stream.LastSeq, info.Delivered.Stream, info.Delivered.Consumer, info.NumPending}
-	came := max(0, int64(now.count)-int64(was.count)-g.again.Swap(0))
+	now := snapshot{stream.LastSeq, info.Delivered.Stream, info.Delivered.Consumer, info.NumPending}
+	came := max(0, int64(now.count)-int64(was.count)-g.redelivered.Swap(0))
 	g.last = now
 	g.horizon = max(horizon, now.delivered, first-1)
 	if !g.whole && now.pending == 0 {
 		g.horizon = max(g.horizon, now.end) // what doesn't match needn't be delivered
 	}
-	found := g.givenUp(first, info.AckFloor.Stream)
+	found := g.lostAbandoned(first, info.AckFloor.Stream)
 	if first <= horizon+1 {
 		return found
 	}
@@ -153,8 +151,8 @@ func (g *gaps) look(stream *jetstream.StreamState, info *jetstream.ConsumerInfo)
 	} else {
 		waited, arrived := int64(was.pending), int64(now.end)-int64(was.end)
 		surely := waited - came - int64(now.pending) // those that arrived hide as many
-		// What is acknowledged of other filters' messages goes, too, where that is
-		// discarded: positions tell nothing there.
+		// Where the stream deletes what is acknowledged, other consumers' messages go, too:
+		// positions tell nothing there.
 		if missing.messages = min(discarded, surely); surely <= 0 && !g.consumed {
 			missing.messages = min(discarded, waited-came, surely+arrived)
 		}
@@ -165,45 +163,45 @@ func (g *gaps) look(stream *jetstream.StreamState, info *jetstream.ConsumerInfo)
 	return found
 }
 
-// givenUp finds the messages that this worker has given up and that the stream has
+// lostAbandoned finds the messages that this worker abandoned and that the stream has
 // discarded since: nobody can deliver them again. It also returns the holes.
-func (g *gaps) givenUp(first, floor uint64) (found gap) {
+func (g *gaps) lostAbandoned(first, floor uint64) (found gap) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for sequence := range g.left {
+	for sequence := range g.abandoned {
 		if sequence < first {
 			found = found.and(gap{sequence, sequence + 1, 1})
 		}
 		if sequence < first || sequence <= floor {
-			delete(g.left, sequence)
+			delete(g.abandoned, sequence)
 		}
 	}
 	found, g.holes = found.and(g.holes), gap{}
 	return found
 }
 
-// leave notes a message that this worker has given up. Of a stream that discards what
-// is acknowledged nobody can tell whether another one has applied it.
-func (g *gaps) leave(sequence uint64) {
+// abandon records a message that this worker abandoned. Where the stream deletes what is
+// acknowledged, nobody can tell whether another worker has applied it.
+func (g *gaps) abandon(sequence uint64) {
 	if g.consumed {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.left == nil {
-		g.left = make(map[uint64]struct{})
+	if g.abandoned == nil {
+		g.abandoned = make(map[uint64]struct{})
 	}
-	g.left[sequence] = struct{}{}
+	g.abandoned[sequence] = struct{}{}
 }
 
-// pass notes a message that came.
-func (g *gaps) pass(meta *jetstream.MsgMetadata) {
+// record records a delivery.
+func (g *gaps) record(meta *jetstream.MsgMetadata) {
 	if meta.NumDelivered > 1 {
-		g.again.Add(1)
+		g.redelivered.Add(1)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.left, meta.Sequence.Stream)
+	delete(g.abandoned, meta.Sequence.Stream)
 	next := meta.Sequence.Consumer == g.passed.count+1
 	g.passed.count = meta.Sequence.Consumer
 	if meta.NumDelivered > 1 {
@@ -227,82 +225,83 @@ func (e *gapError) Error() string {
 		e.stream, e.gap.From, e.gap.Next-1, e.source, laneName, e.gap.Next)
 }
 
-// missing has a gap noted in the database, so that it isn't forgotten with this
-// process, and skips it if that is allowed. Else the error holds the queue. An empty
-// one asks for what was noted before. messages is how many are missing, at most.
-func (s *Source) missing(ctx context.Context, in *consumer.Session, log *slog.Logger, found lane.Gap, messages int64) error {
-	noted, err := in.ReportGap(ctx, s.lane(), found)
+// missing records a gap in the database, so that it outlives this process, and skips it
+// if that is allowed. Otherwise the error holds the queue. An empty gap asks for what was
+// recorded before. messages is how many are missing, at most.
+func (x *session) missing(ctx context.Context, found lane.Gap, messages int64) error {
+	c := &x.source.config
+	open, err := x.in.ReportGap(ctx, x.source.lane(), found)
 	if err != nil {
 		return err
 	}
-	if noted.Positions() == 0 {
+	if open.Positions() == 0 {
 		if found.Positions() > 0 && found.Before.IsZero() { // else it was no gap
-			log.Info("what the stream has discarded was found by another worker, too, and is accepted", "from", found.From, "next", found.Next)
+			x.log.Info("another worker found the same gap, and it is accepted", "from", found.From, "next", found.Next)
 		}
 		return nil
 	}
-	if s.config.OnGap != SkipGap {
-		return &lane.HoldError{Lane: s.lane(), Err: &gapError{s.config.Stream, s.config.Name, noted}}
+	if c.OnGap != SkipGap {
+		return &lane.HoldError{Lane: x.source.lane(), Err: &gapError{c.Stream, c.Name, open}}
 	}
-	if err := in.AcceptGap(ctx, s.lane(), noted.Next); err != nil {
+	if err := x.in.AcceptGap(ctx, x.source.lane(), open.Next); err != nil {
 		return err
 	}
-	if messages <= 0 { // noted before
-		messages = noted.Positions()
+	if messages <= 0 { // recorded before
+		messages = open.Positions()
 	}
-	in.Skipped(messages)
-	log.Warn("the stream has discarded messages before they were read: skipping them",
-		"stream", s.config.Stream, "from", noted.From, "next", noted.Next, "messages_at_most", messages)
+	x.in.Skipped(messages)
+	x.log.Warn("the stream has discarded messages before they were read: skipping them",
+		"stream", c.Stream, "from", open.From, "next", open.Next, "messages_at_most", messages)
 	return nil
 }
 
-// missingAtStart looks for what the stream has discarded while nobody read: all above
-// the row's position was never committed. With a filter it goes by the lane's clock,
-// too: what is older was read. A lane that has never moved has missed nothing, and of a
-// stream that deletes what is acknowledged the positions tell nothing.
-func (s *Source) missingAtStart(ctx context.Context, in *consumer.Session, log *slog.Logger, bound *binding, taken lane.Assignment, info *jetstream.StreamInfo) error {
+// missingAtStart looks for what the stream discarded while nobody read: everything above
+// the row's position was never committed. With a filter the lane's clock counts, too:
+// what is older was read. A lane that has never moved has missed nothing, and where the
+// stream deletes what is acknowledged, positions tell nothing.
+func (x *session) missingAtStart(ctx context.Context, info *jetstream.StreamInfo) error {
 	var found lane.Gap
-	next, first := max(taken.Next, taken.BrokerPosition), int64(first(&info.State))
-	if !bound.consumed && taken.Next > 0 && next < first {
+	next, first := max(x.assignment.Next, x.assignment.BrokerPosition), int64(first(&info.State))
+	if !x.bound.consumed && x.assignment.Next > 0 && next < first {
 		found = lane.Gap{From: next, Next: first}
-		if !takesAll(&info.Config, &bound.info.Config) {
+		if !takesAll(&info.Config, &x.bound.info.Config) {
 			found.Before = info.State.FirstTime
 			if info.State.Msgs == 0 {
 				found.Before = info.State.LastTime
 			}
 		}
 	}
-	return s.missing(ctx, in, log, found, found.Positions())
+	return x.missing(ctx, found, found.Positions())
 }
 
-// lookForGaps deals with what is missing since the last look. A queue that is held
-// fetches nothing until somebody accepts the gap; what is in hand is still tried, for
-// the stream may no longer have it.
-func (x *session) lookForGaps(ctx context.Context, stream *jetstream.StreamInfo, info *jetstream.ConsumerInfo) {
+// checkGaps deals with what is missing since the last check. A held queue fetches nothing
+// until somebody accepts the gap; what is in hand is still tried, for the stream may no
+// longer have it.
+func (x *session) checkGaps(ctx context.Context, stream *jetstream.StreamInfo, info *jetstream.ConsumerInfo) {
 	g := x.gaps
-	found := g.unnoted.and(g.look(&stream.State, info))
+	found := g.unrecorded.and(g.check(&stream.State, info))
 	halted := x.halted.Load()
 	if found.empty() && !halted {
 		return
 	}
-	err := x.source.missing(ctx, x.in, x.log, lane.Gap{From: int64(found.from), Next: int64(found.next)}, found.messages)
+	err := x.missing(ctx, lane.Gap{From: int64(found.from), Next: int64(found.next)}, found.messages)
 	switch {
 	case err == nil:
-		g.unnoted = gap{}
+		g.unrecorded = gap{}
 		if halted {
 			x.halted.Store(false)
 			x.in.Hold(x.source.lane(), nil)
 			x.log.Info("the gap is accepted: reading what is left")
 		}
 	case isHold(err):
-		g.unnoted = gap{}
+		g.unrecorded = gap{}
 		x.halted.Store(true)
 		x.in.Hold(x.source.lane(), err)
 		if !found.empty() {
 			x.log.Warn("the queue is held; what is in hand is still tried", "error", err)
 		}
 	default:
-		g.unnoted = found
-		x.log.Warn("messages are missing in the stream, which can't be noted in the database; trying again", "from", found.from, "next", found.next, "error", err)
+		g.unrecorded = found
+		x.log.Warn("messages are missing in the stream, and the database can't record that; trying again", "from", found.from, "next", found.next, "error", err)
 	}
 }

@@ -231,7 +231,7 @@ func TestGapWhileTheDatabaseIsAway(t *testing.T) {
 	inHand := full(t, js)
 	store.away.Store(true)
 	discards["purge"].discard(t, js, stream)
-	eventually(t, "the gap to be found, and told in vain twice", func() bool { return r.log.count("which can't be noted in the database") > 1 })
+	eventually(t, "the gap to be found, and reported in vain twice", func() bool { return r.log.count("and the database can't record that") > 1 })
 	store.away.Store(false)
 	eventually(t, "the queue to be held", func() bool { return r.Ready() != nil && r.log.has("to 150, of which not all were read") })
 	release()

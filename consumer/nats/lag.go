@@ -8,8 +8,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// lookEvery is how often the consumer's state is asked for.
-const lookEvery = 2 * time.Second
+// inspectEvery is how often the consumer's state is asked for.
+const inspectEvery = 2 * time.Second
 
 // errGone ends a session whose consumer is not the one it was bound to.
 var errGone = errors.New("the durable consumer was deleted or created anew")
@@ -21,8 +21,8 @@ func (x *session) watch() {
 		select {
 		case <-x.closing.Done():
 			return
-		case <-x.look:
-		case <-time.After(lookEvery):
+		case <-x.wake:
+		case <-time.After(inspectEvery):
 		}
 		if x.conn.IsConnected() {
 			x.inspect()
@@ -30,10 +30,10 @@ func (x *session) watch() {
 	}
 }
 
-// lookSoon has watch look at the consumer now.
-func (x *session) lookSoon() {
+// inspectSoon has watch look at the consumer now.
+func (x *session) inspectSoon() {
 	select {
-	case x.look <- struct{}{}:
+	case x.wake <- struct{}{}:
 	default:
 	}
 }
@@ -41,7 +41,7 @@ func (x *session) lookSoon() {
 func (x *session) inspect() {
 	ctx, cancel := context.WithTimeout(x.closing, requestTimeout)
 	defer cancel()
-	stream, err := x.bound.stream.Info(ctx) // first: see gaps.look
+	stream, err := x.bound.stream.Info(ctx) // first: see gaps.check
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		x.end(errGone)
@@ -52,13 +52,13 @@ func (x *session) inspect() {
 	}
 	switch {
 	case stream.State.LastSeq < x.gaps.last.end:
-		x.end(errBack)
+		x.end(errCut)
 		return
 	case shapeOf(&stream.Config, &x.bound.info.Config) != x.gaps.shape:
 		x.end(errReshaped)
 		return
 	}
-	before, asked := x.inHand.Load(), time.Now()
+	before, asked := x.unacked.Load(), time.Now()
 	info, err := x.bound.current(ctx)
 	switch {
 	case errors.Is(err, errGone):
@@ -72,13 +72,13 @@ func (x *session) inspect() {
 	default:
 		x.learnLimits(&info.Config)
 		x.learnPause(info)
-		x.lookForGaps(ctx, stream, info)
+		x.checkGaps(ctx, stream, info)
 		x.bound.durable.seen(info.AckFloor.Stream)
 		x.measure(info, before)
 		x.learnFloor(info, asked)
 		// Another worker confirmed; or the database went back, and it saw that.
-		if x.gate.strange(info) || x.bound.settled.due(info) {
-			x.gate.knock()
+		if x.gate.differs(info) || x.bound.settled.due(info) {
+			x.gate.request()
 		}
 		if drained(info) {
 			for _, slot := range x.slots {
@@ -96,8 +96,8 @@ func (x *session) inspect() {
 func (x *session) measure(info *jetstream.ConsumerInfo, before int64) {
 	x.pending.Store(int64(info.NumPending))
 	floor := info.AckFloor.Stream + 1
-	x.stands.Store(&standing{int64(floor), x.passed.since(floor)})
-	x.foreign.Store(max(0, int64(info.NumAckPending)-max(before, x.inHand.Load())))
+	x.floor.Store(&ackFloor{int64(floor), x.arrivals.since(floor)})
+	x.foreign.Store(max(0, int64(info.NumAckPending)-max(before, x.unacked.Load())))
 	x.gate.room(info.Config.MaxAckPending, x.foreign.Load())
 }
 

@@ -49,7 +49,7 @@ func (*looker) Name() string { return "edge" }
 
 func (k *looker) Run(ctx context.Context, in *consumer.Session) error {
 	l := message.Lane{Source: "edge", Name: laneName}
-	taken, err := in.Acquire(ctx, lane.Acquire{Lane: l, LogID: "one", Committed: -1})
+	got, err := in.Acquire(ctx, lane.Acquire{Lane: l, LogID: "one", Committed: -1})
 	if err != nil {
 		return err
 	}
@@ -59,9 +59,9 @@ func (k *looker) Run(ctx context.Context, in *consumer.Session) error {
 		gaps:  newGaps(&jetstream.StreamInfo{}, &k.server.info),
 	}
 	for range 2 {
-		x.slots = append(x.slots, in.Open(consumer.LaneOptions{Lane: l, Epoch: taken.Epoch, Next: taken.Next, Checkpoint: taken.Checkpoint}))
+		x.slots = append(x.slots, in.Open(consumer.LaneOptions{Lane: l, Epoch: got.Epoch, Next: got.Next, Checkpoint: got.Checkpoint}))
 	}
-	x.inHand.Store(k.inHand)
+	x.unacked.Store(k.inHand)
 	k.asked = time.Now()
 	x.inspect()
 	// The lag alone would pass: what there was may have gone to another worker.
@@ -128,7 +128,7 @@ func TestCaughtUpInAShortRun(t *testing.T) {
 	}
 	store, budget := consumertest.NewStore(), consumer.NewBudget(64<<20)
 	w := &consumer.Worker{
-		Handler: store, Lanes: store, Sources: []consumer.Source{source}, UntilIdle: lookEvery / 4,
+		Handler: store, Lanes: store, Sources: []consumer.Source{source}, UntilIdle: inspectEvery / 4,
 		Writers: 2, MaxMessages: 10, MaxBytes: 1 << 20, Budget: budget, Drain: time.Second,
 		Logger: slog.New(slog.DiscardHandler), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
 	}

@@ -19,7 +19,7 @@ const (
 // within makes or changes a consumer by apply, with as much as is allowed of what c
 // wants. The server names the limit only in a text, and to ask for the account's takes
 // a right of its own; so it is found by asking for less.
-func (d *durable) within(ctx context.Context, c jetstream.ConsumerConfig, apply func(context.Context, jetstream.ConsumerConfig) (jetstream.Consumer, error)) (jetstream.Consumer, error) {
+func (d *durable) withinLimits(ctx context.Context, c jetstream.ConsumerConfig, apply func(context.Context, jetstream.ConsumerConfig) (jetstream.Consumer, error)) (jetstream.Consumer, error) {
 	wanted := c.MaxAckPending
 	for {
 		made, err := apply(ctx, c)
@@ -109,7 +109,7 @@ func (x *session) refused(err error) time.Duration {
 	}
 	if time.Since(r.since) >= refusedAfter {
 		err := &refusedError{x.source.config.Durable, err}
-		x.trouble.Store(err)
+		x.pullFailure.Store(err)
 		r.warn(x.log, "nothing is read; trying again", err)
 	} else {
 		x.log.Debug("fetch", "error", err)
@@ -121,7 +121,7 @@ func (x *session) refused(err error) time.Duration {
 // granted notes a pull that the server has answered.
 func (x *session) granted() {
 	x.refusals.n = 0
-	if x.trouble.Swap(nil) != nil { // also where the connection was lost meanwhile
+	if x.pullFailure.Swap(nil) != nil { // also where the connection was lost meanwhile
 		x.refusals.forget()
 		x.log.Info("the server answers pulls again")
 		x.tellReady()
@@ -130,7 +130,7 @@ func (x *session) granted() {
 
 // tellReady tells whether the durable can be read.
 func (x *session) tellReady() {
-	if err := x.trouble.Load(); err != nil {
+	if err := x.pullFailure.Load(); err != nil {
 		x.in.NotReady(err)
 		return
 	}
@@ -187,6 +187,6 @@ func (e *refusedError) Error() string {
 
 func (e *refusedError) Unwrap() error { return e.err }
 
-// errNoAnswer is what a pull ends with that the server has said nothing to, not even
+// errNoAnswer is what a pull ends with that the server has logged nothing to, not even
 // that there is nothing to read.
 var errNoAnswer = errors.New("no answer; the right to publish to $JS.API.CONSUMER.MSG.NEXT may be missing")

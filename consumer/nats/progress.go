@@ -6,77 +6,76 @@ import (
 )
 
 // keepFor is how long a message that can't be applied is kept, to be tried again.
-// Then it is left to the server, which gives it to whoever asks after the ack
-// wait: a worker that is cut off from its database must not sit on messages that
-// others could apply.
+// Then it is left to the server, which delivers it to anybody after the ack wait: a
+// worker that can't reach its database must not keep messages that others could apply.
 const keepFor = 30 * time.Second
 
-// hands are the messages that were delivered to us and not acknowledged, by the
-// fetch they came with. Only where to answer is kept of them: one that is committed
-// may wait here for its acknowledgement, and holds none of the byte budget.
-type hands struct {
+// outstanding are the messages that were delivered to us and not acknowledged, by the
+// fetch they came with. Only where to answer is kept of them: one that is committed may
+// wait here for its acknowledgement, and holds none of the byte budget.
+type outstanding struct {
 	mu  sync.Mutex
-	all map[*hand]struct{}
+	all map[*fetched]struct{}
 }
 
-// hand is what one fetch brought.
-type hand struct {
+// fetched is what one fetch brought.
+type fetched struct {
 	since   time.Time
-	replies []string // empty where no longer in hand
+	replies []string // empty where no longer outstanding
 	left    int
 }
 
-// held is one message in hand.
-type held struct {
-	hand *hand
-	at   int // where in it
-	// sequence is where the message stands in the stream.
+// ackRef refers to one outstanding message.
+type ackRef struct {
+	fetched *fetched
+	at      int // where in it
+	// sequence is the message's in the stream.
 	sequence uint64
 }
 
 // reply is where the server waits for the answer.
-func (m held) reply() string { return m.hand.replies[m.at] }
+func (r ackRef) reply() string { return r.fetched.replies[r.at] }
 
-// hold takes a message of a fetch in hand.
-func (h *hands) hold(in *hand, reply string, sequence uint64) held {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if in.left == 0 {
-		if h.all == nil {
-			h.all = make(map[*hand]struct{})
+// add adds a message of a fetch.
+func (o *outstanding) add(f *fetched, reply string, sequence uint64) ackRef {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if f.left == 0 {
+		if o.all == nil {
+			o.all = make(map[*fetched]struct{})
 		}
-		h.all[in] = struct{}{}
-		in.since = time.Now()
+		o.all[f] = struct{}{}
+		f.since = time.Now()
 	}
-	in.left++
-	in.replies = append(in.replies, reply)
-	return held{in, len(in.replies) - 1, sequence}
+	f.left++
+	f.replies = append(f.replies, reply)
+	return ackRef{f, len(f.replies) - 1, sequence}
 }
 
-// drop takes messages out of hand: the server is told, or will hear no more of
-// them. It returns where to tell it.
-func (h *hands) drop(all ...held) (replies []string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	replies = make([]string, len(all))
-	for i, m := range all {
-		replies[i], m.hand.replies[m.at] = m.reply(), ""
-		if m.hand.left--; m.hand.left == 0 {
-			delete(h.all, m.hand)
+// remove removes messages: the server is told, or will hear no more of them. It returns
+// where to tell it.
+func (o *outstanding) remove(refs ...ackRef) (replies []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	replies = make([]string, len(refs))
+	for i, r := range refs {
+		replies[i], r.fetched.replies[r.at] = r.reply(), ""
+		if r.fetched.left--; r.fetched.left == 0 {
+			delete(o.all, r.fetched)
 		}
 	}
 	return replies
 }
 
-// olderThan are the messages that have been in hand for so long.
-func (h *hands) olderThan(d time.Duration) (old []string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for in := range h.all {
-		if time.Since(in.since) < d {
+// olderThan returns where to answer for the messages that are outstanding for so long.
+func (o *outstanding) olderThan(d time.Duration) (old []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for f := range o.all {
+		if time.Since(f.since) < d {
 			continue
 		}
-		for _, reply := range in.replies {
+		for _, reply := range f.replies {
 			if reply != "" {
 				old = append(old, reply)
 			}
@@ -85,14 +84,12 @@ func (h *hands) olderThan(d time.Duration) (old []string) {
 	return old
 }
 
-// progress asks the server for more time for what we still have in hand, well
-// before it would give it to others. So the ack wait can be short, which is how
-// long the messages of a worker that died stand still, and a transaction may take
-// longer. Mostly there is nothing to ask for: messages are acknowledged within
-// moments.
+// progress asks the server for more time for what is still outstanding, well before it
+// would deliver it to others. So the ack wait can be short (the messages of a dead
+// worker wait that long) and a transaction long. Mostly there is nothing to ask for:
+// messages are acknowledged within moments.
 //
-// A word that is lost, or that comes late, costs a redelivery, which the claims
-// see to.
+// A request that is lost or late costs a redelivery, which is a duplicate.
 func (x *session) progress(drained <-chan struct{}) {
 	every := x.ackWait / 4
 	tick := time.NewTicker(every)
@@ -103,7 +100,7 @@ func (x *session) progress(drained <-chan struct{}) {
 			return
 		case <-tick.C:
 		}
-		for _, reply := range x.hands.olderThan(every) {
+		for _, reply := range x.outstanding.olderThan(every) {
 			if err := x.conn.Publish(reply, ackProgress); err != nil {
 				x.log.Debug("ask for more time", "error", err)
 			}

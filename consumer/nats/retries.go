@@ -40,8 +40,8 @@ func (r *retries) failed(read time.Duration) time.Duration {
 
 // reasons logs each reason once while it lasts, and then as a reminder.
 type reasons struct {
-	mu   sync.Mutex
-	said map[string]time.Time
+	mu     sync.Mutex
+	logged map[string]time.Time
 }
 
 // warn logs what happened, as a warning if this error is new. It is told by its
@@ -57,13 +57,13 @@ func (r *reasons) warn(log *slog.Logger, what string, err error, args ...any) {
 func (r *reasons) isNew(reason string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if at, known := r.said[reason]; known && time.Since(at) < remindAfter {
+	if at, known := r.logged[reason]; known && time.Since(at) < remindAfter {
 		return false
 	}
-	if r.said == nil || len(r.said) >= mostReasons {
-		r.said = make(map[string]time.Time)
+	if r.logged == nil || len(r.logged) >= mostReasons {
+		r.logged = make(map[string]time.Time)
 	}
-	r.said[reason] = time.Now()
+	r.logged[reason] = time.Now()
 	return true
 }
 
@@ -71,5 +71,5 @@ func (r *reasons) isNew(reason string) bool {
 func (r *reasons) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.said = nil
+	r.logged = nil
 }

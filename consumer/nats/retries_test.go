@@ -33,29 +33,29 @@ func TestReasonsAreLoggedOnce(t *testing.T) {
 		var text bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&text, nil))
 		var r reasons
-		said := func(reason string) int { return strings.Count(text.String(), "error=\""+reason) }
+		logged := func(reason string) int { return strings.Count(text.String(), "error=\""+reason) }
 		for range 100 {
 			r.warn(log, "not reading", errors.New("no stream"))
 			r.warn(log, "not reading", errors.New("no rights"))
 		}
-		if said("no stream") != 1 || said("no rights") != 1 {
+		if logged("no stream") != 1 || logged("no rights") != 1 {
 			t.Errorf("logged: %s", text.String())
 		}
 		time.Sleep(remindAfter)
 		r.warn(log, "not reading", errors.New("no stream"))
-		if said("no stream") != 2 {
+		if logged("no stream") != 2 {
 			t.Error("no reminder was logged")
 		}
 		r.forget()
 		r.warn(log, "not reading", errors.New("no stream"))
-		if said("no stream") != 3 {
+		if logged("no stream") != 3 {
 			t.Error("what comes again after it was over wasn't logged")
 		}
 		for i := range 10 * mostReasons {
 			r.warn(log, "not reading", fmt.Errorf("reason %d", i))
 		}
-		if len(r.said) > mostReasons {
-			t.Errorf("%d reasons are kept", len(r.said))
+		if len(r.logged) > mostReasons {
+			t.Errorf("%d reasons are kept", len(r.logged))
 		}
 	})
 }

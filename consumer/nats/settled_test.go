@@ -19,7 +19,7 @@ func TestAFloorIsKeptOnceItIsOld(t *testing.T) {
 		last := begun.Add(at - time.Second)
 		info.AckFloor.Last = &last
 		info.Config.Metadata = map[string]string{}
-		s.look(info, begun.Add(at))
+		s.observe(info, begun.Add(at))
 		s.note(info, info.Config.Metadata)
 		now := floorOf(info)
 		if now.Floor > kept {
@@ -46,7 +46,7 @@ func TestAFloorOfAQuietDurableIsOld(t *testing.T) {
 		s := settled{after: settling}
 		last := now.Add(-ago)
 		info := &jetstream.ConsumerInfo{TimeStamp: now, AckFloor: jetstream.SequenceInfo{Stream: 7, Last: &last}}
-		s.look(info, now)
+		s.observe(info, now)
 		if s.due(info) != want {
 			t.Errorf("after %s: %t", ago, !want)
 		}

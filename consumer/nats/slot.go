@@ -36,19 +36,19 @@ func (x *session) offer(slot *consumer.Lane) {
 }
 
 // gather makes a batch of a message and of those that have arrived behind it.
-func (x *session) gather(d delivery) (lane.Batch, []held) {
-	stands := x.stands.Load()
+func (x *session) gather(d delivery) (lane.Batch, []ackRef) {
+	floor := x.floor.Load()
 	b := lane.Batch{
-		Lane: x.source.lane(), StreamID: x.taken.StreamID, Epoch: x.taken.Epoch, Checkpoint: x.gate.checkpoint(),
-		From: int64(d.meta.Sequence.Stream), BrokerPosition: stands.floor, OutstandingSince: stands.since,
+		Lane: x.source.lane(), StreamID: x.assignment.StreamID, Epoch: x.assignment.Epoch, Checkpoint: x.gate.checkpoint(),
+		From: int64(d.meta.Sequence.Stream), BrokerPosition: floor.position, OutstandingSince: floor.since,
 	}
-	var token []held
+	var token []ackRef
 	for {
 		if time.Since(d.received) > keepFor {
-			x.gaps.leave(d.meta.Sequence.Stream)
+			x.gaps.abandon(d.meta.Sequence.Stream)
 			x.drop(d) // others may have more luck with it
 		} else {
-			token = append(token, d.held)
+			token = append(token, d.ack)
 			b.Messages = append(b.Messages, x.message(d))
 			b.Next = max(b.Next, int64(d.meta.Sequence.Stream)+1)
 			b.Bytes += d.bytes

@@ -98,7 +98,7 @@ func (s *Source) connect(ctx context.Context, in *consumer.Session, log *slog.Lo
 	if err != nil {
 		return nil, err
 	}
-	var said reasons
+	var logged reasons
 	options = append(options,
 		natsgo.MaxReconnects(-1),
 		natsgo.RetryOnFailedConnect(true),
@@ -112,17 +112,17 @@ func (s *Source) connect(ctx context.Context, in *consumer.Session, log *slog.Lo
 		natsgo.DisconnectErrHandler(func(_ *natsgo.Conn, err error) {
 			in.Ready(false)
 			if ctx.Err() == nil {
-				said.warn(log, "lost the connection to NATS; connecting again", cmp.Or(err, errDisconnected))
+				logged.warn(log, "lost the connection to NATS; connecting again", cmp.Or(err, errDisconnected))
 			}
 		}),
 		natsgo.ConnectHandler(func(nc *natsgo.Conn) { log.Info("connected to NATS", "server", nc.ConnectedUrlRedacted()) }),
 		natsgo.ReconnectHandler(func(nc *natsgo.Conn) { log.Info("connected to NATS again", "server", nc.ConnectedUrlRedacted()) }),
 		natsgo.ErrorHandler(func(_ *natsgo.Conn, _ *natsgo.Subscription, err error) {
-			said.warn(log, "NATS reports an error", err)
+			logged.warn(log, "NATS reports an error", err)
 		}),
 		natsgo.ReconnectErrHandler(func(_ *natsgo.Conn, err error) {
 			if err != nil {
-				said.warn(log, "can't connect to NATS; trying again", s.config.explain(err))
+				logged.warn(log, "can't connect to NATS; trying again", s.config.explain(err))
 			}
 		}),
 	)

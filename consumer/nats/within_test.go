@@ -49,7 +49,7 @@ func TestADurableBeyondTheLimits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &limitedServer{pulls: 20, pending: 100}
 			d := &durable{log: slog.New(slog.DiscardHandler)}
-			if _, err := d.within(t.Context(), c.config, s.apply); (err != nil) != c.fails || s.asked != c.asked {
+			if _, err := d.withinLimits(t.Context(), c.config, s.apply); (err != nil) != c.fails || s.asked != c.asked {
 				t.Errorf("asked %d times, want %d: %v", s.asked, c.asked, err)
 			}
 		})

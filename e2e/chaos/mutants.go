@@ -85,7 +85,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "acknowledged without a checkpoint", fault: "an older copy of the database is put back", broker: "nats", times: 3, by: "I1",
-		edits: []edit{{"consumer/nats/session.go", "		x.gate.add(t.([]held))\n", "		x.acks.add(x.letGo(t.([]held)), false)\n"}},
+		edits: []edit{{"consumer/nats/session.go", "		x.gate.add(t.([]ackRef))\n", "		x.acks.add(x.forget(t.([]ackRef)), false)\n"}},
 	},
 	{
 		name: "the durable's checkpoint is ignored", fault: "an older copy of the database is put back", broker: "nats", times: 3, by: "I1",

@@ -6,8 +6,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// What a look finds, by what was seen before.
-func TestLook(t *testing.T) {
+// What a check finds, by what the last one saw.
+func TestGapCheck(t *testing.T) {
 	t.Parallel()
 	type seen struct {
 		first, last uint64
@@ -50,12 +50,12 @@ func TestLook(t *testing.T) {
 				}
 			}
 			g := newGaps(stream(c.before), info(c.before))
-			g.again.Store(c.now.again)
-			if got := g.look(&stream(c.now).State, info(c.now)); got != c.want {
+			g.redelivered.Store(c.now.again)
+			if got := g.check(&stream(c.now).State, info(c.now)); got != c.want {
 				t.Errorf("found %+v, want %+v", got, c.want)
 			}
 			// It isn't found a second time.
-			if got := g.look(&stream(c.now).State, info(c.now)); !got.empty() {
+			if got := g.check(&stream(c.now).State, info(c.now)); !got.empty() {
 				t.Errorf("found %+v again", got)
 			}
 		})

@@ -13,7 +13,7 @@ import (
 func TestPassedIsNeverTooLate(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		var p passed
+		var p arrivals
 		start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		const length = 3000
 		sent := make([]time.Time, length)
@@ -30,11 +30,11 @@ func TestPassedIsNeverTooLate(t *testing.T) {
 			if !mine[i%len(mine)] {
 				continue
 			}
-			p.note(uint64(i), sent[i])
+			p.record(uint64(i), sent[i])
 			seen[i] = true
 			if i%37 == 0 && i > floor { // delivered again, after others
 				late := rapid.IntRange(floor, i).Draw(t, "late")
-				p.note(uint64(late), sent[late])
+				p.record(uint64(late), sent[late])
 				seen[late] = true
 			}
 			if i%101 != 0 {
@@ -66,18 +66,18 @@ func TestPassedIsNeverTooLate(t *testing.T) {
 // has stood still for a day.
 func TestPassedKeepsUp(t *testing.T) {
 	t.Parallel()
-	var p passed
+	var p arrivals
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(sequence uint64) time.Time { return start.Add(time.Duration(sequence) * 100 * time.Millisecond) }
 	for sequence := uint64(1); sequence <= 1000; sequence++ {
-		p.note(sequence, at(sequence))
+		p.record(sequence, at(sequence))
 		if behind := at(sequence).Sub(p.since(sequence)); behind > firstSpacing {
 			t.Fatalf("at message %d the time is %s behind", sequence, behind)
 		}
 	}
 	const held, last = 1000, 1000 + 24*60*60*10
 	for sequence := uint64(held); sequence <= last; sequence++ {
-		p.note(sequence, at(sequence))
+		p.record(sequence, at(sequence))
 		p.since(held)
 	}
 	if since := p.since(held); since.After(at(held)) || at(held).Sub(since) > firstSpacing {

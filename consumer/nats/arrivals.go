@@ -24,7 +24,7 @@ const (
 //
 // The marks are at least a spacing apart, which grows when there are too many. What
 // is left out makes the answer earlier, never later.
-type passed struct {
+type arrivals struct {
 	mu      sync.Mutex
 	marks   []mark // by sequence, and their times never fall
 	last    uint64 // the highest sequence that has passed
@@ -40,7 +40,7 @@ type mark struct {
 // note remembers a message. One that is delivered again comes late: then it is a mark
 // only below all others, for of what has passed above it since no more is known than
 // that it isn't older than the mark below.
-func (p *passed) note(sequence uint64, at time.Time) {
+func (p *arrivals) record(sequence uint64, at time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.spacing == 0 {
@@ -66,7 +66,7 @@ func (p *passed) note(sequence uint64, at time.Time) {
 }
 
 // thin doubles the spacing.
-func (p *passed) thin() {
+func (p *arrivals) thin() {
 	p.spacing *= 2
 	last := p.marks[0]
 	p.marks = slices.DeleteFunc(p.marks, func(m mark) bool {
@@ -79,7 +79,7 @@ func (p *passed) thin() {
 }
 
 // after is the index of the first mark above a sequence.
-func (p *passed) after(sequence uint64) int {
+func (p *arrivals) after(sequence uint64) int {
 	i, _ := slices.BinarySearchFunc(p.marks, sequence, func(m mark, sequence uint64) int {
 		if m.sequence <= sequence {
 			return -1
@@ -91,7 +91,7 @@ func (p *passed) after(sequence uint64) int {
 
 // since is a time that no message from a sequence on is older than; zero where
 // nothing at or below it has passed. What lies below isn't asked for again.
-func (p *passed) since(sequence uint64) time.Time {
+func (p *arrivals) since(sequence uint64) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	next := p.after(sequence)
