@@ -32,13 +32,13 @@ func (c *command) why() *cobra.Command {
 	return c.withFile(c.withOutput(&cobra.Command{
 		Use:   "why ID",
 		Short: "Tells when and by which message an id was claimed, or that it wasn't",
-		Long: `Tells when and by which message an id was claimed: why a copy of it is a duplicate.
-All generations that count are looked through. That an id is not claimed is an
-answer, with exit code 0; it tells nothing about times before the oldest generation.
+		Long: `Tells when and by which message an id was claimed, and so why a copy of it is a
+duplicate. It searches all generations in use. "Not claimed" is an answer, too, with
+exit code 0; it says nothing about times before the oldest generation.
 
-The id is that of the message, byte by byte; of several places joined, it is the
-joined text ("3:abc,2:de,"). A claim's key, as dlq show and the view claims have it,
-is found as well.`,
+Give the message's id, byte by byte. If id.from joins several places, give the joined
+text ("3:abc,2:de,"). A claim's key, as in dlq show and the view claims, works as
+well.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkID(args[0]); err != nil {
@@ -109,12 +109,12 @@ func (c *command) forgetClaim() *cobra.Command {
 	return c.withFile(c.withOutput(&cobra.Command{
 		Use:   "forget ID",
 		Short: "Deletes the claim of an id, so that its next copy is applied again",
-		Long: `Deletes the claim of an id: THE NEXT COPY OF THE MESSAGE IS APPLIED AGAIN. That is for
-an effect that was undone, or never was. The audit keeps what the claim was. An id
+		Long: `Deletes the claim of an id: THE NEXT COPY OF THE MESSAGE IS APPLIED AGAIN. Use it for
+an effect that was undone, or never happened. The audit records the claim. An id
 that is not claimed is no error.
 
-What the sink wrote stays as it is, and so does a dead letter. The id is written as
-with claims why. This needs the rights of the schema's owner.`,
+What the sink wrote stays as it is, and so does a dead letter. Write the id as for
+claims why. This needs the rights of the schema's owner.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkID(args[0]); err != nil {
@@ -153,17 +153,17 @@ func (c *command) importClaims() *cobra.Command {
 	var query, file string
 	cmd := &cobra.Command{
 		Use:   "import",
-		Short: "Claims ids that had their effect before, from a query or a file",
-		Long: `Claims ids that had their effect before dedupd came: a message that carries one of
-them is then a duplicate, and IS NOT APPLIED. The ids are the first column of a
-query on the same database, as text, or the lines of a file; each must be what
-id.from finds in a message, byte by byte, blanks and case included. Where several
-places are joined, it is the joined text ("3:abc,2:de,").
+		Short: "Claims ids that were applied before, from a query or a file",
+		Long: `Claims ids that were applied before dedupd came: a message that carries one of them
+is then a duplicate, and IS NOT APPLIED. The ids are the first column of a query on
+the same database, as text, or the lines of a file. Each must be what id.from finds
+in a message, byte by byte, blanks and case included. If id.from joins several
+places, write the joined text ("3:abc,2:de,").
 
-Ids are claimed in transactions of 20,000, while workers may run. An import that
-ended early is begun again as a whole: what was claimed is known then. Imported
-claims expire like all others, not before retention.window has passed from now. A
-query that the server refuses ends it with exit code 2.
+The import claims ids in transactions of 20,000; workers may run. If it ends early,
+run it again as a whole: it then finds what it has claimed. Imported claims expire
+like all others, but not before retention.window has passed from now. If the server
+refuses the query, the exit code is 2.
 
 This needs the rights of the schema's owner.`,
 		Example: `  dedupd claims import -c orders.yaml --query "SELECT id FROM public.orders"

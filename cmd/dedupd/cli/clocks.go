@@ -19,18 +19,18 @@ func (c *command) setLaneClock() *cobra.Command {
 	set := &cobra.Command{
 		Use:   "set-clock SOURCE LANE TIME",
 		Short: "Corrects a lane's clock, by which claims expire",
-		Long: `Corrects a lane's clock, the stream time, by which claims expire. TIME is such as
-2026-01-02T15:04:05Z; "now", the database's time; or "unknown". The lane's next batch,
-or its report that it is caught up, moves the clock on from there. No question is
-asked; the audit keeps what was done.
+		Long: `Corrects a lane's clock, the stream time, by which claims expire. TIME is a time such
+as 2026-01-02T15:04:05Z; "now", the database's time; or "unknown". The lane's next
+batch, or its heartbeat when it is caught up, moves the clock on from there. The command
+asks no question; the audit records the change.
 
 Set back, or to unknown, the clock keeps claims for longer: until the lane has passed
 them again, or for retention.max_hold.
 
-Set forward, it may have claims expire earlier, and COPIES THAT COME LATER ARE APPLIED
-AGAIN. So may any time if the clock isn't known, or is ahead of the database's, which
-nobody believes. All this needs --expire-earlier. Ahead of the database's clock none
-can be set.
+Set forward, it may make claims expire earlier, and COPIES THAT COME LATER ARE APPLIED
+AGAIN. So may any time if the clock is unknown, or ahead of the database's and
+therefore ignored. All this needs --expire-earlier. No clock can be set ahead of the
+database's.
 
 Set the database's own clock right first. This needs the rights of the schema's owner.`,
 		Args: cobra.ExactArgs(3),
@@ -62,15 +62,15 @@ func (c *command) setGenerationClock() *cobra.Command {
 	set := &cobra.Command{
 		Use:   "set-clock GENERATION TIME",
 		Short: "Corrects when a generation was sealed, or the open one opened",
-		Long: `Corrects when a generation was sealed, or, of the open one, when it was opened, if the
-database's clock was wrong then. TIME is such as 2026-01-02T15:04:05Z, or "now", the
-database's time. The claims of a generation are kept for retention.window from its
-sealing. No question is asked; the audit keeps what was done.
+		Long: `Corrects when a generation was sealed, or when the open one was opened, if the
+database's clock was wrong then. TIME is a time such as 2026-01-02T15:04:05Z, or "now",
+the database's time. A generation's claims are kept for retention.window from its
+sealing. The command asks no question; the audit records the change.
 
-A generation whose time lies ahead can be set to now: its claims are all there by now,
-and are kept for a window from now on.
+Set a generation whose time is ahead to now: all its claims exist by now, and are kept
+for a window from now on.
 
-An earlier time may have claims expire earlier than a window after they were made, and
+An earlier time may make claims expire earlier than a window after they were made, and
 COPIES THAT COME LATER ARE APPLIED AGAIN. It needs --expire-earlier.
 
 Set the database's own clock right first. This needs the rights of the schema's owner.`,
@@ -111,7 +111,7 @@ Set the database's own clock right first. This needs the rights of the schema's 
 }
 
 func expireEarlier(cmd *cobra.Command, earlier *bool) {
-	cmd.Flags().BoolVar(earlier, "expire-earlier", false, "also if claims may expire earlier by it")
+	cmd.Flags().BoolVar(earlier, "expire-earlier", false, "allow it even if claims may expire earlier")
 }
 
 // parseClock reads what a clock is to be set to.

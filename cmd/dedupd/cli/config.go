@@ -51,17 +51,17 @@ func (c *command) config() *cobra.Command {
 		c.withFile(c.withOutput(&cobra.Command{
 			Use:   "check",
 			Short: "Finds everything that is wrong with a configuration file, with its line",
-			Long: `Finds everything that is wrong with a configuration file, without a connection to
-anything. A problem is one line, FILE:LINE:COLUMN: KEY: MESSAGE, or an object of a
-JSON array. The exit code is 2 if there is any.`,
+			Long: `Finds everything that is wrong with a configuration file. It connects to nothing. Each
+problem is one line, FILE:LINE:COLUMN: KEY: MESSAGE, or an object of a JSON array. If
+there is any, the exit code is 2.`,
 			Args: cobra.NoArgs,
 			RunE: func(*cobra.Command, []string) error { return c.configCheck() },
 		})),
 		c.withFile(&cobra.Command{
 			Use:   "print",
 			Short: "Prints a configuration with its defaults, and where each value came from",
-			Long: `Prints a configuration as YAML: with its defaults, variables expanded, and where
-each value came from. Secrets are redacted.`,
+			Long: `Prints a configuration as YAML, with defaults, expanded variables, and the origin of
+each value. It redacts secrets.`,
 			Args: cobra.NoArgs,
 			RunE: func(*cobra.Command, []string) error {
 				cfg, _, err := c.loadAndWarn()

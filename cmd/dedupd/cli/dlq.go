@@ -18,7 +18,7 @@ import (
 )
 
 func (c *command) dlq() *cobra.Command {
-	return group("dlq", "Shows dead letters, replays and discards them: messages that could not be applied",
+	return group("dlq", "Shows, replays and discards dead letters: messages that could not be applied",
 		c.listDeadLetters(), c.deadLetter(), c.replay(), c.discard())
 }
 
@@ -53,9 +53,9 @@ func (c *command) listDeadLetters() *cobra.Command {
 func (c *command) deadLetter() *cobra.Command {
 	return c.withFile(c.withOutput(&cobra.Command{
 		Use:   "show ID",
-		Short: "Shows one dead letter whole: why, where from, headers and payload",
-		Long: `Shows one dead letter whole: why it is one, where it came from, headers and
-payload. Bytes are shown as text where they are text, else in base64.`,
+		Short: "Shows one dead letter in full: why, where from, headers and payload",
+		Long: `Shows one dead letter in full: why it is one, where it came from, headers and
+payload. Bytes that aren't text are shown in base64.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := parseLetterID(args[0])

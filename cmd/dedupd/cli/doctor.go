@@ -14,13 +14,13 @@ import (
 func (c *command) doctor() *cobra.Command {
 	return c.withFile(c.withOutput(&cobra.Command{
 		Use:   "doctor",
-		Short: "Connects to everything, and tells what is wrong and what to do about it",
-		Long: `Connects to the database and the brokers as a worker would, changes nothing, and
-tells what it finds: the server and its settings, the schema, the role's rights, the
-sink's target, the brokers, each lane's position against what the broker has, the
-window against how long the broker keeps messages, what holds up expiry, and dead
-letters. Each finding comes with its cure. The exit code is 3 if a worker couldn't
-start, or a lane would stand still; warnings don't change it.`,
+		Short: "Connects to everything, says what is wrong and how to cure it",
+		Long: `Connects to the database and the brokers as a worker would, and changes nothing. It
+checks the server and its settings, the schema, the role's rights, the sink's target,
+the brokers, each lane's position against what the broker has, the window against how
+long the broker keeps messages, what holds up expiry, and dead letters. Each finding
+comes with its cure. The exit code is 3 if a worker couldn't start, or a lane would
+stand still; warnings don't change it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.examine(cmd.Context()) },
 	}))

@@ -18,11 +18,11 @@ import (
 func (c *command) lanes() *cobra.Command {
 	list := &cobra.Command{
 		Use:   "list",
-		Short: "Lists lanes: where they stand, who owns them, and which one holds up expiry",
-		Long: `Lists the scope's lanes: where each stands, who took it last and under which epoch,
-and how far its clock, the stream time, is behind the database's. Claims expire by
-the clock of the lane that is furthest behind; one whose clock isn't known holds up
-all of them.`,
+		Short: "Lists lanes: their positions, their owners, and which one holds up expiry",
+		Long: `Lists the scope's lanes: the position of each, who acquired it last and under which
+epoch, and how far its clock, the stream time, is behind the database's. Claims expire
+by the clock of the lane furthest behind. A lane whose clock is unknown holds up all
+of them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withScope(cmd.Context(), c.showLanes)
@@ -37,8 +37,8 @@ func (c *command) setPosition() *cobra.Command {
 		Use:   "set-position SOURCE LANE POSITION",
 		Short: "Moves a lane to another position, forward or back",
 		Long: `Moves a Kafka partition's lane to another position, forward or back. A worker that
-has it is fenced at its next batch, and begins there; where the topic is quiet,
-within half a minute. No question is asked; the audit keeps what was done.
+owns it is fenced at its next batch, and begins there; if the topic is quiet, within
+half a minute. The command asks no question; the audit records the change.
 
 Going back, messages are read again. Those whose ids are still claimed are
 duplicates. Those that were claimed longer ago than claims are kept ARE APPLIED
@@ -46,10 +46,10 @@ AGAIN. Claims then don't expire until the lane has moved.
 
 Going forward, the messages in between ARE NOT APPLIED, now or later.
 
-A NATS queue has no position. One that is held because its stream has discarded
-messages before they were read goes on with what is left when it is set to a
-position behind them. Set it further, to the stream's end, if the stream goes on
-discarding: what is there is read all the same.
+A NATS queue has no position. If it is held because its stream discarded messages
+before they were read, set it to a position behind them: it goes on with what is
+left. If the stream goes on discarding, set it to the stream's end: what is there is
+read all the same.
 
 This needs the rights of the schema's owner.`,
 		Args: cobra.ExactArgs(3),
@@ -73,13 +73,13 @@ func (c *command) forgetLane() *cobra.Command {
 	var force bool
 	forget := &cobra.Command{
 		Use:   "forget SOURCE LANE",
-		Short: "Deletes a lane whose topic is gone, so that it holds up expiry no longer",
+		Short: "Deletes a lane whose topic is gone, so that it no longer holds up expiry",
 		Long: `Deletes a lane with its books, for a topic or partition that is gone: its clock
-stands still, and would keep claims from expiring. The audit keeps the whole row.
-Claims that came by the lane stay, and no longer tell which lane that was.
+stands still, and would keep claims from expiring. The audit records the whole row.
+Claims that came by the lane stay, but no longer say which lane that was.
 
-A lane that was in use within the last 5 minutes is not deleted without --force. A
-worker that still reads it is fenced, and takes it as a new lane, which begins at
+Without --force, a lane that was in use within the last 5 minutes is not deleted. A
+worker that still reads it is fenced, and acquires it as a new lane, which begins at
 the group's offset or where "start" says.
 
 This needs the rights of the schema's owner.`,
@@ -94,7 +94,7 @@ This needs the rights of the schema's owner.`,
 			})
 		},
 	}
-	forget.Flags().BoolVar(&force, "force", false, "also a lane that seems to be in use")
+	forget.Flags().BoolVar(&force, "force", false, "delete it even if it seems to be in use")
 	return c.withFile(c.withOutput(forget))
 }
 

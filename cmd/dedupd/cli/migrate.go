@@ -19,8 +19,8 @@ func (c *command) migrate() *cobra.Command {
 		Short: "Creates or upgrades the schema, and creates the scope",
 		Long: `Creates or upgrades the schema, and creates the scope, with the rights of the
 schema's owner. Several may run at a time: one works, the others wait. --grants
-gives the worker's role the rights that it needs on the schema, also where there
-was nothing to upgrade.`,
+gives the worker's role the rights that it needs on the schema, even if there is
+nothing to upgrade.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withStore(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
@@ -40,7 +40,7 @@ was nothing to upgrade.`,
 	up.Flags().StringVar(&worker, "grants", "", "give the worker's `ROLE` its rights")
 	status := &cobra.Command{
 		Use:   "status",
-		Short: "Shows the schema's versions: those applied and those to come",
+		Short: "Shows the schema's versions: applied and pending",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withStore(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
@@ -55,9 +55,9 @@ was nothing to upgrade.`,
 	sql := &cobra.Command{
 		Use:   "sql",
 		Short: "Prints the SQL that creates schema and scope, for a DBA to run",
-		Long: `Prints the SQL that creates schema and scope in an empty database, for a DBA to
-run. Nothing is connected to. --grants adds what the worker's role needs. A schema
-that is there, or a further scope, needs dedupd migrate up.`,
+		Long: `Prints the SQL that creates schema and scope in an empty database, for a DBA to run.
+It connects to nothing. --grants adds what the worker's role needs. For an existing
+schema, or a further scope, use dedupd migrate up.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			cfg, _, err := c.loadAndWarn()

@@ -28,10 +28,10 @@ func (s *selection) flags(cmd *cobra.Command, limit int) {
 	flags.StringSliceVar(&f.Classes, "class", nil, "only this `CLASS`, "+strings.Join(dedup.Classes(), ", ")+"; may be given several times")
 	flags.StringVar(&f.Source, "source", "", "only those that came by this `SOURCE`")
 	flags.StringVar(&f.Lane, "lane", "", "only those that came by this `LANE`")
-	flags.StringVar(&f.SQLState, "sqlstate", "", "only those with this SQLSTATE, or whose `CODE` begins so")
+	flags.StringVar(&f.SQLState, "sqlstate", "", "only those whose SQLSTATE is, or begins with, this `CODE`")
 	flags.StringVar(&f.Reason, "reason", "", "only those whose reason contains this `TEXT`")
-	flags.StringVar(&s.since, "since", "", "only those buried since this `TIME`: 2h or 7d ago, or as 2026-01-02T15:04:05Z")
-	flags.StringVar(&s.until, "until", "", "only those buried before this `TIME`")
+	flags.StringVar(&s.since, "since", "", "only those created since this `TIME`: 2h or 7d ago, or as 2026-01-02T15:04:05Z")
+	flags.StringVar(&s.until, "until", "", "only those created before this `TIME`")
 	flags.IntVar(&f.Limit, "limit", limit, "at most so many")
 	_ = cmd.RegisterFlagCompletionFunc("class", cobra.FixedCompletions(dedup.Classes(), cobra.ShellCompDirectiveNoFileComp))
 }
@@ -39,9 +39,9 @@ func (s *selection) flags(cmd *cobra.Command, limit int) {
 // flagsToAct are those of commands that change something.
 func (s *selection) flagsToAct(cmd *cobra.Command) {
 	s.flags(cmd, 0)
-	cmd.Flags().Lookup("limit").Usage = "at most so many, the oldest; 0: all"
-	cmd.Flags().BoolVar(&s.all, "all", false, "all of the scope's")
-	cmd.Flags().BoolVar(&s.dryRun, "dry-run", false, "only tell which it would be")
+	cmd.Flags().Lookup("limit").Usage = "at most this many, the oldest; 0: all"
+	cmd.Flags().BoolVar(&s.all, "all", false, "all dead letters of the scope")
+	cmd.Flags().BoolVar(&s.dryRun, "dry-run", false, "only say which it would be")
 }
 
 // check reads the flags.
@@ -152,11 +152,11 @@ func (c *command) replay() *cobra.Command {
 	var chosen selection
 	cmd := &cobra.Command{
 		Use:   "replay [ID…]",
-		Short: "Tries dead letters again, each in the transaction that any message has",
-		Long: `Tries dead letters again, the oldest first, after what was wrong has been mended: the
-sink's table, the configuration. Each has a transaction of its own, in which its id is
-claimed and the sink writes it, as with any message; so it has one effect, also while
-workers run, and when two people replay it at once. What becomes of it:
+		Short: "Applies dead letters again, each in a transaction like any message's",
+		Long: `Applies dead letters again, the oldest first, once you have fixed the cause: the sink's
+table, the configuration. Each gets a transaction of its own, which claims its id and
+lets the sink write it, as for any message. So it has one effect, also while workers
+run, and when two people replay it at once. The outcome is one of these:
 
   applied    the sink has written it; the dead letter is gone
   duplicate  another message has its id, with the same payload; the dead letter is gone
@@ -165,8 +165,8 @@ workers run, and when two people replay it at once. What becomes of it:
   dead       it still has no usable id, or the sink refuses it; it stays
   gone       it was replayed or discarded by somebody else, or has expired
 
-Lanes don't move. The books count it as what it has become, and the audit keeps who
-did it. An error that isn't the message's ends the command, and the rest stays as it is.`,
+Lanes don't move. The books count the outcome, and the audit records who did it. An
+error that isn't the message's ends the command, and the rest stays as it is.`,
 		Example: `  dedupd dlq replay -c orders.yaml 7 8
   dedupd dlq replay -c orders.yaml --class poison --sqlstate 23514 --since 2h --dry-run`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -285,9 +285,9 @@ func (c *command) discard() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "discard [ID…]",
 		Short: "Deletes dead letters that nobody wants any more",
-		Long: `Deletes dead letters: THEIR MESSAGES ARE NOT APPLIED. The audit keeps who did it, and
-what they were without their payload. Their claims stay, so that copies of such a
-message are duplicates; dedupd claims forget ID lets the next copy in.`,
+		Long: `Deletes dead letters: THEIR MESSAGES ARE NOT APPLIED. The audit records who did it, and
+the dead letters without their payload. Their claims stay, so copies of such a message
+are duplicates; dedupd claims forget ID lets the next copy in.`,
 		Example: `  dedupd dlq discard -c orders.yaml 7 8
   dedupd dlq discard -c orders.yaml --class duplicate --until 7d`,
 		RunE: func(cmd *cobra.Command, args []string) error {

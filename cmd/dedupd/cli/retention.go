@@ -20,11 +20,11 @@ import (
 func (c *command) retention() *cobra.Command {
 	status := &cobra.Command{
 		Use:   "status",
-		Short: "Shows the generations of claims, and when the oldest one goes",
-		Long: `Shows the generations of claims with their sizes, ages and filters, how far the
-stream has come, and when the oldest sealed generation goes. It goes when the
-stream clock, which is that of the lane furthest behind, has passed its end by
-retention.window; or when it has been held for retention.max_hold.`,
+		Short: "Shows the generations of claims, and when the oldest is dropped",
+		Long: `Shows the generations of claims with their sizes, ages and filters, how far the stream
+has come, and when the oldest sealed generation is dropped: when the stream clock,
+which is that of the lane furthest behind, has passed its end by retention.window; or
+when it has been held for retention.max_hold.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withScope(cmd.Context(), c.showRetention)
@@ -36,8 +36,8 @@ retention.window; or when it has been held for retention.max_hold.`,
 		Use:   "advise",
 		Short: "Compares windows by how late duplicates came, and recommends one",
 		Long: `Compares windows by how late duplicates came: how many of them each would have
-recognised, what it costs, and which one is recommended. The brokers are asked how
-long they keep messages. Nothing is changed.`,
+recognised and what it costs. It recommends one. It asks the brokers how long they
+keep messages, and changes nothing.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			period, err := parseSince(since)
@@ -54,12 +54,12 @@ long they keep messages. Nothing is changed.`,
 	var rotate, accept bool
 	run := &cobra.Command{
 		Use:   "run",
-		Short: "Keeps house once, now: seals, expires and drops generations, builds filters",
-		Long: `Keeps house once, now, as running workers do by retention.schedule: seals the open
-generation if its time has come, builds filters that are missing, takes generations
-out of use that every lane has passed by the window, drops the table of one of
-them, deletes old dead letters. While a worker is at it, nothing is done; --rotate
-waits for it for 10 seconds, and fails if that is not enough.`,
+		Short: "Runs retention once, now: seals, expires and drops generations, builds filters",
+		Long: `Runs retention once, now, as running workers do by retention.schedule. It seals the open
+generation if its time has come, builds missing filters, takes generations out of use
+that every lane has passed by the window, drops the table of one of them, and deletes
+old dead letters. While a worker runs retention, it does nothing; --rotate waits for
+the worker for 10 seconds, and fails if that is not enough.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) (err error) {
@@ -75,7 +75,7 @@ waits for it for 10 seconds, and fails if that is not enough.`,
 	}
 	run.Flags().BoolVar(&rotate, "rotate", false, "seal the open generation whatever its age and size, if it holds a claim")
 	run.Flags().BoolVar(&accept, "accept-missing", false, "give up generations whose tables are gone: ids that they held may be applied again (needs the schema owner's rights)")
-	return group("retention", "Shows generations of claims, advises which window is needed, keeps house",
+	return group("retention", "Shows generations of claims, advises which window you need, runs retention",
 		c.withFile(c.withOutput(status)), c.withFile(c.withOutput(advise)), c.withFile(c.withOutput(run)), c.setGenerationClock())
 }
 

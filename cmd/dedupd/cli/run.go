@@ -18,7 +18,7 @@ func (c *command) run() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Runs the worker until SIGTERM or SIGINT",
-		Long: `Runs the worker until SIGTERM or SIGINT: it then stops fetching, finishes the
+		Long: `Runs the worker until SIGTERM or SIGINT. It then stops fetching, finishes the
 transactions in hand, tells the brokers, and exits 0. A second signal ends it at
 once; what was not committed comes again.`,
 		Args: cobra.NoArgs,

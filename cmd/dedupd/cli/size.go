@@ -45,11 +45,11 @@ func (c *command) size() *cobra.Command {
 	var f sizeFlags
 	cmd := c.withFile(c.withOutput(&cobra.Command{
 		Use:   "size --rate RATE",
-		Short: "Estimates what a rate takes: workers, Postgres, disk, log, memory",
+		Short: "Estimates what a rate takes: workers, Postgres, disk, WAL, memory",
 		Long: `Estimates what a rate of messages takes: workers and Postgres' cores, connections,
-disk for claims, log, filters and memory, and the settings that fit. It is made of
-figures that were measured on one machine, and connects to nothing. --explain tells
-what each line comes of. With -c, settings are the file's where no flag gives them.`,
+disk for claims, WAL, filters and memory, and the settings that fit. It uses figures
+that were measured on one machine, and connects to nothing. --explain says where each
+line comes from. With -c, settings come from the file if no flag gives them.`,
 		Example: `  dedupd size --rate 5k/s --window 7d --duplicates 5%
   dedupd size --rate 300M/d --message-bytes 4KiB --id uuidv7 --explain`,
 		Args: cobra.NoArgs,
@@ -62,16 +62,16 @@ what each line comes of. With -c, settings are the file's where no flag gives th
 	text(&f.maxHold, "max-hold", "", "a lane that stands still keeps claims for this `DURATION` at most (default 28d, or four windows if that is longer)")
 	text(&f.messageBytes, "message-bytes", "1KiB", "the `SIZE` of a value, on average")
 	text(&f.duplicates, "duplicates", "5%", "the `SHARE` of copies among the messages")
-	text(&f.id, "id", sizing.IDUUID, "what ids are, `"+strings.Join(sizing.IDs, "|")+"`")
+	text(&f.id, "id", sizing.IDUUID, "the kind of ids, `"+strings.Join(sizing.IDs, "|")+"`")
 	text(&f.broker, "broker", "", "where messages come from, `kafka|nats` (default kafka)")
 	text(&f.filterMemory, "filter-memory", "", "the `SIZE` of retention.filter_memory (default 256MiB)")
 	text(&f.checkpoint, "checkpoint", "5m", "Postgres makes a checkpoint each `DURATION`")
-	cmd.Flags().IntVar(&f.workers, "workers", 0, "as many processes, `N` (default: as needed, and two)")
+	cmd.Flags().IntVar(&f.workers, "workers", 0, "run `N` processes (default: as needed, and two)")
 	cmd.Flags().IntVar(&f.columns, "columns", 0, "the sink takes `N` typed columns from a document (default: it keeps the document)")
 	cmd.Flags().IntVar(&f.connections, "connections", 0, "database.max_connections, `N` (default 4)")
 	cmd.Flags().Int64Var(&f.maxClaims, "generation-max-claims", 0, "retention.generation_max_claims, `N` (default 20000000)")
 	cmd.Flags().BoolVar(&f.sinkIndex, "sink-index", false, "the sink's table has an index of random values, such as a primary key of UUIDv4")
-	cmd.Flags().BoolVar(&f.explain, "explain", false, "tell what each line comes of")
+	cmd.Flags().BoolVar(&f.explain, "explain", false, "say where each line comes from")
 	_ = cmd.RegisterFlagCompletionFunc("id", cobra.FixedCompletions(sizing.IDs, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

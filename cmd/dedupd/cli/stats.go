@@ -79,9 +79,9 @@ func (c *command) stats() *cobra.Command {
 	return c.withFile(c.withOutput(&cobra.Command{
 		Use:   "stats",
 		Short: "Shows the books of each lane, duplicates by cause, generations and lag",
-		Long: `Shows the books of each lane, as the database has them: every message fetched is
-applied, a duplicate (delivered again, sent again, or come by another source), a
-conflict (a known id with another payload) or dead. With them the generations of
+		Long: `Shows the books of each lane, as the database has them. Every fetched message is
+applied, a duplicate (delivered again, sent again, or from another source), a
+conflict (a known id with another payload) or dead. It also shows the generations of
 claims, and how many messages the brokers held behind the last batch.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

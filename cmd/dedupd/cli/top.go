@@ -85,13 +85,13 @@ func (c *command) top() *cobra.Command {
 		Short: "Watches the scope at work: rates, duplicates by cause, lanes, generations",
 		Long: `Watches the scope at work, live in a terminal: what all its workers commit a second,
 duplicates by cause, each lane's rate, lag and state, generations of claims, dead
-letters. It reads from the database only, by one connection and with the rights of a
-worker. Keys: q quits, s sorts the lanes, space stands still, arrows scroll, ? tells
-the rest. While the database can't be read, the last screen stays and says so.
+letters. It reads only the database, over one connection, with the rights of a worker.
+Keys: q quits, s sorts the lanes, space pauses, arrows scroll, ? shows the rest. While
+it can't read the database, the last screen stays and says so.
 
 Without a terminal, or with --once, it prints one interval and ends. With --output
-json it prints an object a line for each interval until it is ended; then what can't
-be read is told on stderr and tried again. With --once as well it is one object.`,
+json it prints an object a line for each interval until it is ended; what it can't
+read then, it reports on stderr and retries. With --once as well it prints one object.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if interval < 100*time.Millisecond || interval > time.Hour {
@@ -100,7 +100,7 @@ be read is told on stderr and tried again. With --once as well it is one object.
 			return c.watch(cmd.Context(), interval, once)
 		},
 	}))
-	cmd.Flags().DurationVar(&interval, "interval", time.Second, "read anew each `DURATION`")
+	cmd.Flags().DurationVar(&interval, "interval", time.Second, "read again every `DURATION`")
 	cmd.Flags().BoolVar(&once, "once", false, "print one interval and end")
 	return cmd
 }
