@@ -10,12 +10,13 @@ import (
 	"github.com/segmentio/kafka-go/sasl"
 	"github.com/segmentio/kafka-go/sasl/plain"
 	"github.com/segmentio/kafka-go/sasl/scram"
+
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 // SASL is how to log in.
 type SASL struct {
-	// Mechanism is plain, scram-sha-256 or scram-sha-512; empty: no login.
-	Mechanism string
+	Mechanism Mechanism
 	Username  string
 	Password  string
 	// CurrentPassword, if not nil, is asked at each login instead: passwords
@@ -43,7 +44,7 @@ func (l *login) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
 
 // login checks the settings; nil: none are wanted.
 func (s SASL) login() (sasl.Mechanism, error) {
-	if s.Mechanism == "" {
+	if s.Mechanism == NoLogin {
 		return nil, nil
 	}
 	m, err := s.mechanism()
@@ -64,11 +65,11 @@ func (s SASL) mechanism() (m sasl.Mechanism, err error) {
 		}
 	}
 	switch s.Mechanism {
-	case "plain":
+	case Plain:
 		m = plain.Mechanism{Username: s.Username, Password: password}
-	case "scram-sha-256":
+	case ScramSHA256:
 		m, err = scram.Mechanism(scram.SHA256, s.Username, password)
-	case "scram-sha-512":
+	case ScramSHA512:
 		m, err = scram.Mechanism(scram.SHA512, s.Username, password)
 	default:
 		return nil, fmt.Errorf("sasl.mechanism: %q is not plain, scram-sha-256 or scram-sha-512", s.Mechanism)
@@ -102,9 +103,9 @@ func setDefault[T comparable](field *T, value T) {
 func (c *Config) validate() error {
 	var all []error
 	problem := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
-	oneOf := func(key, value string, allowed ...string) {
-		if !slices.Contains(allowed, value) {
-			problem("%s: %q is not one of %q", key, value, allowed)
+	check := func(key string, err error) {
+		if err != nil {
+			problem("%s: %w", key, err)
 		}
 	}
 	if c.Name == "" {
@@ -124,10 +125,10 @@ func (c *Config) validate() error {
 	if c.Group == "" {
 		problem("group: required")
 	}
-	oneOf("start", c.Start, StartEarliest, StartLatest, StartGroup)
-	oneOf("isolation", c.Isolation, ReadCommitted, ReadUncommitted)
-	oneOf("on_group_reset", c.OnGroupReset, HonourGroupReset, IgnoreGroupReset)
-	oneOf("on_gap", c.OnGap, StopOnGap, SkipGap)
+	check("start", policy.Check(c.Start))
+	check("isolation", policy.Check(c.Isolation))
+	check("on_group_reset", policy.Check(c.OnGroupReset))
+	check("on_gap", policy.Check(c.OnGap))
 	if c.HeartbeatInterval <= 0 || c.SessionTimeout < 3*c.HeartbeatInterval {
 		problem("session timeout %s: less than three heartbeats of %s", c.SessionTimeout, c.HeartbeatInterval)
 	}

@@ -82,8 +82,8 @@ func TestGapUpToTheEnd(t *testing.T) {
 func TestGapWhileRunning(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
-		for _, onGap := range []string{StopOnGap, SkipGap} {
-			t.Run(onGap, func(t *testing.T) {
+		for _, onGap := range []GapPolicy{StopOnGap, SkipGap} {
+			t.Run(string(onGap), func(t *testing.T) {
 				r := newRig(t, b, 1, nil)
 				c := r.client()
 				release := r.store.Hold()

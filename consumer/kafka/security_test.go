@@ -25,11 +25,11 @@ import (
 func TestTLSAndSASL(t *testing.T) {
 	t.Parallel()
 	server, client := certificates(t)
-	for _, mechanism := range []string{"plain", "scram-sha-256", "scram-sha-512"} {
-		t.Run(mechanism, func(t *testing.T) {
+	for _, mechanism := range []Mechanism{Plain, ScramSHA256, ScramSHA512} {
+		t.Run(string(mechanism), func(t *testing.T) {
 			cluster := fakeCluster(t, kfake.TLS(server), kfake.EnableSASL(),
 				kfake.Superuser("PLAIN", "admin", "secret"),
-				kfake.Superuser(strings.ToUpper(mechanism), "dedupd", "swordfish"),
+				kfake.Superuser(strings.ToUpper(string(mechanism)), "dedupd", "swordfish"),
 				kfake.SeedTopics(1, "orders"))
 			c, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.DialTLSConfig(client),
 				kgo.SASL(plain.Auth{User: "admin", Pass: "secret"}.AsMechanism()), kgo.DefaultProduceTopic("orders"))

@@ -31,22 +31,6 @@ import (
 	"github.com/dedupd/dedupd/internal/wait"
 )
 
-// The values of Config's enumerations.
-const (
-	StartEarliest = "earliest"
-	StartLatest   = "latest"
-	StartGroup    = "group"
-
-	ReadCommitted   = "read_committed"
-	ReadUncommitted = "read_uncommitted"
-
-	HonourGroupReset = "honour"
-	IgnoreGroupReset = "ignore"
-
-	StopOnGap = "stop"
-	SkipGap   = "skip"
-)
-
 // Config describes a subscription. Zero values mean the default.
 type Config struct {
 	// Name is the source's name. Required.
@@ -57,20 +41,12 @@ type Config struct {
 	Topics []string
 	// Group is the consumer group. Required.
 	Group string
-	// Start says where a lane without a position begins, if the group has
-	// committed none either: StartEarliest (default), StartLatest (after what is
-	// committed now; a partition that is added later begins with its first
-	// message), or StartGroup (nowhere: a lane without an offset of the group is
-	// held until somebody commits one).
-	Start string
-	// Isolation is ReadCommitted (default) or ReadUncommitted.
-	Isolation string
-	// OnGroupReset is HonourGroupReset (default) or IgnoreGroupReset: whether a
-	// lane follows when the group's offset was moved back.
-	OnGroupReset string
-	// OnGap is StopOnGap (default) or SkipGap: what to do when the broker no
-	// longer has the position a lane goes on at, or its log was cut below.
-	OnGap string
+	// The policies. Defaults: StartEarliest, ReadCommitted, HonourGroupReset and
+	// StopOnGap.
+	Start        StartPolicy
+	Isolation    IsolationLevel
+	OnGroupReset GroupResetPolicy
+	OnGap        GapPolicy
 	// TLS, if not nil, is used for every connection. An empty ServerName stands
 	// for the host connected to.
 	TLS *tls.Config

@@ -15,8 +15,8 @@ import (
 // The database has: start is for a lane that nobody has read.
 func TestDurableMissingAtStart(t *testing.T) {
 	t.Parallel()
-	for _, from := range []string{nats.StartEarliest, nats.StartLatest} {
-		t.Run(from, func(t *testing.T) {
+	for _, from := range []nats.StartPolicy{nats.StartEarliest, nats.StartLatest} {
+		t.Run(string(from), func(t *testing.T) {
 			t.Parallel()
 			s := startServer(t)
 			js := connect(t, s)

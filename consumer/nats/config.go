@@ -9,16 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
-)
 
-// ModeQueue is the mode in which any number of workers share one durable, and no
-// order is kept.
-const ModeQueue = "queue"
-
-// Where a durable that doesn't exist yet begins.
-const (
-	StartEarliest = "earliest"
-	StartLatest   = "latest"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 // defaultAckWait is after what time the server gives the messages of a worker
@@ -38,10 +30,10 @@ type Config struct {
 	Subjects []string
 	// Durable is the name of the consumer, created where it is missing.
 	Durable string
-	// Mode is "queue", the default.
-	Mode string
-	// Start is "earliest", the default, or "latest": where a new durable begins.
-	Start string
+	// The policies. Defaults: ModeQueue, StartEarliest and StopOnGap.
+	Mode  Mode
+	Start StartPolicy
+	OnGap GapPolicy
 	// AckWait is after what time the server delivers a message again of whose
 	// worker it has not heard. The default is 10 s, or what the durable has if
 	// that is longer.
@@ -49,9 +41,6 @@ type Config struct {
 	// MaxAckPending bounds the messages that all workers together have in hand.
 	// The default is ample, or what the durable has if that is more.
 	MaxAckPending int
-	// OnGap is StopOnGap, the default, or SkipGap: what to do when the stream has
-	// discarded messages before they were read.
-	OnGap string
 	// CredsFile is a file with a user's JWT and seed, NkeySeedFile one with a
 	// seed only. Both are read again at each connect.
 	CredsFile    string
@@ -108,18 +97,17 @@ func (c Config) validate() error {
 			bad("subjects[%d]: %q is not a subject", i, s)
 		}
 	}
-	switch c.Mode {
-	case ModeQueue:
-	case "lanes":
-		bad("mode: lanes is not available yet; use %s", ModeQueue)
-	default:
-		bad("mode: %q is not a mode; use %s", c.Mode, ModeQueue)
+	if err := policy.Check(c.Mode); err != nil {
+		bad("mode: %w", err)
 	}
-	if c.Start != StartEarliest && c.Start != StartLatest {
-		bad("start: %q is neither %s nor %s", c.Start, StartEarliest, StartLatest)
+	if c.Mode == ModeLanes {
+		bad("mode: %s is not available yet; use %s", ModeLanes, ModeQueue)
 	}
-	if c.OnGap != StopOnGap && c.OnGap != SkipGap {
-		bad("on_gap: %q is neither %s nor %s", c.OnGap, StopOnGap, SkipGap)
+	if err := policy.Check(c.Start); err != nil {
+		bad("start: %w", err)
+	}
+	if err := policy.Check(c.OnGap); err != nil {
+		bad("on_gap: %w", err)
 	}
 	if c.AckWait < 0 || c.MaxAckPending < 0 {
 		bad("the ack wait and the most pending acks can't be negative")

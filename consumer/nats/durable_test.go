@@ -109,7 +109,7 @@ func TestDurableRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		durable   jetstream.ConsumerConfig
 		retention jetstream.RetentionPolicy
-		start     string
+		start     nats.StartPolicy
 		want      string
 	}{
 		"ack all":         {durable: jetstream.ConsumerConfig{AckPolicy: jetstream.AckAllPolicy}, want: "acknowledges by policy"},

@@ -13,14 +13,6 @@ import (
 	"github.com/dedupd/dedupd/lane"
 )
 
-// What to do when the stream has discarded messages before they were read.
-const (
-	// StopOnGap holds the queue until somebody accepts the gap.
-	StopOnGap = "stop"
-	// SkipGap counts what is missing and goes on.
-	SkipGap = "skip"
-)
-
 // gaps notices what the stream discards before it was read: by its limits, or when
 // somebody purges it. JetStream doesn't report that. So each check compares the stream's
 // first sequence with how far the durable had delivered at the check before: what is

@@ -150,8 +150,8 @@ func TestGapAccepted(t *testing.T) {
 func TestGapWhileReading(t *testing.T) {
 	t.Parallel()
 	for name, way := range discards {
-		for _, onGap := range []string{nats.StopOnGap, nats.SkipGap} {
-			t.Run(name+" "+onGap, func(t *testing.T) {
+		for _, onGap := range []nats.GapPolicy{nats.StopOnGap, nats.SkipGap} {
+			t.Run(name+" "+string(onGap), func(t *testing.T) {
 				t.Parallel()
 				s := startServer(t)
 				js := connect(t, s)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/consumer/kafka"
+	"github.com/dedupd/dedupd/consumer/nats"
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/dedup/schema"
 	"github.com/dedupd/dedupd/internal/config"
@@ -389,7 +391,7 @@ func (d *doctor) lane(l dedup.LaneState, survey consumer.Description, complete b
 func (d *doctor) gap(source, cure, text string) {
 	for i := range d.cfg.Sources {
 		s := &d.cfg.Sources[i]
-		if s.Name == source && (s.Kafka != nil && s.Kafka.OnGap == "skip" || s.NATS != nil && s.NATS.OnGap == "skip") {
+		if s.Name == source && (s.Kafka != nil && s.Kafka.OnGap == kafka.SkipGap || s.NATS != nil && s.NATS.OnGap == nats.SkipGap) {
 			d.warn("lane", "none: on_gap is skip", "%s", text)
 			return
 		}

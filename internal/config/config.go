@@ -3,7 +3,11 @@
 // top. It knows nothing of what sinks want: each kind decodes its own part.
 package config
 
-import "github.com/dedupd/dedupd/dedup"
+import (
+	"github.com/dedupd/dedupd/consumer/kafka"
+	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/dedup"
+)
 
 // Config is the whole configuration, complete with defaults once Load has
 // returned it. Durations are never negative; sizes are bytes.
@@ -56,13 +60,13 @@ type Kafka struct {
 	// The consumer group. Default: the scope.
 	Group string `yaml:"group"`
 	// Where a lane without a position begins if the group has committed none either; group: nowhere, the lane is held until it has.
-	Start string `yaml:"start" enum:"earliest,latest,group"`
+	Start kafka.StartPolicy `yaml:"start"`
 	// Whether messages of transactions that are open or were aborted are read.
-	Isolation string `yaml:"isolation" enum:"read_committed,read_uncommitted"`
+	Isolation kafka.IsolationLevel `yaml:"isolation"`
 	// An operator moved the group's offsets back: read again from there, or go on.
-	OnGroupReset string `yaml:"on_group_reset" enum:"honour,ignore"`
+	OnGroupReset kafka.GroupResetPolicy `yaml:"on_group_reset"`
 	// The broker no longer has the next position: stop the lane, or skip to what is left.
-	OnGap string `yaml:"on_gap" enum:"stop,skip"`
+	OnGap kafka.GapPolicy `yaml:"on_gap"`
 	// Encryption, and the client's certificate.
 	TLS TLS `yaml:"tls"`
 	// Who we are to the brokers.
@@ -80,15 +84,15 @@ type NATS struct {
 	// The durable consumer's name. Default: the scope.
 	Durable string `yaml:"durable"`
 	// queue: elastic and unordered; lanes: ordered (not in this version yet).
-	Mode string `yaml:"mode" enum:"queue,lanes"`
+	Mode nats.Mode `yaml:"mode"`
 	// Mode lanes: the number of partitions.
 	Lanes int `yaml:"lanes" min:"0" max:"1024"`
 	// Where a new durable consumer begins.
-	Start string `yaml:"start" enum:"earliest,latest"`
+	Start nats.StartPolicy `yaml:"start"`
 	// The most messages that all workers together may have in hand, unacknowledged; 0: ample, or as many as the server allows.
 	MaxAckPending int `yaml:"max_ack_pending" min:"0"`
 	// The stream has discarded messages before they were read: stop the queue, or skip to what is left.
-	OnGap string `yaml:"on_gap" enum:"stop,skip"`
+	OnGap nats.GapPolicy `yaml:"on_gap"`
 	// A credentials file (JWT and seed), read again at each connect.
 	CredsFile string `yaml:"creds_file"`
 	// A file with the nkey's seed.
@@ -114,7 +118,7 @@ type TLS struct {
 // SASL is how the worker says who it is to Kafka. An empty mechanism: not at all.
 type SASL struct {
 	// The mechanism; empty: none. oauthbearer: not in this version yet.
-	Mechanism string `yaml:"mechanism" enum:",plain,scram-sha-256,scram-sha-512,oauthbearer"`
+	Mechanism kafka.Mechanism `yaml:"mechanism"`
 	// The user.
 	Username string `yaml:"username"`
 	// The password.

@@ -3,6 +3,8 @@ package config
 import (
 	"time"
 
+	"github.com/dedupd/dedupd/consumer/kafka"
+	"github.com/dedupd/dedupd/consumer/nats"
 	"github.com/dedupd/dedupd/dedup"
 )
 
@@ -39,10 +41,12 @@ func (c *Config) setDefaults() {
 }
 
 func (k *Kafka) setDefaults() {
-	k.Start, k.Isolation, k.OnGroupReset, k.OnGap = "earliest", "read_committed", "honour", "stop"
+	k.Start, k.Isolation, k.OnGroupReset, k.OnGap = kafka.StartEarliest, kafka.ReadCommitted, kafka.HonourGroupReset, kafka.StopOnGap
 }
 
-func (n *NATS) setDefaults() { n.Mode, n.Start, n.OnGap = "queue", "earliest", "stop" }
+func (n *NATS) setDefaults() {
+	n.Mode, n.Start, n.OnGap = nats.ModeQueue, nats.StartEarliest, nats.StopOnGap
+}
 
 // setDerived fills in what defaults to another key's value.
 func (c *Config) setDerived() {
