@@ -36,7 +36,7 @@ func OpenDatabase(ctx context.Context, cfg *config.Config, maxConnections int, l
 	}
 	store, err := dedup.NewStore(dedup.StoreConfig{
 		Pool: pool, Schema: cfg.Database.Schema, Scope: cfg.Scope, Owner: owner(), Logger: logger,
-		TransactionPooler: cfg.Database.Pooler != "none", FilterMemory: int64(cfg.Retention.FilterMemory),
+		TransactionPooler: cfg.Database.Pooler != config.PoolerNone, FilterMemory: int64(cfg.Retention.FilterMemory),
 	})
 	if err != nil {
 		pool.Close()
@@ -77,7 +77,7 @@ func poolConfig(cfg *config.Config, logger *slog.Logger) (*pgxpool.Config, error
 		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
 	dedup.HearWarnings(c)
-	if cfg.Database.Pooler != "none" {
+	if cfg.Database.Pooler != config.PoolerNone {
 		// Each transaction may meet another connection: no prepared statements.
 		c.DefaultQueryExecMode = pgx.QueryExecModeExec
 	}

@@ -140,7 +140,7 @@ func (d *doctor) server(v schema.Server) {
 	switch {
 	case v.RoleLimit >= 0 && v.RoleLimit < need:
 		d.fail("database", "raise the role's limit, or lower database.max_connections", "role %s may have %d connections, and one worker wants up to %d", v.Role, v.RoleLimit, need)
-	case v.FreeConnections < need && d.cfg.Database.Pooler == "none":
+	case v.FreeConnections < need && d.cfg.Database.Pooler == config.PoolerNone:
 		d.warn("database", "raise max_connections of the server, lower database.max_connections, or put a PgBouncer between",
 			"the server has room for %d more connections, and one more worker wants up to %d", max(v.FreeConnections, 0), need)
 	}

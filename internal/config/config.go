@@ -140,7 +140,7 @@ type Database struct {
 	// Whether to upgrade the schema at start, under a lock; false: refuse an old one.
 	Migrate bool `yaml:"migrate"`
 	// What stands between us and Postgres.
-	Pooler string `yaml:"pooler" enum:"none,pgbouncer_transaction"`
+	Pooler Pooler `yaml:"pooler"`
 }
 
 // ID is where a message's identity is found.
@@ -156,7 +156,7 @@ type ID struct {
 // Dedup is what is done with a message whose id was seen before.
 type Dedup struct {
 	// claim: each id once; sequence: producers' sequence numbers (not in this version yet).
-	Strategy string `yaml:"strategy" enum:"claim,sequence"`
+	Strategy Strategy `yaml:"strategy"`
 	// What becomes of a duplicate. reply: not in this version yet.
 	OnDuplicate dedup.DuplicatePolicy `yaml:"on_duplicate"`
 	// What becomes of a message with a known id and another payload.
@@ -174,7 +174,7 @@ type Sequence struct {
 	// The producer's number of the message.
 	Seq string `yaml:"seq"`
 	// What a missing number means.
-	Gaps string `yaml:"gaps" enum:"allow,wait,dead_letter"`
+	Gaps SequenceGapPolicy `yaml:"gaps"`
 }
 
 // Batch bounds one transaction, and memory.
@@ -232,7 +232,7 @@ type Shutdown struct {
 // Log is what goes to stderr.
 type Log struct {
 	// The least level that is logged.
-	Level string `yaml:"level" enum:"debug,info,warn,error"`
+	Level LogLevel `yaml:"level"`
 	// text for people, json for machines.
-	Format string `yaml:"format" enum:"text,json"`
+	Format LogFormat `yaml:"format"`
 }

@@ -23,11 +23,11 @@ const (
 )
 
 func (c *Config) setDefaults() {
-	c.Database = Database{Schema: "dedupd", MaxConnections: 4, Migrate: true, Pooler: "none"}
+	c.Database = Database{Schema: "dedupd", MaxConnections: 4, Migrate: true, Pooler: PoolerNone}
 	c.ID = ID{From: StringList{"header:message-id"}, Missing: dedup.MissingDeadLetter, MaxBytes: 64 * kib}
 	c.Dedup = Dedup{
-		Strategy: "claim", OnDuplicate: dedup.DuplicateDrop, OnConflict: dedup.ConflictDeadLetter, Fingerprint: StringList{"value"},
-		Sequence: Sequence{Producer: "header:client-id", Seq: "header:client-seq", Gaps: "allow"},
+		Strategy: StrategyClaim, OnDuplicate: dedup.DuplicateDrop, OnConflict: dedup.ConflictDeadLetter, Fingerprint: StringList{"value"},
+		Sequence: Sequence{Producer: "header:client-id", Seq: "header:client-seq", Gaps: SequenceGapAllow},
 	}
 	c.Batch = Batch{MaxMessages: 4000, MaxBytes: 8 * mib, InflightBytes: 128 * mib}
 	c.Retention = Retention{
@@ -37,7 +37,7 @@ func (c *Config) setDefaults() {
 	c.DeadLetters = DeadLetters{MaxShare: 0.05, Window: 1000, Retention: 30 * day}
 	c.HTTP = HTTP{Listen: "127.0.0.1:9464"}
 	c.Shutdown = Shutdown{Drain: Duration(15 * time.Second)}
-	c.Log = Log{Level: "info", Format: "text"}
+	c.Log = Log{Level: LogInfo, Format: LogText}
 }
 
 func (k *Kafka) setDefaults() {

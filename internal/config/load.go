@@ -125,7 +125,7 @@ func (c *Config) override(environment map[string]string) {
 		c.HTTP.Listen = v
 	}
 	if v, ok := set(envLevel, "log.level"); ok {
-		c.Log.Level = v
+		c.Log.Level = LogLevel(v)
 	}
 }
 

@@ -46,9 +46,6 @@ func schema(t *testing.T, defaults reflect.Value, tag reflect.StructTag, docs ma
 		switch typ.Kind() {
 		case reflect.String:
 			s = text
-			if enum, ok := tag.Lookup("enum"); ok {
-				s = object{"anyOf": []any{object{"enum": strings.Split(enum, ",")}, variable}}
-			}
 			if values := defaults.MethodByName("Values"); values.IsValid() {
 				s = object{"anyOf": []any{object{"enum": values.Call(nil)[0].Interface()}, variable}}
 			}

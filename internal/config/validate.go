@@ -53,7 +53,8 @@ func (c *Config) validate() Problems {
 
 const notYet = "not in this version yet"
 
-// tags holds the values to the enum, min, max and required tags of their fields.
+// tags holds the values to their types and to the min, max and required tags of
+// their fields.
 func (v *validator) tags(path string, s reflect.Value) {
 	for i := range s.NumField() {
 		f := s.Type().Field(i)
@@ -65,9 +66,6 @@ func (v *validator) tags(path string, s reflect.Value) {
 		empty := value.IsZero() || value.Kind() == reflect.Slice && value.Len() == 0
 		if f.Tag.Get("required") != "" && empty && f.Type != reflect.TypeFor[Sink]() {
 			v.add(at, "is required")
-		}
-		if enum, ok := f.Tag.Lookup("enum"); ok {
-			v.enum(at, value.String(), strings.Split(enum, ","))
 		}
 		v.policy(at, value)
 		v.bounds(at, value, f.Tag)
@@ -83,18 +81,6 @@ func (v *validator) tags(path string, s reflect.Value) {
 			}
 		}
 	}
-}
-
-func (v *validator) enum(path, value string, allowed []string) {
-	for _, a := range allowed {
-		if a == value {
-			return
-		}
-	}
-	if allowed[0] == "" {
-		allowed = allowed[1:]
-	}
-	v.add(path, "%q is not one of %s", value, strings.Join(allowed, ", "))
 }
 
 // policy holds a text to what its type allows. The decoder has done so with the
@@ -197,7 +183,7 @@ func (v *validator) item(path string, i int) string {
 
 func (v *validator) dedup() {
 	d := &v.Dedup
-	if d.Strategy == "sequence" {
+	if d.Strategy == StrategySequence {
 		v.add("dedup.strategy", "sequence is %s; use claim", notYet)
 	}
 	if d.OnDuplicate == dedup.DuplicateReply {

@@ -38,9 +38,9 @@ func (c *command) loadAndWarn() (*config.Config, *slog.Logger, error) {
 
 func newLogger(l config.Log, w io.Writer) *slog.Logger {
 	var level slog.Level
-	_ = level.UnmarshalText([]byte(l.Level)) // one of the enum's, all of which slog knows
+	_ = level.UnmarshalText([]byte(l.Level)) // slog knows all of them
 	options := &slog.HandlerOptions{Level: level}
-	if l.Format == "json" {
+	if l.Format == config.LogJSON {
 		return slog.New(slog.NewJSONHandler(w, options))
 	}
 	return slog.New(slog.NewTextHandler(w, options))

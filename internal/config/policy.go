@@ -1,0 +1,76 @@
+package config
+
+import "github.com/dedupd/dedupd/internal/policy"
+
+// Pooler is what stands between us and Postgres.
+type Pooler string
+
+const (
+	PoolerNone Pooler = "none"
+	// PoolerTransaction is PgBouncer in its transaction mode, or the like.
+	PoolerTransaction Pooler = "pgbouncer_transaction"
+)
+
+// Values are the poolers there are.
+func (Pooler) Values() []Pooler { return []Pooler{PoolerNone, PoolerTransaction} }
+
+func (p *Pooler) UnmarshalText(text []byte) error { return policy.Unmarshal(p, text) }
+
+// Strategy says how duplicates are told from new messages.
+type Strategy string
+
+const (
+	// StrategyClaim claims each id once.
+	StrategyClaim Strategy = "claim"
+	// StrategySequence isn't available yet.
+	StrategySequence Strategy = "sequence"
+)
+
+// Values are the strategies there are.
+func (Strategy) Values() []Strategy { return []Strategy{StrategyClaim, StrategySequence} }
+
+func (s *Strategy) UnmarshalText(text []byte) error { return policy.Unmarshal(s, text) }
+
+// SequenceGapPolicy says what a missing sequence number means.
+type SequenceGapPolicy string
+
+const (
+	SequenceGapAllow      SequenceGapPolicy = "allow"
+	SequenceGapWait       SequenceGapPolicy = "wait"
+	SequenceGapDeadLetter SequenceGapPolicy = "dead_letter"
+)
+
+// Values are the policies there are.
+func (SequenceGapPolicy) Values() []SequenceGapPolicy {
+	return []SequenceGapPolicy{SequenceGapAllow, SequenceGapWait, SequenceGapDeadLetter}
+}
+
+func (p *SequenceGapPolicy) UnmarshalText(text []byte) error { return policy.Unmarshal(p, text) }
+
+// LogLevel is a level by the name that slog reads.
+type LogLevel string
+
+const (
+	LogDebug LogLevel = "debug"
+	LogInfo  LogLevel = "info"
+	LogWarn  LogLevel = "warn"
+	LogError LogLevel = "error"
+)
+
+// Values are the levels there are.
+func (LogLevel) Values() []LogLevel { return []LogLevel{LogDebug, LogInfo, LogWarn, LogError} }
+
+func (l *LogLevel) UnmarshalText(text []byte) error { return policy.Unmarshal(l, text) }
+
+// LogFormat is the form of a line of the log.
+type LogFormat string
+
+const (
+	LogText LogFormat = "text"
+	LogJSON LogFormat = "json"
+)
+
+// Values are the formats there are.
+func (LogFormat) Values() []LogFormat { return []LogFormat{LogText, LogJSON} }
+
+func (f *LogFormat) UnmarshalText(text []byte) error { return policy.Unmarshal(f, text) }
