@@ -1,6 +1,5 @@
-// Package app puts the parts together: configuration in, Run out. It is the one
-// place that knows both halves, brokers and Postgres. Signals and exit codes are
-// the command line's affair.
+// Package app wires the program. It is the only package that knows both halves,
+// brokers and Postgres. The command line handles signals and exit codes.
 package app
 
 import (
@@ -25,7 +24,7 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// App is a worker's whole process. The fields are set before Run.
+// App is one worker process. Set the fields before Run.
 type App struct {
 	Config *config.Config
 	// Sinks are the kinds of sinks this binary has.
@@ -34,14 +33,14 @@ type App struct {
 	// UntilIdle, if not zero, ends Run once every lane has been caught up for
 	// that long.
 	UntilIdle time.Duration
-	// AcceptLoss lets queues be read whose broker deletes what is acknowledged,
-	// though a failover of the database may lose commits.
+	// AcceptLoss permits queues whose broker deletes acknowledged messages, although
+	// a failover of the database may lose commits.
 	AcceptLoss bool
-	// Listening, if not nil, is told the HTTP server's address, such as when
-	// the configuration asked for port 0.
+	// Listening, if not nil, gets the HTTP server's address: the configuration may
+	// ask for port 0.
 	Listening func(address string)
-	// HangTimeout is how long a transaction may last until its sink is taken to
-	// hang. Zero: a while beyond the transaction's deadline.
+	// HangTimeout is how long a transaction may last before its sink counts as hung.
+	// Zero: a while beyond the transaction's deadline.
 	HangTimeout time.Duration
 }
 
@@ -52,23 +51,21 @@ type Summary struct {
 	Duration time.Duration
 }
 
-// ServerError says that a server, or what is to be found in it, isn't as it must
-// be.
+// ServerError means that a server, or something in it, isn't as it must be.
 type ServerError struct{ Err error }
 
 func (e *ServerError) Error() string { return e.Err.Error() }
 func (e *ServerError) Unwrap() error { return e.Err }
 
-// ConfigError says that the configuration, though well-formed, can't be worked
-// with.
+// ConfigError means that the configuration is well-formed but unusable.
 type ConfigError struct{ Err error }
 
 func (e *ConfigError) Error() string { return e.Err.Error() }
 func (e *ConfigError) Unwrap() error { return e.Err }
 
-// Run connects, consumes until ctx ends (or, with UntilIdle, until everything is
-// caught up), drains and takes everything down again, last come first. A planned
-// end is no error.
+// Run connects, consumes until ctx ends (or, with UntilIdle, until every lane is
+// caught up), and drains. It then closes everything in reverse order. A planned end
+// is no error.
 func (a *App) Run(ctx context.Context) (Summary, error) {
 	cfg, log := a.Config, a.Logger
 
@@ -156,11 +153,11 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 }
 
 // clockSlack is how far the database's clock may be ahead of a worker's before the
-// worker has nothing expire. Clocks that are set by NTP differ by less.
+// worker stops expiring claims. Clocks that NTP sets differ by less.
 const clockSlack = 5 * time.Minute
 
-// openSchema upgrades the database's schema, or refuses one that isn't this
-// program's.
+// openSchema upgrades the database's schema, or refuses one that this program
+// doesn't fit.
 func openSchema(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger) error {
 	if cfg.Database.Migrate {
 		applied, err := store.Schema().Migrate(ctx)
@@ -178,8 +175,8 @@ func openSchema(ctx context.Context, cfg *config.Config, store *dedup.Store, log
 	return nil
 }
 
-// warnOfOtherIDs tells that ids come from another place than they did. What can't be
-// recorded now is with the next start: it is no reason not to work.
+// warnOfOtherIDs warns when id.from has changed. What can't be recorded now, the next
+// start records: the worker runs all the same.
 func warnOfOtherIDs(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger) {
 	source, changed, err := store.RecordIDSource(ctx, idSource(cfg))
 	switch {
@@ -193,8 +190,8 @@ func warnOfOtherIDs(ctx context.Context, cfg *config.Config, store *dedup.Store,
 // idSource is id.from as one text.
 func idSource(cfg *config.Config) string { return strings.Join(cfg.ID.From, " ") }
 
-// OpenProcessor makes the processor of a configuration, and prepares its sink, for
-// work by hand on a store whose schema is as it must be. Its metrics are nobody's.
+// OpenProcessor makes a configuration's processor and prepares its sink, for commands.
+// The store's schema must be up to date. Nobody reads the processor's metrics.
 func OpenProcessor(ctx context.Context, cfg *config.Config, registry *sinks.Registry, store *dedup.Store) (*dedup.Processor, error) {
 	sink, err := cfg.Sink.New(registry)
 	if err != nil {
@@ -245,8 +242,8 @@ func registerPool(reg prometheus.Registerer, pool *pgxpool.Pool) {
 	)
 }
 
-// closePool gives connections that are still in use a moment, and no more: a
-// wedged sink must not keep the process from its end.
+// closePool waits a moment for connections that are still in use, but no longer: a
+// hung sink must not keep the process from ending.
 func closePool(pool *pgxpool.Pool, log *slog.Logger) {
 	done := make(chan struct{})
 	go func() {

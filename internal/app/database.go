@@ -19,11 +19,11 @@ import (
 	"github.com/dedupd/dedupd/internal/config"
 )
 
-// connectTimeout bounds one connection's making, unless the URL says otherwise.
+// connectTimeout bounds one attempt to connect, unless the URL says otherwise.
 const connectTimeout = 5 * time.Second
 
-// OpenDatabase makes the pool and the store of a configuration. It does not
-// connect, so that its error is a *ConfigError. The caller closes the pool.
+// OpenDatabase makes a configuration's pool and store. It doesn't connect, so its
+// error is a *ConfigError. The caller closes the pool.
 func OpenDatabase(ctx context.Context, cfg *config.Config, maxConnections int, logger *slog.Logger) (*pgxpool.Pool, *dedup.Store, error) {
 	pc, err := poolConfig(cfg, logger)
 	if err != nil {
@@ -45,7 +45,7 @@ func OpenDatabase(ctx context.Context, cfg *config.Config, maxConnections int, l
 	return pool, store, nil
 }
 
-// owner names this process in the lanes it takes.
+// owner names this process in the lanes that it acquires.
 func owner() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -73,12 +73,12 @@ func poolConfig(cfg *config.Config, logger *slog.Logger) (*pgxpool.Config, error
 	// The text of messages is UTF-8, whatever a role's or a database's settings say.
 	c.RuntimeParams["client_encoding"] = "UTF8"
 	if c.ValidateConnect == nil {
-		// Replicas may show another order of commits, and can't be written.
+		// Replicas can't be written, and may show commits in another order.
 		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
 	dedup.HearWarnings(c)
 	if cfg.Database.Pooler != config.PoolerNone {
-		// Each transaction may meet another connection: no prepared statements.
+		// Each transaction may run on another connection: no prepared statements.
 		c.DefaultQueryExecMode = pgx.QueryExecModeExec
 	}
 	pc.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
@@ -96,9 +96,9 @@ func poolConfig(cfg *config.Config, logger *slog.Logger) (*pgxpool.Config, error
 	return pc, nil
 }
 
-// renew gives a connection what may be replaced while we run: user, password, and
-// the files of authorities and certificates. It keeps to its servers: another
-// database has other positions, and is for another process.
+// renew updates what may change while we run: user, password, and the files of
+// authorities and certificates. The servers stay the same: another database has
+// other positions and needs another process.
 func renew(c, now *pgx.ConnConfig) {
 	c.User, c.Password = now.User, now.Password
 	if c.Host == now.Host {
@@ -111,9 +111,9 @@ func renew(c, now *pgx.ConnConfig) {
 	}
 }
 
-// parseAddress reads a connection string, and demands a verified certificate
-// where the string says nothing about TLS and the server is another machine:
-// "prefer", the usual default, talks to anybody.
+// parseAddress reads a connection string. It demands a verified certificate where
+// the string doesn't mention TLS and the server is another machine: the usual
+// default, "prefer", talks to anybody.
 func parseAddress(address string, logger *slog.Logger) (*pgxpool.Config, error) {
 	pc, err := pgxpool.ParseConfig(address)
 	if err != nil || isLocal(pc.ConnConfig) {
@@ -149,9 +149,9 @@ func isLocal(c *pgx.ConnConfig) bool {
 	return local(c.Host)
 }
 
-// explainHangUp adds what a server could not say: with TLS 1.3 it refuses a client's
-// certificate, or the lack of one, after the handshake, and it may have hung up
-// before its reason is read.
+// explainHangUp adds the likely reason that a server had no time to give. With TLS 1.3
+// it refuses a client's certificate, or the lack of one, after the handshake, and may
+// hang up before the client reads why.
 func explainHangUp(err error) error {
 	var failed *pgconn.ConnectError
 	if errors.As(err, &failed) && failed.Config.TLSConfig != nil && (errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)) {

@@ -24,13 +24,13 @@ import (
 // The levels of a finding.
 const (
 	FindingOK      = "ok"
-	FindingWarning = "warning" // a worker runs, and somebody should look at it
+	FindingWarning = "warning" // a worker runs, but somebody should look
 	FindingError   = "error"   // a worker doesn't start, or a lane stands still
 )
 
-// Finding is what one check has found out.
+// Finding is the result of one check.
 type Finding struct {
-	// Check is what was looked at: database, schema, grants, sink, source, lane,
+	// Check names what was checked: database, schema, grants, sink, source, lane,
 	// window, expiry, clock, filters or dead letters.
 	Check string `json:"check"`
 	Level string `json:"level"`
@@ -39,11 +39,11 @@ type Finding struct {
 	Cure string `json:"cure,omitempty"`
 }
 
-// doctor gathers findings.
+// doctor collects findings.
 type doctor struct {
 	cfg      *config.Config
 	findings []Finding
-	// mayLose tells that a failover of the database may lose what it has committed.
+	// mayLose: a failover of the database may lose commits.
 	mayLose bool
 }
 
@@ -59,15 +59,15 @@ func (d *doctor) fail(check, cure, format string, args ...any) {
 	d.findings = append(d.findings, Finding{check, FindingError, fmt.Sprintf(format, args...), cure})
 }
 
-// doctorTimeout bounds what is asked of one server.
+// doctorTimeout bounds the checks of one server.
 const doctorTimeout = 20 * time.Second
 
 // Examine connects to everything that a configuration names, changes nothing, and
-// tells what it finds, each with its cure. A worker may be at work meanwhile. Its
-// error is of the configuration only: what is wrong with servers is a finding.
+// returns what it finds, each finding with its cure. Workers may run meanwhile. Only
+// the configuration makes it fail: what is wrong with a server is a finding.
 func Examine(ctx context.Context, cfg *config.Config, registry *sinks.Registry) ([]Finding, error) {
 	d := &doctor{cfg: cfg}
-	// Whatever would be logged stands among the findings.
+	// The findings say what would be logged.
 	quiet := slog.New(slog.DiscardHandler)
 	sources, err := newSources(cfg)
 	if err != nil {
@@ -89,7 +89,7 @@ func Examine(ctx context.Context, cfg *config.Config, registry *sinks.Registry) 
 	return d.findings, nil
 }
 
-// database looks at everything in Postgres. known tells that the lanes are.
+// database checks everything in Postgres. known: lanes could be read.
 func (d *doctor) database(ctx context.Context, store *dedup.Store, registry *sinks.Registry) (lanes []dedup.LaneState, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()
@@ -100,7 +100,7 @@ func (d *doctor) database(ctx context.Context, store *dedup.Store, registry *sin
 	}
 	d.server(server)
 	if !server.UTF8() {
-		return nil, false // whatever is in it would have to move
+		return nil, false // its content would have to move
 	}
 	d.mayLose = !server.SynchronousStandby
 	if !d.schema(ctx, store, server.Role) || !d.grants(ctx, store, server.Role) {
@@ -168,7 +168,7 @@ func (d *doctor) schema(ctx context.Context, store *dedup.Store, role string) bo
 	return false
 }
 
-// ids compares where ids come from with what workers have recorded.
+// ids compares id.from with what workers have recorded.
 func (d *doctor) ids(ctx context.Context, store *dedup.Store) {
 	source, err := store.IDSource(ctx)
 	if err != nil {
@@ -232,7 +232,7 @@ func (d *doctor) expiry(ctx context.Context, store *dedup.Store, lanes []dedup.L
 	}
 }
 
-// clocks tells of clocks that are wrong, and whether one of them holds up expiry.
+// clocks reports wrong clocks. held: one of them holds up expiry.
 func (d *doctor) clocks(status dedup.Status, lanes []dedup.LaneState) (held bool) {
 	if by := time.Until(status.Now); by.Abs() > clockSlack {
 		held = by > 0
@@ -276,36 +276,36 @@ func (d *doctor) deadLetters(ctx context.Context, store *dedup.Store) {
 	}
 }
 
-// source compares what stands at a broker with the lanes in the database, and
-// tells whether the broker has answered as it should.
+// source compares a broker's lanes with those in the database. It returns whether
+// the broker answered.
 func (d *doctor) source(ctx context.Context, source consumer.Source, lanes []dedup.LaneState, known bool) bool {
-	surveyor, ok := source.(consumer.Describer)
+	describer, ok := source.(consumer.Describer)
 	if !ok {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()
-	survey, err := surveyor.Describe(ctx)
+	described, err := describer.Describe(ctx)
 	if err != nil {
 		d.fail("source", "check its address, its credentials and TLS, what it may read, and that the topic or stream is there", "%s: %v", source.Name(), err)
 	} else {
-		d.ok("source", "%s: %s", source.Name(), lanesText(survey.Lanes))
+		d.ok("source", "%s: %s", source.Name(), lanesText(described.Lanes))
 	}
-	if survey.Paused != nil {
-		d.warn("source", "resume it, or wait", "%s: nothing is read: %v", source.Name(), survey.Paused)
+	if described.Paused != nil {
+		d.warn("source", "resume it, or wait", "%s: nothing is read: %v", source.Name(), described.Paused)
 	}
-	if survey.Consumed && d.mayLose {
+	if described.Consumed && d.mayLose {
 		d.warn("source", "a stream with limits retention, or Postgres with a synchronous standby; or dedupd run --accept-loss-on-failover",
 			"%s: the stream deletes what is acknowledged, so that what a failover of the database loses can't be read again; dedupd run refuses that unless it is told to accept it", source.Name())
 	}
-	d.shared(source.Name(), survey)
+	d.shared(source.Name(), described)
 	if !known {
 		return err == nil
 	}
 	before := len(d.findings)
 	for _, l := range lanes {
 		if l.Source == source.Name() {
-			d.lane(l, survey, err == nil)
+			d.lane(l, described, err == nil)
 		}
 	}
 	if len(d.findings) == before && err == nil {
@@ -314,26 +314,26 @@ func (d *doctor) source(ctx context.Context, source consumer.Source, lanes []ded
 	return err == nil
 }
 
-// shared tells of another scope that reads by the same group, or the same durable.
-func (d *doctor) shared(source string, survey consumer.Description) {
+// shared reports another scope that reads by the same group or durable.
+func (d *doctor) shared(source string, described consumer.Description) {
 	for i := range d.cfg.Sources {
 		s := &d.cfg.Sources[i]
 		if s.Name != source {
 			continue
 		}
-		told := make(map[string]bool)
-		for _, l := range survey.Lanes {
+		seen := make(map[string]bool)
+		for _, l := range described.Lanes {
 			scope := dedup.OffsetMetadataScope(l.OffsetMetadata)
-			if scope == "" || scope == d.cfg.Scope || told[scope] {
+			if scope == "" || scope == d.cfg.Scope || seen[scope] {
 				continue
 			}
-			told[scope] = true
+			seen[scope] = true
 			if s.NATS != nil {
-				d.fail("source", "have this one read a durable of its own; or delete the durable, if that scope is to read it no more",
+				d.fail("source", "give this scope a durable of its own; or delete the durable, if that scope no longer reads it",
 					"%s: scope %s reads the same durable, so that each of the two would get a part of the messages only", source, scope)
 				continue
 			}
-			d.warn("source", "give each scope a group of its own; none, if that scope is to read it no more",
+			d.warn("source", "give each scope a group of its own; none needed if that scope no longer reads it",
 				"%s: scope %s wrote the group's offset of %s: while both are in the group, each gets a part of the messages only, and begins where the other stands", source, scope, l.Name)
 		}
 	}
@@ -347,20 +347,20 @@ func lanesText(lanes []consumer.BrokerLane) string {
 	return fmt.Sprintf("lanes: %d, positions at the broker: %d", len(lanes), messages)
 }
 
-// lane compares one. complete tells that the broker has told of all lanes.
-func (d *doctor) lane(l dedup.LaneState, survey consumer.Description, complete bool) {
+// lane compares one lane. complete: the broker has described all of them.
+func (d *doctor) lane(l dedup.LaneState, described consumer.Description, complete bool) {
 	name := fmt.Sprintf("%s %s", l.Source, l.Lane)
 	move := func(position int64) string {
 		return fmt.Sprintf("dedupd lanes set-position %s %d -c FILE; docs/operations.md tells what becomes of which messages", name, position)
 	}
-	i := slices.IndexFunc(survey.Lanes, func(b consumer.BrokerLane) bool { return b.Name == l.Lane })
+	i := slices.IndexFunc(described.Lanes, func(b consumer.BrokerLane) bool { return b.Name == l.Lane })
 	if i < 0 {
 		if complete {
 			d.warn("lane", fmt.Sprintf("if it is gone for good: dedupd lanes forget %s -c FILE", name), "%s: the broker has no such lane, and it holds up expiry", name)
 		}
 		return
 	}
-	b := survey.Lanes[i]
+	b := described.Lanes[i]
 	switch {
 	case !l.Ordered && (l.CutAt != nil || l.NextPosition > b.End && (l.LogID == nil || b.LogID == "" || *l.LogID == b.LogID)):
 		d.fail("lane", fmt.Sprintf("delete the durable, then: dedupd lanes forget --force %s -c FILE; docs/operations.md tells what becomes of which messages", name),
@@ -387,7 +387,7 @@ func (d *doctor) lane(l dedup.LaneState, survey consumer.Description, complete b
 	}
 }
 
-// gap tells of messages that a broker no longer has, and cure of how to go on once.
+// gap reports messages that a broker no longer has. cure says how to go on this once.
 func (d *doctor) gap(source, cure, text string) {
 	for i := range d.cfg.Sources {
 		s := &d.cfg.Sources[i]
@@ -418,12 +418,12 @@ func (d *doctor) window(ctx context.Context, sources []consumer.Source) {
 	}
 }
 
-// sinkCure is what may be done about a sink that can't be prepared.
+// sinkCure says what to do about a sink that can't be prepared.
 func sinkCure(err error) string {
 	return cmp.Or(dedup.PoolerHint(err), "create or grant what it names")
 }
 
-// connectCure is what may be done about a database that can't be reached.
+// connectCure says what to do about a database that can't be reached.
 func connectCure(err error) string {
 	var dns *net.DNSError
 	var network *net.OpError

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// A pooler that isn't as it must be, or of which nobody has told, is the same mistake
-// wherever it shows.
+// A pooler that is set up wrongly, or isn't configured, gets the same cure wherever it
+// shows.
 func TestCureOfAPooler(t *testing.T) {
 	t.Parallel()
 	for _, code := range []string{"26000", "42P05", "08P01"} {

@@ -15,10 +15,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// probes answer the kubelet. Each tells one thing: startup, that configuration
-// and schema are fine; liveness, that this process makes headway (never whether
-// a broker or the database is there, whose outage must not restart the fleet);
-// readiness, that all is connected.
+// probes answer the kubelet, each one question. Startup: are configuration and
+// schema fine? Liveness: does this process make progress? It never depends on a
+// broker or the database, whose outage must not restart the fleet. Readiness: is
+// everything connected?
 type probes struct {
 	started  atomic.Bool
 	draining atomic.Bool
@@ -50,7 +50,7 @@ func (p *probes) readiness(ctx context.Context) error {
 	return p.ready(ctx)
 }
 
-// server is the operators' HTTP server: it reads, and changes nothing.
+// server is the operators' HTTP server. It is read-only.
 type server struct {
 	http     *http.Server
 	listener net.Listener
@@ -101,8 +101,8 @@ func routes(withPprof bool, reg *prometheus.Registry, p *probes) http.Handler {
 }
 
 // newHTTP bounds what a client may take: time to ask, time to read the answer, and
-// memory. Requests have no body worth waiting for. Profiles and traces, which take
-// as long as they are asked to, move the write time-out by themselves.
+// memory. Requests have no body worth waiting for. Profiles and traces take as long
+// as the client asks, and extend the write time-out themselves.
 func newHTTP(handler http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           handler,

@@ -6,15 +6,15 @@ import (
 )
 
 // workingMemory is what a process needs beside messages and filters: its code's
-// data, a batch on its way into the database, the clients' buffers.
+// data, a batch on its way to the database, the clients' buffers.
 const workingMemory = 48 << 20
 
-// limitMemory lets the garbage collector take its time until the heap has grown
-// to what was configured, and keeps it there: memory is given to be used, and
-// the same heap is otherwise marked several times a second. GOMEMLIMIT and GOGC
-// in the environment go before; the limit is then the operator's own.
+// limitMemory lets the heap grow to what was configured before the garbage collector
+// works hard, and holds it there. The memory was given to be used; otherwise the same
+// heap is marked several times a second. GOMEMLIMIT and GOGC in the environment take
+// precedence: the operator then sets the limit.
 //
-// The result is told how much the filters take, which comes on top.
+// The returned function adds what the filters take.
 func limitMemory(inflight int64) func(filters int64) {
 	if os.Getenv("GOMEMLIMIT") != "" || os.Getenv("GOGC") != "" {
 		return func(int64) {}

@@ -15,7 +15,7 @@ import (
 	"github.com/dedupd/dedupd/retention"
 )
 
-// newLoop is the scope's housekeeping.
+// newLoop makes the scope's retention loop.
 func newLoop(cfg *config.Config, store retention.Store, reg prometheus.Registerer, log *slog.Logger) *retention.Loop {
 	r := &cfg.Retention
 	return &retention.Loop{
@@ -28,15 +28,15 @@ func newLoop(cfg *config.Config, store retention.Store, reg prometheus.Registere
 	}
 }
 
-// Retain makes one pass of housekeeping now, as a running worker does by its
-// schedule. With rotate the open generation is sealed whatever its age and size.
+// Retain makes one retention pass now, as a running worker does by its schedule.
+// With rotate it seals the open generation whatever its age and size.
 func Retain(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger, rotate bool) (retention.Report, error) {
 	nothing := func(context.Context) error { return nil }
 	return newLoop(cfg, withoutFilters{housekeeper{store, store.Generations(), nothing, nil}}, prometheus.NewRegistry(), log).Pass(ctx, rotate)
 }
 
-// BrokerRetention asks the configured brokers how long they keep messages.
-// unknown tells of those of which it can't be found out, and why.
+// BrokerRetention asks the configured brokers how long they keep messages. unknown
+// names the sources whose broker didn't say, and why.
 func BrokerRetention(ctx context.Context, cfg *config.Config) (all []retention.BrokerRetention, unknown []string, err error) {
 	sources, err := newSources(cfg)
 	if err != nil {
@@ -50,11 +50,11 @@ func brokerRetention(ctx context.Context, sources []consumer.Source, failed func
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for _, s := range sources {
-		keeper, ok := s.(consumer.RetentionReporter)
+		reporter, ok := s.(consumer.RetentionReporter)
 		if !ok {
 			continue
 		}
-		kept, err := keeper.BrokerRetention(ctx)
+		kept, err := reporter.BrokerRetention(ctx)
 		if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
 			failed(s.Name(), err)
 		}
@@ -65,12 +65,12 @@ func brokerRetention(ctx context.Context, sources []consumer.Source, failed func
 	return all
 }
 
-// warnOfShortWindow tells of brokers that keep messages for longer than claims
-// are kept: whoever moves the group back to the oldest message has what is older
-// than the window applied again.
+// warnOfShortWindow warns of brokers that keep messages longer than claims are kept.
+// If somebody moves the group back to the oldest message, messages older than the
+// window are applied again.
 func warnOfShortWindow(ctx context.Context, window time.Duration, sources []consumer.Source, log *slog.Logger) {
 	failed := func(source string, err error) {
-		log.Info("how long the broker keeps messages could not be found out, so that it isn't compared with retention.window", "source", source, "error", err)
+		log.Info("the broker doesn't say how long it keeps messages, so that retention.window isn't compared with it", "source", source, "error", err)
 	}
 	for _, b := range brokerRetention(ctx, sources, failed) {
 		switch {
@@ -84,12 +84,12 @@ func warnOfShortWindow(ctx context.Context, window time.Duration, sources []cons
 	}
 }
 
-// housekeeper is the store as retention wants it.
+// housekeeper is the store as package retention uses it.
 type housekeeper struct {
 	*dedup.Store
 	*generations.Set
-	// flush writes down what the process has learnt of duplicates since the last
-	// time; limit is told how much memory the filters take.
+	// flush records the ages of duplicates that the process has seen since the last
+	// call; limit gets how much memory the filters take.
 	flush func(context.Context) error
 	limit func(filters int64)
 }
@@ -121,8 +121,8 @@ type withoutFilters struct{ retention.Store }
 
 func (withoutFilters) LoadFilters(context.Context) error { return nil }
 
-// flushLast writes down what came since the last pass. A database that doesn't
-// answer must not hold up the end.
+// flushLast records what came since the last pass. A database that doesn't answer
+// must not delay the end.
 func flushLast(ctx context.Context, flush func(context.Context) error, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()

@@ -53,7 +53,7 @@ func TestAShortWindowIsToldOf(t *testing.T) {
 		"level=WARN msg=\"retention.window is shorter than the broker keeps messages, at least: .*\" name=long:c kept=720h0m0s window=168h0m0s\n",
 		"level=INFO msg=\"the broker keeps messages without a limit of time: .*\" name=long:d window=168h0m0s\n",
 		"level=WARN .* name=half:e kept=192h0m0s",
-		"level=INFO msg=\"how long the broker keeps messages could not be found out, .*\" source=half error=\"no such topic\"\n",
+		"level=INFO msg=\"the broker doesn't say how long it keeps messages, .*\" source=half error=\"no such topic\"\n",
 	} {
 		if !regexp.MustCompile(want).MatchString(log.String()) {
 			t.Errorf("nothing like %q in\n%s", want, log.String())

@@ -12,10 +12,9 @@ import (
 	"github.com/dedupd/dedupd/lane"
 )
 
-// summary is what the probes say of an error: what is wrong and where, and nothing
-// that stood in a message. Whoever can reach the port reads it, which may be anybody
-// in the cluster, while the errors of a sink quote the value that didn't fit. Those
-// stand in the log and in the dead letters.
+// summary is what the probes say about an error: what is wrong and where, and nothing
+// from a message. Anybody in the cluster may be able to read it, and a sink's errors
+// quote the value that didn't fit. Those are in the log and in the dead letters.
 func summary(err error) string {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var parts []string
@@ -35,7 +34,7 @@ func summary(err error) string {
 	return err.Error()
 }
 
-// reason is why a lane is held or fails, by names and codes.
+// reason says by names and codes why a lane is held or fails.
 func reason(err error) string {
 	var parts []string
 	var hold *lane.HoldError

@@ -9,8 +9,8 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// release is set by the linker for releases; other builds say what they are
-// made of.
+// release is set by the linker for releases. Other builds take their version from
+// the build info.
 var release string
 
 // Build says what this binary was built from.
@@ -24,7 +24,7 @@ type Build struct {
 	Sinks    []string `json:"sinks"` // the kinds this binary has
 }
 
-// ReadBuild is this binary's.
+// ReadBuild describes this binary.
 func ReadBuild() Build {
 	b := Build{Version: release, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Sinks: sinks.Default.Kinds()}
 	info, ok := debug.ReadBuildInfo()

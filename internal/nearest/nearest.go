@@ -1,12 +1,12 @@
-// Package nearest finds what somebody who wrote a wrong name most likely meant,
-// for the "did you mean" of an error.
+// Package nearest guesses which name a wrong one was meant to be, for the "did you
+// mean" of an error.
 package nearest
 
 import "strings"
 
-// Name gives the name with the fewest edits from the wrong one, whatever the
-// case: at most a third of the wrong one's letters and one more, as two swapped
-// letters are two edits. "" if there is none, or none that has a letter in place.
+// Name returns the name with the fewest edits from the wrong one, ignoring case. It
+// allows a third of the wrong name's letters and one more: two swapped letters are two
+// edits. It returns "" if no name is that near, or none has a letter in place.
 func Name(wrong string, names []string) string {
 	best, least := "", len(wrong)/3+2
 	for _, name := range names {

@@ -1,5 +1,5 @@
 // Package sizing estimates what a scope takes: processors, connections, disk, log,
-// memory. It knows figures that were measured, and no server.
+// memory. It computes from measured figures and asks no server.
 package sizing
 
 import (
@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The kinds of ids, as far as they cost differently: what their keys' order is.
+// The kinds of ids. They differ in cost by the order of their keys.
 const (
 	IDUUID   = "uuid"   // random
 	IDUUIDv7 = "uuidv7" // in the order of time
@@ -24,21 +24,21 @@ const (
 	BrokerNATS  = "nats"
 )
 
-// Input is what a scope has to do, and its settings.
+// Input is a scope's load and settings.
 type Input struct {
-	// Rate is messages a second, on average. Duplicates is their share that are
-	// copies, from 0 to below 1.
+	// Rate is messages a second, on average. Duplicates is the share of copies, from 0
+	// to below 1.
 	Rate         float64 `json:"rate"`
 	Duplicates   float64 `json:"duplicates"`
 	MessageBytes int64   `json:"message_bytes"`
 	ID           string  `json:"id"`
 	Broker       string  `json:"broker"`
-	// Columns are typed ones that the sink takes out of a document; 0: it keeps the
-	// document.
+	// Columns is how many typed columns the sink takes out of a document; 0: it keeps
+	// the document.
 	Columns int `json:"columns"`
 	// SinkIndex tells that the sink's table has an index of random values.
 	SinkIndex bool `json:"sink_index"`
-	// Workers are as many processes as there shall be; 0: as many as needed, and two.
+	// Workers is how many processes run; 0: as many as needed, at least two.
 	Workers int `json:"workers"`
 
 	Window              time.Duration `json:"-"`
@@ -48,19 +48,19 @@ type Input struct {
 	MaxHold             time.Duration `json:"-"`
 	InflightBytes       int64         `json:"inflight_bytes"`
 	MaxConnections      int           `json:"max_connections"`
-	// Checkpoint is how often Postgres makes one: checkpoint_timeout.
+	// Checkpoint is Postgres' checkpoint_timeout.
 	Checkpoint time.Duration `json:"-"`
 }
 
 // Ordered tells that ids come in the order of time.
 func (in *Input) Ordered() bool { return in.ID == IDUUIDv7 || in.ID == IDULID }
 
-// Estimate is what it takes. Bytes are on disk unless they are said not to be.
+// Estimate is what the load takes. Bytes are on disk unless a comment says otherwise.
 type Estimate struct {
 	ClaimsPerSecond float64 `json:"claims_per_second"`
 
-	// WorkerMicros and PostgresMicros are processor time a message; the cores are
-	// what that keeps busy, and Plan what to give.
+	// WorkerMicros and PostgresMicros are processor time per message. The cores are
+	// what that keeps busy; Plan is what to provide.
 	WorkerMicros      float64 `json:"worker_micros"`
 	WorkerCores       float64 `json:"worker_cores"`
 	Workers           int     `json:"workers"`
@@ -71,15 +71,15 @@ type Estimate struct {
 	PostgresCoresPlan int     `json:"postgres_cores_plan"`
 	Connections       int     `json:"connections"`
 
-	// A generation stays open for GenerationSeconds; CutByMaxClaims tells that it is
-	// full before its time.
+	// A generation stays open for GenerationSeconds. CutByMaxClaims: it is full before
+	// its time.
 	GenerationSeconds   float64 `json:"generation_seconds"`
 	ClaimsPerGeneration int64   `json:"claims_per_generation"`
 	CutByMaxClaims      bool    `json:"cut_by_max_claims"`
 	Generations         int     `json:"generations"`
 
-	// Claims are those kept at most: of the window and a generation. HeldBytes is what
-	// they come to while a lane that stands still keeps them for max_hold.
+	// Claims is the most that are kept: those of the window and a generation. HeldBytes
+	// is their size while a lane that doesn't move keeps them for max_hold.
 	Claims             int64   `json:"claims"`
 	BytesPerClaim      float64 `json:"bytes_per_claim"`
 	ClaimsBytes        int64   `json:"claims_bytes"`
@@ -89,22 +89,22 @@ type Estimate struct {
 	OpenIndexBytes     int64   `json:"open_index_bytes"` // in Postgres' memory
 	WALBytesPerMessage float64 `json:"wal_bytes_per_message"`
 	WALBytesPerDay     int64   `json:"wal_bytes_per_day"`
-	// WALPagesPerDay is the part of it that are whole pages after checkpoints.
+	// WALPagesPerDay is the part of it that is whole pages after checkpoints.
 	WALPagesPerDay int64 `json:"wal_pages_per_day"`
 
-	// FilterBytes is in each process's memory, if all filters are loaded.
-	// Unfiltered are the generations, the oldest ones, that don't fit, and Probes the
-	// look-ups a second that they cost instead.
+	// FilterBytes is in each process's memory, if all filters are loaded. Unfiltered
+	// counts the oldest generations, which don't fit; Probes are the look-ups a second
+	// that they cost instead.
 	FilterBytes int64   `json:"filter_bytes"`
 	FiltersFit  bool    `json:"filters_fit"`
 	Unfiltered  float64 `json:"unfiltered_generations"`
 	Probes      float64 `json:"probes_per_second"`
-	ProbeMicros float64 `json:"probe_micros"` // a message, of PostgresMicros
-	MemoryBytes int64   `json:"memory_bytes"` // of a process, its limit
+	ProbeMicros float64 `json:"probe_micros"` // per message, part of PostgresMicros
+	MemoryBytes int64   `json:"memory_bytes"` // a process's limit
 	TooMany     bool    `json:"too_many_generations"`
 }
 
-// Make estimates.
+// Make estimates what a load takes.
 func Make(in Input) Estimate {
 	var e Estimate
 	fresh := 1 - in.Duplicates
@@ -131,7 +131,7 @@ func (e *Estimate) generations(in *Input) {
 
 func (e *Estimate) disk(in *Input) {
 	const day = 24 * 60 * 60
-	// The oldest generation goes as a whole, when its last claim is old enough.
+	// The oldest generation is dropped as a whole, when its last claim is old enough.
 	kept := e.ClaimsPerSecond * (in.Window.Seconds() + e.GenerationSeconds)
 	e.Claims = number(kept)
 	fill := indexFillRandom
@@ -163,7 +163,7 @@ func (e *Estimate) processors(in *Input, fresh float64) {
 	worker := bySize(n, workerMicros, workerMicros1KiB, workerMicros8KiB)
 	postgres := bySize(n, postgresMicros, postgresMicros1KiB, postgresMicros8KiB)
 	if in.Columns > 0 {
-		// The document's size is the worker's work alone: only the columns get on.
+		// The document's size costs only the worker: Postgres gets the columns.
 		step := float64(in.Columns-3) / 9
 		worker += max(0, workerMicros3Columns+(workerMicros12Columns-workerMicros3Columns)*step-workerMicros)
 		postgres = max(postgresMicros3Columns/2, postgresMicros3Columns+(postgresMicros12Columns-postgresMicros3Columns)*step)
@@ -209,9 +209,9 @@ func (e *Estimate) log(in *Input, fresh float64) {
 	if in.SinkIndex {
 		wal += perNew(walBytesIndex-walBytesNoIndex) * fresh
 	}
-	// After each checkpoint the first change of a page writes all of it that is used.
-	// Random claims reach every page of the open generation's index, which is half
-	// full on average over its life.
+	// After each checkpoint, the first change of a page logs all of the page that is
+	// used. Random claims reach every page of the open generation's index, which is on
+	// average half its final size.
 	if !in.Ordered() {
 		pages := float64(e.OpenIndexBytes) / pageBytes / 2
 		touched := pages * (1 - math.Exp(-e.ClaimsPerSecond*in.Checkpoint.Seconds()/max(1, pages)))
@@ -222,5 +222,5 @@ func (e *Estimate) log(in *Input, fresh float64) {
 	e.WALBytesPerMessage = perDay / day / in.Rate
 }
 
-// number is a size that fits, however far away the numbers are that it comes of.
+// number rounds up to an integer, and caps what no int64 holds.
 func number(f float64) int64 { return int64(min(math.Ceil(f), 1<<62)) }
