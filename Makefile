@@ -126,7 +126,7 @@ $(KAFKA)/.complete: e2e/kafka/pom.xml
 	@touch $@
 
 .PHONY: lint
-lint: $(BIN)/golangci-lint ## Checks style, imports between packages, and the tidiness of go.mod
+lint: $(BIN)/golangci-lint ## Checks style, and the tidiness of go.mod
 	$(BIN)/golangci-lint run
 	$(GO) mod tidy -diff
 	cd e2e/bench/peers && $(GO) mod tidy -diff && $(GO) vet ./... # a module of its own
