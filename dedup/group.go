@@ -101,7 +101,7 @@ func (g *group) message(it *item) *message.Message {
 }
 
 // prepare finds the ids, keys and fingerprints of a group's messages and folds
-// twins, so that it is the first copy in lane order that wins. The error is a *message.HoldError when the
+// twins, so that it is the first copy in lane order that wins. The error is a *lane.HoldError when the
 // policy is to stop at a message without an id.
 func (p *Processor) prepare(batches []lane.Batch) (*group, error) {
 	g := &group{batches: batches}

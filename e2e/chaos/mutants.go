@@ -43,7 +43,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "claims in a transaction of their own", fault: "killed at a point", broker: "kafka", times: 5, by: "I1",
-		edits: []edit{{"dedup/transaction.go", "	claimed := time.Now()\n", `	if _, err := conn.Exec(ctx, "commit; begin; SELECT set_config('dedupd.entered', 'on', true)", pgx.QueryExecModeSimpleProtocol); err != nil {
+		edits: []edit{{"dedup/apply.go", "	claimed := time.Now()\n", `	if err := t.conn.PgConn().Exec(ctx, "commit; begin; SELECT set_config('dedupd.entered', 'on', true)").Close(); err != nil {
 		return nil, err
 	}
 	claimed := time.Now()
@@ -52,36 +52,36 @@ var mutants = []mutant{
 	{
 		name: "keys unsorted", fault: "twins on two lanes at once", broker: "kafka", times: 5, by: "40P01",
 		edits: []edit{
-			{"dedup/group.go", "	g.firsts = make([]int32, 0, len(order))\n", `	if config := os.Args[len(os.Args)-1]; config[len(config)-len("1.yaml")]%2 == 0 { // every other worker
-		defer func() { slices.Reverse(g.firsts) }()
+			{"dedup/group.go", "	g.unique = make([]int32, 0, len(order))\n", `	if config := os.Args[len(os.Args)-1]; config[len(config)-len("1.yaml")]%2 == 0 { // every other worker
+		defer func() { slices.Reverse(g.unique) }()
 	}
-	g.firsts = make([]int32, 0, len(order))
+	g.unique = make([]int32, 0, len(order))
 `},
 			{"dedup/group.go", "import (\n", "import (\n	\"os\"\n"},
 		},
 	},
 	{
 		name: "no rotation lock", fault: "rotations", broker: "kafka", times: 120, by: "I2",
-		edits: []edit{{"dedup/migrations/0001_initial.sql", "    PERFORM pg_catalog.pg_advisory_xact_lock_shared({{rotation_lock}}, p_scope_id);\n", ""}},
+		edits: []edit{{"dedup/schema/migrations/0001_initial.sql", "    PERFORM pg_catalog.pg_advisory_xact_lock_shared({{rotation_lock}}, p_scope_id);\n", ""}},
 	},
 	{
 		name: "one snapshot for the whole transaction", fault: "rotations", broker: "kafka", times: 120, by: "I2",
 		edits: []edit{
 			{"dedup/claim.go", "begin isolation level read committed", "begin isolation level repeatable read"},
-			{"dedup/migrations/0001_initial.sql", "<> 'read committed' THEN", "= 'never' THEN"},
+			{"dedup/schema/migrations/0001_initial.sql", "<> 'read committed' THEN", "= 'never' THEN"},
 		},
 	},
 	{
 		name: "no fence", fault: "zombie before its transaction", broker: "kafka", times: 2, by: "I6",
 		edits: []edit{{
-			"dedup/migrations/0001_initial.sql",
+			"dedup/schema/migrations/0001_initial.sql",
 			"    WHERE id = p_lane AND epoch = p_epoch\n      AND CASE WHEN p_from IS NULL THEN checkpoint >= p_checkpoint AND {{schema}}.instance(tableoid) = p_instance ELSE next_position = p_from END;\n",
 			"    WHERE id = p_lane;\n",
 		}},
 	},
 	{
 		name: "begins where the broker says", fault: "failover to an asynchronous replica", broker: "kafka", times: 2, by: "I",
-		edits: []edit{{"dedup/lanes.go", "			taken.Rewound = true\n", "			taken.Rewound = true\n			taken.Next = t.Committed\n			if _, err := tx.Exec(ctx, `UPDATE `+s.name(\"lanes\")+` SET next_position = $2 WHERE id = $1`, id, t.Committed); err != nil {\n				return taken, err\n			}\n"}},
+		edits: []edit{{"dedup/acquire.go", "		assigned.Rewound = true\n", "		assigned.Rewound = true\n		assigned.Next = a.Committed\n		if _, err := tx.Exec(ctx, `UPDATE `+s.name(\"lanes\")+` SET next_position = $2 WHERE id = $1`, row.id, a.Committed); err != nil {\n			return err\n		}\n"}},
 	},
 	{
 		name: "acknowledged without a checkpoint", fault: "an older copy of the database is put back", broker: "nats", times: 3, by: "I1",
@@ -93,21 +93,21 @@ var mutants = []mutant{
 	},
 	{
 		name: "a lost answer to COMMIT passes for success", fault: "answer to COMMIT lost", broker: "kafka", times: 20, by: "I",
-		edits: []edit{{"dedup/processor.go", "			p.remember(g, all)\n", "			p.remember(g, all)\n			return nil\n"}},
+		edits: []edit{{"dedup/apply.go", "		p.remember(g, all)\n", "		p.remember(g, all)\n		return false, nil\n"}},
 	},
 	{
 		name: "ids cut short", fault: "none", broker: "kafka", times: 1, by: "I1",
-		edits: []edit{{"dedup/key.go", "func KeyOf(id string) Key {\n", "func KeyOf(id string) Key {\n	id = id[:min(len(id), 12)]\n"}},
+		edits: []edit{{"dedup/claimkey/key.go", "func Of(id string) Key {\n", "func Of(id string) Key {\n	id = id[:min(len(id), 12)]\n"}},
 	},
 	{
 		name: "dead letters outside the transaction", fault: "poison", broker: "kafka", times: 1, by: "I6",
-		edits: []edit{{"dedup/commit.go", "	steps := p.burySteps(g)\n", `	steps := p.burySteps(g)
+		edits: []edit{{"dedup/commit.go", "	steps := p.deadLetterSteps(t.group)\n", `	steps := p.deadLetterSteps(t.group)
 	if len(steps) > 0 {
 		other, err := p.Store.pool.Acquire(ctx)
 		if err != nil {
 			return err
 		}
-		err = roundTrip(ctx, other.Conn(), p.Store.prepare, steps)
+		err = pipeline.RoundTrip(ctx, other.Conn(), p.Store.prepare, steps)
 		other.Release()
 		if err != nil {
 			return err
@@ -118,7 +118,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "the window is forgotten", fault: "expiry", broker: "kafka", times: 1, by: "I2",
-		edits: []edit{{"dedup/migrations/0001_initial.sql", "sealed_at + p_window < {{schema}}.stream_clock(p_scope)", "sealed_at < {{schema}}.stream_clock(p_scope)"}},
+		edits: []edit{{"dedup/schema/migrations/0001_initial.sql", "sealed_at + p_window < {{schema}}.stream_clock(p_scope)", "sealed_at < {{schema}}.stream_clock(p_scope)"}},
 	},
 	{
 		name: "a queue's clock goes by its batches", fault: "a slot is held beyond the window", broker: "nats", times: 1, by: "I2",
@@ -126,21 +126,21 @@ var mutants = []mutant{
 	},
 	{
 		name: "a filter that finds nothing", fault: "expiry", broker: "kafka", times: 1, by: "I2",
-		edits: []edit{{"dedup/filter.go", "found = c.maybe(hashes[from:end], int32(from), found)", "_ = hashes"}},
+		edits: []edit{{"dedup/generations/filter.go", "found = c.maybe(hashes[from:end], int32(from), found)", "_ = hashes"}},
 	},
 	{
 		name: "the sink beside the transaction", fault: "killed at a point", broker: "kafka", times: 7, by: "I6",
-		edits: []edit{{"dedup/write.go", "	if err := p.Sink.Write(ctx, sinkTx{conn}, winners); err != nil {\n", `	other, err := p.Store.pool.Acquire(ctx)
+		edits: []edit{{"dedup/write.go", "	if err := sink.Write(ctx, sinkTx{t.conn}, messages); err != nil {\n", `	other, err := t.store.pool.Acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer other.Release()
-	if err := p.Sink.Write(ctx, sinkTx{other.Conn()}, winners); err != nil {
+	if err := sink.Write(ctx, sinkTx{other.Conn()}, messages); err != nil {
 `}},
 	},
 	{
 		name: "what fails is given up", fault: "connections ended by the server", broker: "kafka", times: 10, by: "I7",
-		edits: []edit{{"dedup/processor.go", "			if !isLost {\n				return p.slow.timedOut(g, time.Since(began), err)\n			}\n", "			if !isLost {\n				_ = began\n				return nil\n			}\n"}},
+		edits: []edit{{"dedup/apply.go", "return false, p.slow.timedOut(g, time.Since(began), err)", "_ = began\n		return false, nil"}},
 	},
 	{
 		name: "a group that failed is told to the broker", fault: "transactions that fail", broker: "kafka", times: 4, by: "I7",
@@ -169,7 +169,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "a try begins with what the last one found", fault: "answer to COMMIT lost", broker: "nats", times: 20, by: "I2",
-		edits: []edit{{"dedup/transaction.go", "	g.reset()\n", ""}},
+		edits: []edit{{"dedup/apply.go", "	t.reset()\n", ""}},
 	},
 	{
 		name: "no leader epochs are remembered", fault: "a log is cut and grows again", broker: "kafka", times: 1, by: "cut",
@@ -178,7 +178,7 @@ var mutants = []mutant{
 	{
 		name: "rows in the wrong order", fault: "none", broker: "kafka", times: 1, by: "I5",
 		edits: []edit{
-			{"dedup/write.go", "	return winners\n}\n", "	slices.Reverse(winners)\n	return winners\n}\n"},
+			{"dedup/write.go", "	return messages\n}\n", "	slices.Reverse(messages)\n	return messages\n}\n"},
 			{"dedup/write.go", "	\"errors\"\n", "	\"errors\"\n	\"slices\"\n"},
 		},
 	},
