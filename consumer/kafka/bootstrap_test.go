@@ -28,7 +28,7 @@ func TestBrokersThatAreLearnt(t *testing.T) {
 	read := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		if _, err := cluster.look(ctx); err != nil {
+		if _, err := cluster.lookUpTopics(ctx); err != nil {
 			return err
 		}
 		_, _, err := cluster.fetch(ctx, &wanted{topic: "orders", epoch: -1, maxBytes: 1}, nil)

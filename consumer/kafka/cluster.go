@@ -271,8 +271,8 @@ func (c *cluster) list(ctx context.Context, topic string, partition int, at int6
 
 // committed is what a group holds of a partition.
 type committed struct {
-	offset int64 // -1: none
-	origin string
+	offset   int64  // -1: none
+	metadata string // beside it
 }
 
 // committed is what the group holds of a partition now.
@@ -306,9 +306,9 @@ func (c *cluster) committed(ctx context.Context, topic string, partition int) (c
 // membership commits for a member of the group. kafka-go's own commit has no place
 // for an origin.
 type membership struct {
-	*cluster
-	generation int32
-	member     string
+	cluster         *cluster
+	groupGeneration int32
+	member          string
 }
 
 // commit tells the group of positions, and calls taken for each that the broker has
@@ -316,17 +316,17 @@ type membership struct {
 func (m membership) commit(all map[string]map[int]committed, taken func(topic string, partition int)) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
 	defer cancel()
-	req := &offsetcommit.Request{GroupID: m.group, GenerationID: m.generation, MemberID: m.member, RetentionTimeMs: -1}
+	req := &offsetcommit.Request{GroupID: m.cluster.group, GenerationID: m.groupGeneration, MemberID: m.member, RetentionTimeMs: -1}
 	for _, topic := range slices.Sorted(maps.Keys(all)) { // so that the error is the same each time
 		t := offsetcommit.RequestTopic{Name: topic}
 		for partition, c := range all[topic] {
 			t.Partitions = append(t.Partitions, offsetcommit.RequestPartition{
-				PartitionIndex: int32(partition), CommittedOffset: c.offset, CommittedLeaderEpoch: -1, CommittedMetadata: c.origin,
+				PartitionIndex: int32(partition), CommittedOffset: c.offset, CommittedLeaderEpoch: -1, CommittedMetadata: c.metadata,
 			})
 		}
 		req.Topics = append(req.Topics, t)
 	}
-	res, err := m.transport.RoundTrip(ctx, m.addr, req)
+	res, err := m.cluster.transport.RoundTrip(ctx, m.cluster.addr, req)
 	if err != nil {
 		return fmt.Errorf("commit the group's offsets: %w", err)
 	}
@@ -359,9 +359,9 @@ var errNoTopic = errors.New("the broker has no such topic: create it, or take it
 // request can say that it is to create no topic.
 const metadataVersion = 8
 
-// look asks a broker about the topics: what the transport knows of them may be two
+// lookUpTopics asks a broker about the topics: what the transport knows of them may be two
 // seconds old. An error says that nothing is known.
-func (c *cluster) look(ctx context.Context) (topics, error) {
+func (c *cluster) lookUpTopics(ctx context.Context) (topics, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	all := topics{partitions: make(map[string]int), problems: make(map[string]error)}

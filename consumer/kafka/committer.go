@@ -13,79 +13,79 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// commitInterval is how often the group is told of what was committed. A commit
-// takes the broker several milliseconds, and is only a copy.
-const commitInterval = 500 * time.Millisecond
-
 const (
-	// tellInterval is how often the database is told what the broker has confirmed.
-	// Batches tell it, too, but only of those before them.
-	tellInterval = 15 * time.Second
-	// tellTimeout bounds that: a group waits for its members to let go.
-	tellTimeout = time.Second
+	// commitInterval is how often positions are committed to the group. A commit
+	// takes the broker several milliseconds, and is only a copy.
+	commitInterval = 500 * time.Millisecond
+	// reportInterval is how often the database learns what the broker has confirmed.
+	// Batches carry it too, but only what was confirmed before them.
+	reportInterval = 15 * time.Second
+	// reportTimeout bounds that: a group waits for its members to release lanes.
+	reportTimeout = time.Second
 )
 
-// groupMember is what a committer needs of its generation.
+// groupMember is what a committer needs of the group generation.
 type groupMember interface {
-	// commit calls taken for each position that the broker has taken. The error
-	// tells of another.
-	commit(all map[string]map[int]committed, taken func(topic string, partition int)) error
+	// commit calls confirmed for each position that the broker confirms. The error is
+	// of another position, or of all.
+	commit(all map[string]map[int]committed, confirmed func(topic string, partition int)) error
 }
 
-// committer copies lanes' positions to the group, for one generation. A commit
-// that fails is counted and tried again with the next; it stops nobody.
+// committer copies lanes' positions to the group, for one group generation. A commit
+// that fails is counted and repeated with the next; it stops nothing.
 //
-// What the broker has confirmed is told to the database, from time to time and at the
-// end: an offset below it, at the next start, is an operator's reset.
+// It reports what the broker has confirmed to the database, from time to time and at
+// the end: an offset below that, at the next start, is an operator's reset.
 type committer struct {
 	member groupMember
 	failed func()
-	tell   func(ctx context.Context, all []lane.BrokerPosition) error
+	report func(ctx context.Context, all []lane.BrokerPosition) error
 	log    *slog.Logger
 
-	quit  chan struct{}
-	ended chan struct{}
-
-	problem logonce.Problem // of commit
+	quit    chan struct{}
+	ended   chan struct{}
+	problem logonce.Problem // of commits
 
 	mu    sync.Mutex
 	marks map[*mark]struct{}
 }
 
-// mark is one opened lane's position at the broker.
+// mark is the position at the broker of a lane that is open.
 type mark struct {
 	topic     string
 	partition int
 	lane      message.Lane
 	epoch     int64
-	origin    string       // goes with each position
-	confirmed atomic.Int64 // what the group is known to hold of this lane; -1: nothing
-	wanted    int64        // guarded by the committer's mutex; -1: nothing to tell
-	told      bool         // guarded, too: the group has the origin
-	noted     int64        // guarded, too: the confirmed position that the database was told last
+	metadata  string       // committed with each position
+	confirmed atomic.Int64 // what the group is known to have of this lane; -1: nothing
+
+	// Guarded by the committer's mutex.
+	position int64 // to commit; -1: nothing
+	current  bool  // the group has the metadata
+	reported int64 // the confirmed position that the database was told last
 }
 
-func newCommitter(member groupMember, failed func(), tell func(context.Context, []lane.BrokerPosition) error, log *slog.Logger) *committer {
+func newCommitter(member groupMember, failed func(), report func(context.Context, []lane.BrokerPosition) error, log *slog.Logger) *committer {
 	return &committer{
-		member: member, failed: failed, tell: tell, log: log,
+		member: member, failed: failed, report: report, log: log,
 		quit: make(chan struct{}), ended: make(chan struct{}),
 		marks: make(map[*mark]struct{}),
 	}
 }
 
-// add begins to copy a lane's position.
-func (c *committer) add(l *partitionReader, taken *lane.Assignment) *mark {
+// add begins to copy the position of a lane that was acquired.
+func (c *committer) add(r *partitionReader, a *lane.Assignment) *mark {
 	m := &mark{
-		topic: l.topic, partition: l.partition, lane: l.id, epoch: taken.Epoch, origin: taken.OffsetMetadata,
-		wanted: -1, told: taken.OffsetMetadata == "", noted: taken.BrokerPosition,
+		topic: r.topic, partition: r.partition, lane: r.lane, epoch: a.Epoch, metadata: a.OffsetMetadata,
+		position: -1, current: a.OffsetMetadata == "", reported: a.BrokerPosition,
 	}
-	m.confirmed.Store(taken.BrokerPosition)
+	m.confirmed.Store(a.BrokerPosition)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for old := range c.marks {
 		if old.topic == m.topic && old.partition == m.partition {
-			// The lane was opened before in this generation: what that one knew is
-			// older, and told late it would look like a reset of the group.
+			// The lane was open before in this group generation: what the old mark has
+			// is older, and committed late it would look like a reset of the group.
 			delete(c.marks, old)
 		}
 	}
@@ -93,14 +93,15 @@ func (c *committer) add(l *partitionReader, taken *lane.Assignment) *mark {
 	return m
 }
 
-// set notes a lane's next position. It does not block.
+// set has a lane's position committed with the next commit. It doesn't wait for that.
 func (c *committer) set(m *mark, next int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m.wanted = next
+	m.position = next
 }
 
-// drop forgets a lane, with what was not yet told: its position no longer holds.
+// drop forgets a lane, and what was not yet committed of it: its position no longer
+// holds.
 func (c *committer) drop(m *mark) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,20 +115,20 @@ func (c *committer) stop() {
 	close(c.quit)
 	<-c.ended
 	c.commit()
-	c.note()
+	c.reportConfirmed()
 }
 
 func (c *committer) loop() {
 	defer close(c.ended)
-	tick, slow := time.NewTicker(commitInterval), time.NewTicker(tellInterval)
-	defer tick.Stop()
-	defer slow.Stop()
+	commit, report := time.NewTicker(commitInterval), time.NewTicker(reportInterval)
+	defer commit.Stop()
+	defer report.Stop()
 	for {
 		select {
-		case <-tick.C:
+		case <-commit.C:
 			c.commit()
-		case <-slow.C:
-			c.note()
+		case <-report.C:
+			c.reportConfirmed()
 		case <-c.quit:
 			return
 		}
@@ -137,17 +138,17 @@ func (c *committer) loop() {
 // commit sends the positions that changed, in one request. It is called by one
 // goroutine at a time.
 func (c *committer) commit() {
-	offsets, sent := c.collect()
+	offsets, sent := c.changed()
 	if len(offsets) == 0 {
 		return
 	}
-	// Marks of lanes that were opened anew meanwhile don't matter any more.
+	// A mark that was replaced meanwhile no longer matters.
 	err := c.member.commit(offsets, func(topic string, partition int) {
-		if m := sent[place{topic, partition}]; m != nil {
+		if m := sent[topicPartition{topic, partition}]; m != nil {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			m.confirmed.Store(offsets[topic][partition].offset)
-			m.told = true
+			m.current = true
 		}
 	})
 	if err == nil {
@@ -160,32 +161,33 @@ func (c *committer) commit() {
 	}
 }
 
-// note tells the database what the broker has confirmed since the last time.
-func (c *committer) note() {
-	all, marks := c.confirmed()
+// reportConfirmed tells the database what the broker has confirmed since the last
+// report.
+func (c *committer) reportConfirmed() {
+	all, marks := c.unreported()
 	if len(all) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), reportTimeout)
 	defer cancel()
-	if err := c.tell(ctx, all); err != nil {
-		c.log.Debug("tell what the broker has confirmed", "error", err)
+	if err := c.report(ctx, all); err != nil {
+		c.log.Debug("report what the broker has confirmed", "error", err)
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, m := range marks {
-		m.noted = all[i].Position
+		m.reported = all[i].Position
 	}
 }
 
-// confirmed are the lanes of which the database was told another position last, in
-// the order of their rows.
-func (c *committer) confirmed() (all []lane.BrokerPosition, marks []*mark) {
+// unreported are the lanes whose confirmed position the database doesn't know, in the
+// order of their rows.
+func (c *committer) unreported() (all []lane.BrokerPosition, marks []*mark) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for m := range c.marks {
-		if m.confirmed.Load() != m.noted {
+		if m.confirmed.Load() != m.reported {
 			marks = append(marks, m)
 		}
 	}
@@ -196,25 +198,25 @@ func (c *committer) confirmed() (all []lane.BrokerPosition, marks []*mark) {
 	return all, marks
 }
 
-// place is a partition.
-type place struct {
+type topicPartition struct {
 	topic     string
 	partition int
 }
 
-func (c *committer) collect() (offsets map[string]map[int]committed, marks map[place]*mark) {
+// changed are the positions that the group doesn't have, by topic and partition.
+func (c *committer) changed() (offsets map[string]map[int]committed, marks map[topicPartition]*mark) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	offsets, marks = make(map[string]map[int]committed), make(map[place]*mark)
+	offsets, marks = make(map[string]map[int]committed), make(map[topicPartition]*mark)
 	for m := range c.marks {
-		if m.wanted < 0 || m.wanted == m.confirmed.Load() && m.told {
+		if m.position < 0 || m.position == m.confirmed.Load() && m.current {
 			continue
 		}
 		if offsets[m.topic] == nil {
 			offsets[m.topic] = make(map[int]committed)
 		}
-		offsets[m.topic][m.partition] = committed{m.wanted, m.origin}
-		marks[place{m.topic, m.partition}] = m
+		offsets[m.topic][m.partition] = committed{m.position, m.metadata}
+		marks[topicPartition{m.topic, m.partition}] = m
 	}
 	return offsets, marks
 }

@@ -62,7 +62,7 @@ func (m *fakeMember) take() []map[string]map[int]committed {
 }
 
 func laneOf(partition int) *partitionReader {
-	return &partitionReader{id: message.Lane{Source: "kafka", Name: laneName("t", partition)}, topic: "t", partition: partition}
+	return &partitionReader{lane: message.Lane{Source: "kafka", Name: laneName("t", partition)}, topic: "t", partition: partition}
 }
 
 func untold(context.Context, []lane.BrokerPosition) error { return nil }
@@ -141,7 +141,7 @@ func TestCommitter(t *testing.T) {
 	})
 }
 
-// A lane that is opened again in the same generation has one mark: what the old
+// A lane that is opened again in the same group generation has one mark: what the old
 // one knew must never be told after what the new one tells, for that would look
 // like an operator's reset of the group.
 func TestALaneOpenedAgainHasOneMark(t *testing.T) {
@@ -236,7 +236,7 @@ func TestWhatIsConfirmedIsTold(t *testing.T) {
 			failure = err
 		}
 		confirmed := func(partition int, epoch, position int64) lane.BrokerPosition {
-			return lane.BrokerPosition{Lane: laneOf(partition).id, Epoch: epoch, Position: position}
+			return lane.BrokerPosition{Lane: laneOf(partition).lane, Epoch: epoch, Position: position}
 		}
 		b, a := c.add(laneOf(1), &lane.Assignment{Epoch: 8, BrokerPosition: 5}), c.add(laneOf(0), &lane.Assignment{Epoch: 7, BrokerPosition: -1})
 		known := c.add(laneOf(2), &lane.Assignment{Epoch: 9, BrokerPosition: 4})
@@ -244,16 +244,16 @@ func TestWhatIsConfirmedIsTold(t *testing.T) {
 		c.set(a, 10)
 		c.set(b, 20)
 		c.set(known, 4)
-		time.Sleep(tellInterval - time.Second)
+		time.Sleep(reportInterval - time.Second)
 		expect("too soon")
 		fails(errors.New("the database is away"))
 		time.Sleep(2 * time.Second)
 		both := []lane.BrokerPosition{confirmed(0, 7, 10), confirmed(1, 8, 20)}
 		expect("a failure", both)
 		fails(nil)
-		time.Sleep(tellInterval)
+		time.Sleep(reportInterval)
 		expect("again", both)
-		time.Sleep(tellInterval)
+		time.Sleep(reportInterval)
 		expect("nothing new")
 		c.set(a, 11)
 		c.set(b, 21)

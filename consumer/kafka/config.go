@@ -1,83 +1,60 @@
 package kafka
 
 import (
-	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	"github.com/segmentio/kafka-go/sasl"
-	"github.com/segmentio/kafka-go/sasl/plain"
-	"github.com/segmentio/kafka-go/sasl/scram"
-
 	"github.com/dedupd/dedupd/internal/policy"
 )
 
-// SASL is how to log in.
-type SASL struct {
-	Mechanism Mechanism
-	Username  string
-	Password  string
-	// CurrentPassword, if not nil, is asked at each login instead: passwords
-	// change under a running program.
-	CurrentPassword func() (string, error)
-}
+// Config describes a subscription. Zero values mean the default.
+type Config struct {
+	// Name is the source's name. Required.
+	Name string
+	// Brokers are host:port addresses to begin with. Required.
+	Brokers []string
+	// Topics are the topics to read. Required.
+	Topics []string
+	// Group is the consumer group. Required.
+	Group string
+	// The policies. Defaults: StartEarliest, ReadCommitted, HonourGroupReset and
+	// StopOnGap.
+	Start        StartPolicy
+	Isolation    IsolationLevel
+	OnGroupReset GroupResetPolicy
+	OnGap        GapPolicy
+	// TLS, if not nil, is used for every connection. An empty ServerName stands
+	// for the host connected to.
+	TLS *tls.Config
+	// Authorities, if not nil, is asked at each handshake for those of TLS: they
+	// are renewed under a running program.
+	Authorities func() (*x509.CertPool, error)
+	// SASL is how to log in; a zero value: not at all.
+	SASL SASL
+	// ClientID is told to the broker. Default: dedupd.
+	ClientID string
 
-// login is a mechanism that is made anew for each connection.
-type login struct {
-	SASL
-	name string
-}
+	// SessionTimeout is how long after its last sign of life a dead member's
+	// partitions are given away. Default 10 s: short, since the fence and not
+	// this wait is what makes a take-over safe.
+	SessionTimeout time.Duration
+	// HeartbeatInterval is the time between signs of life. Default 1 s.
+	HeartbeatInterval time.Duration
+	// RebalanceTimeout is how long the group waits for a member that still
+	// drains. Default 30 s.
+	RebalanceTimeout time.Duration
 
-var _ sasl.Mechanism = (*login)(nil)
-
-func (l *login) Name() string { return l.name }
-
-func (l *login) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
-	m, err := l.mechanism()
-	if err != nil {
-		return nil, nil, err
-	}
-	return m.Start(ctx)
-}
-
-// login checks the settings; nil: none are wanted.
-func (s SASL) login() (sasl.Mechanism, error) {
-	if s.Mechanism == NoLogin {
-		return nil, nil
-	}
-	m, err := s.mechanism()
-	if err != nil {
-		return nil, err
-	}
-	if s.Username == "" {
-		return nil, errors.New("sasl.username: required with a mechanism")
-	}
-	return &login{s, m.Name()}, nil
-}
-
-func (s SASL) mechanism() (m sasl.Mechanism, err error) {
-	password := s.Password
-	if s.CurrentPassword != nil {
-		if password, err = s.CurrentPassword(); err != nil {
-			return nil, fmt.Errorf("sasl.password: %w", err)
-		}
-	}
-	switch s.Mechanism {
-	case Plain:
-		m = plain.Mechanism{Username: s.Username, Password: password}
-	case ScramSHA256:
-		m, err = scram.Mechanism(scram.SHA256, s.Username, password)
-	case ScramSHA512:
-		m, err = scram.Mechanism(scram.SHA512, s.Username, password)
-	default:
-		return nil, fmt.Errorf("sasl.mechanism: %q is not plain, scram-sha-256 or scram-sha-512", s.Mechanism)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("sasl: %w", err)
-	}
-	return m, nil
+	// FetchBytes bounds one lane's fetch, as the broker stores it (compressed).
+	// Default 1 MiB. A single record batch may be larger.
+	FetchBytes int
+	// MaxInflatedBytes is what one record batch may come to in memory, decompressed
+	// and as messages. A larger one holds its lane. Default 128 MiB. One that is larger
+	// than the worker's whole budget is taken alone.
+	MaxInflatedBytes int64
 }
 
 func (c *Config) setDefaults() {

@@ -17,11 +17,11 @@ func (s *Source) Describe(ctx context.Context) (consumer.Description, error) {
 	cluster := newCluster(&s.config, s.mechanism, conns)
 	defer cluster.close()
 	var survey consumer.Description
-	now, err := cluster.look(ctx)
+	now, err := cluster.lookUpTopics(ctx)
 	if err != nil {
 		return survey, err
 	}
-	ids, err := cluster.identities(ctx)
+	ids, err := cluster.topicIDs(ctx)
 	problems := []error{err}
 	for _, topic := range s.config.Topics {
 		if problem := now.problems[topic]; problem != nil {
@@ -37,7 +37,7 @@ func (s *Source) Describe(ctx context.Context) (consumer.Description, error) {
 			if l.First, l.End, err = cluster.span(ctx, topic, partition); err == nil {
 				var c committed
 				c, err = cluster.committed(ctx, topic, partition)
-				l.Committed, l.OffsetMetadata = c.offset, c.origin
+				l.Committed, l.OffsetMetadata = c.offset, c.metadata
 			}
 			if err != nil {
 				// What keeps one partition from being read keeps the topic's others, too.

@@ -16,7 +16,7 @@ import (
 )
 
 // The versions of the fetch request that are spoken here. The first came with
-// Kafka 0.11, as did the record batches that decode.go reads. 12 (Kafka 2.7) tells
+// Kafka 0.11, as did the record batches that decoder.go reads. 12 (Kafka 2.7) tells
 // the broker which leader wrote what was read last, and 13 (3.1) names the topic by
 // its id.
 const (
@@ -243,10 +243,10 @@ type spot struct {
 	partition int32
 }
 
-// outcome is what became of one partition.
+// outcome is what a fetch got of one partition: records, or an error.
 type outcome struct {
-	*fetched
-	err error
+	fetched *fetched
+	err     error
 }
 
 // fetched reads what the answer has of each partition that was asked for, in the same

@@ -20,19 +20,18 @@ const (
 	// lagInterval is how old an answer of the broker may be before the lag is
 	// asked for.
 	lagInterval = 3 * time.Second
-	// idleFetchBytes is what a lane asks for while it has nothing to read: what
-	// is asked for counts against the byte budget, and most lanes wait most of
-	// the time.
+	// idleFetchBytes is what a lane asks for while it has nothing to read: what it
+	// asks for counts against the byte budget, and most lanes wait most of the time.
 	idleFetchBytes = 64 << 10
 	// maxFetchBytes is the most that may be asked for at once.
 	maxFetchBytes = 64 << 20
 	// lazyProgress is how long progress without messages (markers, aborted
 	// records) waits for a message to go with, before it is written by itself.
 	lazyProgress = time.Second
-	// flushTimeout bounds the wait for such progress when the lane is let go:
+	// flushTimeout bounds the wait for such progress when the lane is released:
 	// losing it costs the next owner a few markers to read.
 	flushTimeout = 250 * time.Millisecond
-	// batchPause is the wait before a batch that is too large is looked at again:
+	// batchPause is the wait before another attempt at a batch that is too large:
 	// finding that out takes a while.
 	batchPause = 30 * time.Second
 	// alarmAfter is how long a lane's fetches may fail before the source counts
@@ -42,11 +41,14 @@ const (
 
 // fetcher reads one open lane and hands on what it finds.
 type fetcher struct {
-	*partitionReader
-	open    *consumer.Lane
-	mark    *mark
-	taken   lane.Assignment
-	decoder decoder
+	run    *run
+	gen    *groupGeneration
+	reader *partitionReader
+
+	open       *consumer.Lane
+	mark       *mark
+	assignment lane.Assignment
+	decoder    decoder
 
 	position int64              // where to fetch next
 	topicID  [16]byte           // zero: not known
@@ -56,9 +58,9 @@ type fetcher struct {
 	since    time.Time          // when offered fell behind position
 	end      int64              // of what may be read; -1: not known
 	want     int                // bytes to ask for
-	needs    int64              // bytes in memory, beside want, that what stands at position comes to; 0: not known
-	growth   float64            // bytes in memory per byte asked for, as last seen; at least 1
-	size     float64            // bytes in memory of a message, as the last fetch had them; 0: it had none
+	needs    int64              // bytes of memory, beyond want, for what stands at position; 0: not known
+	growth   float64            // bytes of memory per byte asked for, as last seen; at least 1
+	size     float64            // bytes of memory per message of the last fetch; 0: it had none
 
 	news  time.Time  // when a fetch last brought something
 	quiet *quietLane // nil: the lane fetches for itself
@@ -70,36 +72,42 @@ type fetcher struct {
 	problem logonce.Problem
 }
 
-// read opens the lane and reads it until it is lost, or can't go on where it
-// stands (which take then looks into), or the generation ends. On return
-// nothing of it is in hand. An error is a reason to take it anew later.
-func (l *partitionReader) read(s stand) error {
-	ctx, stop := context.WithCancel(l.soft)
-	defer stop()
+func newFetcher(r *partitionReader, a *acquired) *fetcher {
+	config := r.run.config
 	f := &fetcher{
-		partitionReader: l,
-		mark:            l.committer.add(l, &s.Assignment),
-		taken:           s.Assignment,
-		decoder:         decoder{lane: l.id, topic: l.topic, readCommitted: l.config.Isolation == ReadCommitted, limit: l.config.MaxInflatedBytes},
-		position:        s.Next,
-		topicID:         s.topicID,
-		epochs:          lane.EpochsBelow(s.LeaderEpochs, s.Next),
-		offered:         s.Next,
-		end:             -1,
-		want:            min(idleFetchBytes, l.config.FetchBytes),
-		growth:          1,
+		run: r.run, gen: r.gen, reader: r,
+		mark:       r.gen.committer.add(r, &a.Assignment),
+		assignment: a.Assignment,
+		decoder:    decoder{lane: r.lane, topic: r.topic, readCommitted: config.Isolation == ReadCommitted, limit: config.MaxInflatedBytes},
+		position:   a.Next,
+		topicID:    a.topicID,
+		epochs:     lane.EpochsBelow(a.LeaderEpochs, a.Next),
+		offered:    a.Next,
+		end:        -1,
+		want:       min(idleFetchBytes, config.FetchBytes),
+		growth:     1,
 	}
-	f.done.Store(s.Next)
-	f.open = l.in.Open(consumer.LaneOptions{
-		Lane:      l.id,
-		Epoch:     s.Epoch,
-		Next:      s.Next,
+	f.done.Store(a.Next)
+	return f
+}
+
+// readOpen opens the lane and reads it until it is lost, can't go on at its position
+// (which acquiring it again looks into), or the group generation ends. On return no
+// batch of it is in flight. An error is a reason to acquire it again later.
+func (r *partitionReader) readOpen(a acquired) error {
+	ctx, stop := context.WithCancel(r.gen.readCtx)
+	defer stop()
+	f := newFetcher(r, &a)
+	f.open = r.run.session.Open(consumer.LaneOptions{
+		Lane:      r.lane,
+		Epoch:     a.Epoch,
+		Next:      a.Next,
 		Committed: f.committed,
 		Abandoned: f.abandoned,
 	})
-	// The database stands here, so may the broker's copy: it may have none yet,
-	// or stand above a database that went back.
-	l.committer.set(f.mark, s.Next)
+	// The database stands here, so the broker's copy may too: it may have none yet,
+	// or be above a database that went back.
+	r.gen.committer.set(f.mark, a.Next)
 	go func() {
 		select {
 		case <-f.open.Lost():
@@ -107,27 +115,27 @@ func (l *partitionReader) read(s stand) error {
 		case <-ctx.Done():
 		}
 	}()
-	l.well()
+	r.recovered()
 	f.answered.Store(time.Now().UnixNano())
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
 		f.watchLag(ctx)
 	}()
-	err := f.loop(ctx, s.skipTo)
-	f.leave()
+	err := f.loop(ctx, a.skipTo)
+	f.fetchAlone()
 	stop()
 	<-watched
 	select {
 	case <-f.open.Lost():
-		// Its position no longer holds, whatever the broker has yet to be told.
-		l.committer.drop(f.mark)
+		// Its position no longer holds, whatever is still to be committed.
+		r.gen.committer.drop(f.mark)
 	default:
 		f.flush()
 	}
-	f.open.Close(l.hard)
-	if l.soft.Err() == nil {
-		l.ready.set(l.id.Name, false)
+	f.open.Close(r.gen.drainCtx)
+	if r.gen.readCtx.Err() == nil {
+		r.gen.readiness.setLane(r.lane.Name, false)
 		if err == nil {
 			err = errLost
 		}
@@ -137,10 +145,10 @@ func (l *partitionReader) read(s stand) error {
 
 var errLost = errors.New("the lane was lost to another worker, or the database went back")
 
-// loop fetches until ctx ends, or until fetching on makes no sense.
+// loop fetches until ctx ends, or until the lane has to be acquired again.
 func (f *fetcher) loop(ctx context.Context, skipTo int64) error {
 	if skipTo > f.position {
-		f.in.Skipped(skipTo - f.position)
+		f.run.session.Skipped(skipTo - f.position)
 		f.advance(skipTo)
 		f.epochs = nil // who wrote what stands before it isn't known
 		if f.offer(ctx, nil, 0, skipTo, nil) != nil {
@@ -159,7 +167,7 @@ func (f *fetcher) loop(ctx context.Context, skipTo int64) error {
 			f.throttled(throttled)
 			wait.For(ctx, throttled.wait)
 		case err != nil:
-			wait.For(ctx, f.fail(err))
+			wait.For(ctx, f.failed(err))
 		default:
 			f.recovered()
 		}
@@ -175,14 +183,14 @@ func (f *fetcher) step(ctx context.Context) error {
 		}
 		f.open.SetLag(f.lag(f.offered))
 	}
-	memory, part := f.fetch(ctx)
-	err := part.err
+	memory, answer := f.fetch(ctx)
+	err := answer.err
 	if errors.Is(err, errNoRoom) {
 		f.waitForRoom(memory)
 		return nil
 	}
-	if err == nil && part.diverging != nil {
-		err = &divergedError{f.position, *part.diverging}
+	if err == nil && answer.fetched.diverging != nil {
+		err = &divergedError{position: f.position, leader: *answer.fetched.diverging}
 	}
 	if err != nil {
 		memory.settle(0)
@@ -192,8 +200,8 @@ func (f *fetcher) step(ctx context.Context) error {
 		f.open.SetLag(-1) // whatever it was, it may have grown
 		return err
 	}
-	memory.answer(int64(len(part.records)))
-	got, err := f.decoder.decode(part.fetched, f.position, memory)
+	memory.answer(int64(len(answer.fetched.records)))
+	got, err := f.decoder.decode(answer.fetched, f.position, memory)
 	if errors.Is(err, errNoRoom) {
 		f.waitForRoom(memory)
 		return nil
@@ -202,46 +210,49 @@ func (f *fetcher) step(ctx context.Context) error {
 		memory.settle(0)
 		return err
 	}
-	f.needs = 0
-	f.answered.Store(time.Now().UnixNano())
 	memory.settle(got.held)
-	f.growth = max(float64(got.held)/float64(f.want), 0.9*f.growth, 1)
-	f.size = float64(got.held) / float64(max(len(got.messages), 1))
-
-	f.end = f.cluster.readable(part.fetched)
-	// Before the lag is told, which may come to 0 by this answer.
-	f.open.SetUndecided(part.highWatermark - f.end)
-	f.advance(got.next)
-	f.epochs = appendEpochs(f.epochs, got.epochs)
+	f.learn(answer.fetched, &got)
 	f.handOver(ctx, got.messages, got.held)
-	// Not the last stable offset: a transaction that is open behind it holds
+	// The last stable offset isn't enough: a transaction that is open behind it has
 	// messages that will come with the time at which they were written.
-	if f.offered >= part.highWatermark {
-		f.open.SetCaughtUp(part.sent)
+	if f.offered >= answer.fetched.highWatermark {
+		f.open.SetCaughtUp(answer.sent)
 	}
 	f.plan()
 	return nil
 }
 
-// waitForRoom has the next fetch wait for as much memory as this one needed. The answer
-// isn't held while we wait, so it has to come again.
+// learn takes over what a fetch tells, beside the messages.
+func (f *fetcher) learn(answer *fetched, got *records) {
+	f.needs = 0
+	f.answered.Store(time.Now().UnixNano())
+	f.growth = max(float64(got.held)/float64(f.want), 0.9*f.growth, 1)
+	f.size = float64(got.held) / float64(max(len(got.messages), 1))
+	f.end = f.run.cluster.readable(answer)
+	// Before the lag is set, which this answer may bring to 0.
+	f.open.SetUndecided(answer.highWatermark - f.end)
+	f.advance(got.next)
+	f.epochs = appendEpochs(f.epochs, got.epochs)
+}
+
+// waitForRoom has the next fetch wait for as much memory as this one needed. The
+// answer isn't kept while we wait: it has to come again.
 func (f *fetcher) waitForRoom(memory *grant) {
 	f.needs = memory.wanted - int64(f.want)
 	memory.settle(0)
 }
 
 // fetch asks for what stands at the position: by itself, or together with other lanes
-// that have nothing to read either. Also with an error, what is held of the byte budget
-// has to be settled.
-func (f *fetcher) fetch(ctx context.Context) (*grant, polled) {
-	memory := &grant{budget: f.in.Budget()}
-	if f.quiet != nil && f.polls.covers(f.quiet) {
+// that have nothing to read either. Also with an error, the grant has to be settled.
+func (f *fetcher) fetch(ctx context.Context) (*grant, laneAnswer) {
+	memory := &grant{budget: f.run.session.Budget()}
+	if f.quiet != nil && f.gen.shared.covers(f.quiet) {
 		select {
 		case a := <-f.quiet.answers:
 			if a.last {
 				f.quiet = nil
 			}
-			// Nor is it known for which of them an answer has no room.
+			// Which lane's records had no room isn't known.
 			if !errors.Is(a.err, errMoved) && !errors.Is(a.err, errNoRoom) {
 				if a.last {
 					f.news = time.Now()
@@ -250,38 +261,39 @@ func (f *fetcher) fetch(ctx context.Context) (*grant, polled) {
 				return memory, a
 			}
 		case <-ctx.Done():
-			return memory, polled{outcome: outcome{err: ctx.Err()}}
+			return memory, laneAnswer{outcome: outcome{err: ctx.Err()}}
 		}
 	}
 	if err := memory.budget.Acquire(ctx, int64(f.want)+f.needs); err != nil {
-		return memory, polled{outcome: outcome{err: err}}
+		return memory, laneAnswer{outcome: outcome{err: err}}
 	}
 	memory.held = int64(f.want) + f.needs
 	want := wanted{
-		topic: f.topic, id: f.topicID, partition: f.partition, position: f.position, epoch: lastEpoch(f.epochs, f.position), maxBytes: f.want,
+		topic: f.reader.topic, id: f.topicID, partition: f.reader.partition,
+		position: f.position, epoch: lastEpoch(f.epochs, f.position), maxBytes: f.want,
 	}
-	a := polled{sent: time.Now()}
+	a := laneAnswer{sent: time.Now()}
 	var leader int32
-	a.fetched, leader, a.err = f.cluster.fetch(ctx, &want, memory.room)
+	a.fetched, leader, a.err = f.run.cluster.fetch(ctx, &want, memory.room)
 	switch {
-	case f.polls.isNews(&want, a.outcome):
-		f.leave()
+	case f.gen.shared.isNews(&want, a.outcome):
+		f.fetchAlone()
 		f.news = time.Now()
 	case f.quiet == nil && time.Since(f.news) >= quietAfter:
-		f.quiet = f.polls.join(want, leader)
+		f.quiet = f.gen.shared.join(want, leader)
 	}
 	return memory, a
 }
 
-// leave has nobody else fetch for the lane.
-func (f *fetcher) leave() {
+// fetchAlone takes the lane out of the shared fetches.
+func (f *fetcher) fetchAlone() {
 	if f.quiet != nil {
-		f.polls.leave(f.quiet)
+		f.gen.shared.leave(f.quiet)
 		f.quiet = nil
 	}
 }
 
-// advance moves the position, and notes since when there is progress to tell.
+// advance moves the position, and records since when there is progress to offer.
 func (f *fetcher) advance(next int64) {
 	if f.offered == f.position && next > f.position {
 		f.since = time.Now()
@@ -292,15 +304,15 @@ func (f *fetcher) advance(next int64) {
 // plan chooses how much to ask for next: little while there is nothing to read,
 // up to the configured size while there is more to come.
 func (f *fetcher) plan() {
-	f.want = min(idleFetchBytes, f.config.FetchBytes)
+	f.want = min(idleFetchBytes, f.run.config.FetchBytes)
 	if f.position < f.end {
-		f.want = min(max(f.fitting(f.in.Share()), idleFetchBytes), f.config.FetchBytes)
+		f.want = min(max(f.fitting(f.run.session.Share()), idleFetchBytes), f.run.config.FetchBytes)
 	}
 }
 
-// fitting is how many bytes to ask for, to get about so much. Compressed data may
-// be many times as large in memory; and what holds no messages, such as aborted
-// transactions, holds up nobody.
+// fitting is how many bytes to ask for, to get about so much. Compressed data may be
+// many times as large in memory. What holds no messages, such as aborted
+// transactions, isn't limited by their number.
 func (f *fetcher) fitting(messages int, bytes int64) int {
 	memory := float64(bytes)
 	if f.size > 0 {
@@ -309,22 +321,22 @@ func (f *fetcher) fitting(messages int, bytes int64) int {
 	return int(memory / f.growth)
 }
 
-// handOver offers what was fetched, in batches of the size that the worker
-// wants. It is held bytes in memory, and of the byte budget. What can't be offered is
-// forgotten, to be fetched again by whoever reads the lane next.
+// handOver offers what was fetched, in batches of the size that the worker wants. It
+// holds held bytes of memory and of the byte budget. What can't be offered is
+// dropped: whoever reads the lane next fetches it again.
 func (f *fetcher) handOver(ctx context.Context, messages []message.Message, held int64) {
 	for len(messages) > 0 {
-		n, bytes := portion(messages, f.in.MaxMessages(), f.in.MaxBytes())
+		n, bytes := portion(messages, f.run.session.MaxMessages(), f.run.session.MaxBytes())
 		next := messages[n-1].Position.Offset + 1
 		if n == len(messages) {
-			// What the answer held beside messages stays in memory as long as the
-			// last of them, and so does the answer as a whole.
+			// The last batch keeps the answer as a whole in memory, with what it held
+			// beside messages.
 			next, bytes = f.position, held
 		}
 		held -= bytes
 		// The capacity ends with the batch: the worker may append to it.
 		if f.offer(ctx, messages[:n:n], bytes, next, nil) != nil {
-			f.in.Budget().Release(held)
+			f.run.session.Budget().Release(held)
 			f.position = f.offered // else flush would move the lane over them
 			return
 		}
@@ -346,14 +358,14 @@ func portion(messages []message.Message, most int, maxBytes int64) (n int, bytes
 	return n, bytes
 }
 
-// offer hands on a batch from where the last one ended to next. Its messages,
-// which may be none, hold bytes of the budget.
+// offer hands on a batch from where the last one ended to next. Its messages, which
+// may be none, hold bytes of the budget.
 func (f *fetcher) offer(ctx context.Context, messages []message.Message, bytes, next int64, token any) error {
 	b := lane.Batch{
-		Lane:           f.id,
+		Lane:           f.reader.lane,
 		Ordered:        true,
-		StreamID:       f.taken.StreamID,
-		Epoch:          f.taken.Epoch,
+		StreamID:       f.assignment.StreamID,
+		Epoch:          f.assignment.Epoch,
 		From:           f.offered,
 		Next:           next,
 		Messages:       messages,
@@ -369,7 +381,7 @@ func (f *fetcher) offer(ctx context.Context, messages []message.Message, bytes, 
 	return nil
 }
 
-// lag is how many positions stand between next and the end.
+// lag is how many positions are between next and the end.
 func (f *fetcher) lag(next int64) int64 {
 	if f.end < 0 {
 		return -1
@@ -381,12 +393,11 @@ func (f *fetcher) lag(next int64) int64 {
 // hours, or the broker not answer, and the last lag seen would then pass for the
 // present one.
 func (f *fetcher) watchLag(ctx context.Context) {
-	for ctx.Err() == nil {
-		wait.For(ctx, lagInterval)
+	for wait.For(ctx, lagInterval) {
 		if ctx.Err() != nil || time.Since(time.Unix(0, f.answered.Load())) < lagInterval {
 			continue
 		}
-		end, err := f.cluster.start(ctx, f.topic, f.partition, endOffset)
+		end, err := f.run.cluster.start(ctx, f.reader.topic, f.reader.partition, endOffset)
 		if err != nil {
 			f.open.SetLag(-1)
 			continue
@@ -395,12 +406,12 @@ func (f *fetcher) watchLag(ctx context.Context) {
 	}
 }
 
-// flush hands on progress without messages before the lane is let go.
+// flush hands on progress without messages before the lane is released.
 func (f *fetcher) flush() {
 	if f.offered >= f.position {
 		return
 	}
-	ctx, cancel := context.WithTimeout(f.hard, flushTimeout)
+	ctx, cancel := context.WithTimeout(f.gen.drainCtx, flushTimeout)
 	defer cancel()
 	done := make(flushed)
 	if f.offer(ctx, nil, 0, f.position, done) != nil {
@@ -412,12 +423,12 @@ func (f *fetcher) flush() {
 	}
 }
 
-// flushed is the token of a batch whose end is waited for.
+// flushed is the token of a batch whose commit flush waits for.
 type flushed chan struct{}
 
 func (f *fetcher) committed(next int64, tokens []any) {
 	f.done.Store(next)
-	f.committer.set(f.mark, next)
+	f.gen.committer.set(f.mark, next)
 	f.abandoned(tokens)
 }
 
@@ -429,9 +440,9 @@ func (f *fetcher) abandoned(tokens []any) {
 	}
 }
 
-// fail tells of a failed fetch, once until it changes, and returns how long to
+// failed logs a failed fetch, once until the problem changes, and returns how long to
 // wait.
-func (f *fetcher) fail(err error) time.Duration {
+func (f *fetcher) failed(err error) time.Duration {
 	if f.failing.IsZero() {
 		f.failing = time.Now()
 	}
@@ -439,11 +450,12 @@ func (f *fetcher) fail(err error) time.Duration {
 	if hold := (*lane.HoldError)(nil); errors.As(err, &hold) {
 		return f.hold(err)
 	}
+	name := f.reader.lane.Name
 	if (long || !isPassing(err)) && f.problem.IsNew(err) {
-		f.log.Warn("fetch failed, trying again", "lane", f.id.Name, "position", f.position, "error", err)
+		f.run.log.Warn("fetch failed, trying again", "lane", name, "position", f.position, "error", err)
 	}
-	if long && f.ready.set(f.id.Name, false) {
-		f.log.Error("the lane can't be read", "lane", f.id.Name, "position", f.position, "error", err)
+	if long && f.gen.readiness.setLane(name, false) {
+		f.run.log.Error("the lane can't be read", "lane", name, "position", f.position, "error", err)
 	}
 	if isPassing(err) || !long {
 		return 100*time.Millisecond + rand.N(400*time.Millisecond)
@@ -451,22 +463,22 @@ func (f *fetcher) fail(err error) time.Duration {
 	return retryPause + rand.N(retryPause)
 }
 
-// throttled notes that the broker makes us wait, which is nothing that fails: the lane
-// is read, as fast as it may be. The log is told once.
+// throttled logs, once, that the broker makes us wait. Nothing fails: the lane is
+// read as fast as it may be.
 func (f *fetcher) throttled(err *throttledError) {
-	if !f.quota.Swap(true) {
-		f.log.Warn("fetching more slowly", "lane", f.id.Name, "reason", err)
+	if !f.run.throttled.Swap(true) {
+		f.run.log.Warn("fetching more slowly", "lane", f.reader.lane.Name, "reason", err)
 	}
 	f.recovered()
 }
 
-// hold tells that a person has to do something about what stands at the position.
+// hold reports that a person has to do something about what stands at the position.
 // The lane stays open: it is fenced once somebody has moved it.
 func (f *fetcher) hold(err error) time.Duration {
-	f.in.Hold(f.id, err)
-	f.ready.set(f.id.Name, false)
+	f.run.session.Hold(f.reader.lane, err)
+	f.gen.readiness.setLane(f.reader.lane.Name, false)
 	if f.problem.IsNew(err) {
-		f.log.Error("lane held", "lane", f.id.Name, "position", f.position, "error", err)
+		f.run.log.Error("lane held", "lane", f.reader.lane.Name, "position", f.position, "error", err)
 	}
 	return batchPause/2 + rand.N(batchPause/2)
 }
@@ -475,10 +487,10 @@ func (f *fetcher) recovered() {
 	if f.failing.IsZero() {
 		return
 	}
-	f.in.Hold(f.id, nil)
+	f.run.session.Hold(f.reader.lane, nil)
 	f.failing = time.Time{}
-	f.ready.set(f.id.Name, true)
+	f.gen.readiness.setLane(f.reader.lane.Name, true)
 	if f.problem.End() {
-		f.log.Info("fetching goes on", "lane", f.id.Name)
+		f.run.log.Info("fetching goes on", "lane", f.reader.lane.Name)
 	}
 }

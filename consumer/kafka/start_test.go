@@ -321,8 +321,8 @@ func TestOtherPartitionsThanWereDivided(t *testing.T) {
 		"it vanished": {now: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := &generation{group: &group{run: &run{config: &Config{Topics: []string{"t"}}, assigned: map[string]int{"t": 8}}}}
-			more, fewer := g.compare(topics{partitions: map[string]int{"t": test.now}})
+			g := &groupGeneration{run: &run{config: &Config{Topics: []string{"t"}}}, assignment: &assignment{divided: map[string]int{"t": 8}}}
+			more, fewer := g.comparePartitions(topics{partitions: map[string]int{"t": test.now}})
 			if more != test.more || fewer != test.fewer {
 				t.Errorf("more: %t, fewer: %t", more, fewer)
 			}

@@ -9,79 +9,79 @@ import (
 	"github.com/dedupd/dedupd/internal/wait"
 )
 
-// awaitTopics waits until there is a topic to read: the others keep nobody from it.
-// False: ctx ended before.
-func (r *run) awaitTopics(ctx context.Context) bool {
+// awaitTopics waits until one of the topics can be read. A missing topic doesn't
+// keep the others from being read. False: ctx ended before.
+func (r *run) awaitTopics(ctx context.Context) (topics, bool) {
 	var problem logonce.Problem
 	for {
-		now, err := r.cluster.look(ctx)
+		now, err := r.cluster.lookUpTopics(ctx)
 		switch {
 		case err == nil && len(now.partitions) > 0:
-			r.seen = now
-			return true
+			return now, true
 		case err == nil:
-			r.warn(now)
+			r.logTopics(now)
 			for _, topic := range r.config.Topics {
 				if err := now.problems[topic]; err != nil {
-					r.in.NotReady(fmt.Errorf("topic %s: %w", topic, err))
+					r.session.NotReady(fmt.Errorf("topic %s: %w", topic, err))
 					break
 				}
 			}
 		case ctx.Err() == nil && problem.IsNew(err):
-			r.log.Warn("can't begin yet", "error", err)
+			r.log.Warn("no topic is known yet, trying again", "error", err)
 		}
 		if !wait.For(ctx, time.Second) {
-			return false
+			return topics{}, false
 		}
 	}
 }
 
-// warn logs what is wrong with topics, once until it changes, and when it is over.
-func (r *run) warn(now topics) {
+// logTopics logs what is wrong with topics, once until it changes, and when it is
+// over.
+func (r *run) logTopics(now topics) {
 	for _, topic := range r.config.Topics {
-		err := now.problems[topic]
+		err, logged := now.problems[topic], r.topicProblems[topic]
 		switch {
-		case err != nil && r.problems[topic].IsNew(err):
+		case err != nil && logged.IsNew(err):
 			r.log.Warn("a topic isn't read", "topic", topic, "error", err)
-		case err == nil && r.problems[topic].End():
+		case err == nil && logged.End():
 			r.log.Info("a topic can be read again", "topic", topic)
 		}
 	}
 }
 
-// tell tells of the topics in the log and by /readyz.
-func (g *generation) tell(now topics) {
-	g.warn(now)
-	for _, topic := range g.config.Topics {
-		g.ready.note("topic "+topic, now.problems[topic])
+// reportTopics reports problems of topics to the log and to /readyz.
+func (g *groupGeneration) reportTopics(now topics) {
+	g.run.logTopics(now)
+	for _, topic := range g.run.config.Topics {
+		g.readiness.setTopic(topic, now.problems[topic])
 	}
 }
 
-// leaderFirst is how long a member that doesn't lead the group leaves it to the
-// leader to see what it has seen itself: each member that joins anew stops all. It is
-// also how long fewer partitions have to stand: a broker may be behind for a moment.
+// leaderFirst is how long a member that isn't the group's leader waits for the leader
+// to see a change itself: each member that rejoins stops all of them. Fewer
+// partitions must also last that long: a broker may be behind for a moment.
 const leaderFirst = 5 * time.Second
 
-// watchTopics returns when a topic has other partitions than were divided, when one
-// was created anew, or ctx ended. A topic that has vanished is reported; leaving the
-// generation for it would not bring it back. If it does come back, all its
-// partitions count as new.
-func (g *generation) watchTopics(ctx context.Context) {
+// watchTopics returns when a topic has other partitions than were divided, when a
+// topic was created anew, or when ctx ends. It reports a topic that has vanished;
+// leaving the group generation would not bring it back. If the topic does come back,
+// all its partitions count as new.
+func (g *groupGeneration) watchTopics(ctx context.Context) {
 	var noticed time.Time
 	for wait.For(ctx, time.Second) {
-		ids, _ := g.cluster.identities(ctx) // of an error the lanes will tell
-		// A lane whose position the new log has come to already would be read on
-		// as if nothing had happened. Taken anew, it is held.
-		if topic := g.logs.anew(ids); topic != "" {
-			g.log.Warn("the topic was created anew: joining the group anew", "topic", topic, "id", ids[topic])
+		ids, _ := g.run.cluster.topicIDs(ctx) // the lanes report an error
+		// A lane would read on if the new log already reaches its position. Acquired
+		// again, it is held.
+		if topic := g.acquiredIDs.changed(ids); topic != "" {
+			g.run.log.Warn("the topic was created anew: joining the group anew", "topic", topic, "id", ids[topic])
 			return
 		}
-		now, err := g.cluster.look(ctx)
+		now, err := g.run.cluster.lookUpTopics(ctx)
 		if err != nil {
 			continue // the same
 		}
-		g.tell(now)
-		more, fewer := g.compare(now)
+		g.reportTopics(now)
+		more, fewer := g.comparePartitions(now)
 		if !more && !fewer {
 			noticed = time.Time{}
 			continue
@@ -89,22 +89,23 @@ func (g *generation) watchTopics(ctx context.Context) {
 		if noticed.IsZero() {
 			noticed = time.Now()
 		}
-		if more && g.leads || time.Since(noticed) > leaderFirst {
-			g.log.Info("topics have other partitions than were divided: joining the group anew", "partitions", now.partitions)
+		if more && g.assignment.leader || time.Since(noticed) > leaderFirst {
+			g.run.log.Info("topics have other partitions than were divided: joining the group anew", "partitions", now.partitions)
 			return
 		}
 	}
 }
 
-// compare tells whether there is more of a topic than was divided, or less: it was
-// created anew between the division and the first look at its id.
-func (g *generation) compare(now topics) (more, fewer bool) {
-	for _, topic := range g.config.Topics {
+// comparePartitions tells whether a topic has more partitions than were divided, or
+// fewer: it was created anew between the division and the first request for its id.
+func (g *groupGeneration) comparePartitions(now topics) (more, fewer bool) {
+	divided := g.assignment.divided
+	for _, topic := range g.run.config.Topics {
 		n := now.partitions[topic]
-		more = more || n > g.assigned[topic]
-		fewer = fewer || 0 < n && n < g.assigned[topic]
+		more = more || n > divided[topic]
+		fewer = fewer || 0 < n && n < divided[topic]
 		if n == 0 {
-			g.assigned[topic] = 0
+			divided[topic] = 0
 		}
 	}
 	return more, fewer

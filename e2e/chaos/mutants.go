@@ -173,7 +173,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "no leader epochs are remembered", fault: "a log is cut and grows again", broker: "kafka", times: 1, by: "cut",
-		edits: []edit{{"consumer/kafka/cut.go", "	return all[max(len(all)-keepEpochs, 0):]\n", "	return nil\n"}},
+		edits: []edit{{"consumer/kafka/log_cut.go", "	return all[max(len(all)-keepEpochs, 0):]\n", "	return nil\n"}},
 	},
 	{
 		name: "rows in the wrong order", fault: "none", broker: "kafka", times: 1, by: "I5",

@@ -279,8 +279,8 @@ func fakeLane(t *testing.T) (*partitionReader, *kfake.Cluster) {
 	t.Cleanup(conns.cut)
 	cluster := newCluster(c, nil, conns)
 	t.Cleanup(cluster.close)
-	r := &run{config: c, in: intake(t, consumer.NewBudget(4<<20)), log: slog.New(slog.DiscardHandler), cluster: cluster}
-	return &partitionReader{generation: &generation{group: &group{run: r}, soft: t.Context()}, topic: "orders"}, fake
+	r := &run{config: c, session: newSession(t, consumer.NewBudget(4<<20)), log: slog.New(slog.DiscardHandler), cluster: cluster}
+	return &partitionReader{run: r, gen: &groupGeneration{run: r, readCtx: t.Context()}, topic: "orders"}, fake
 }
 
 // taker is a source that does nothing but to hand out what it is given.
@@ -294,8 +294,8 @@ func (c taker) Run(ctx context.Context, in *consumer.Session) error {
 	return nil
 }
 
-// intake is one of a worker that has nothing else to do.
-func intake(t *testing.T, budget *consumer.Budget) *consumer.Session {
+// newSession is one of a worker that has nothing else to do.
+func newSession(t *testing.T, budget *consumer.Budget) *consumer.Session {
 	t.Helper()
 	store, taken := consumertest.NewStore(), make(taker, 1)
 	w := &consumer.Worker{
@@ -324,7 +324,7 @@ func TestALookAtACutKeepsToTheBudget(t *testing.T) {
 	large.records[0].Value = make([]byte, 3*mib)
 	answer := large.bytes()
 	l, fake := fakeLane(t)
-	budget := l.in.Budget() // of 4 MiB
+	budget := l.run.session.Budget() // of 4 MiB
 	asked := make(chan int64, 9)
 	fake.ControlKey(int16(kmsg.Fetch), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		fake.KeepControl()
@@ -376,7 +376,7 @@ func TestALookAtACutKeepsToTheBudget(t *testing.T) {
 		t.Fatal("the budget is used")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	l.soft = ctx
+	l.gen.readCtx = ctx
 	go func() {
 		empty, err := l.isEmpty(8, 14)
 		done <- result{empty, err}

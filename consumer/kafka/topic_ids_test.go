@@ -90,7 +90,7 @@ func TestATopicCreatedAnewIsNoticed(t *testing.T) {
 func answered10(topics map[string][16]byte) []byte {
 	rack := "r1"
 	m := kmsg.NewMetadataResponse()
-	m.Version, m.ClusterID, m.ControllerID = identifyVersion, &rack, 1
+	m.Version, m.ClusterID, m.ControllerID = topicIDsVersion, &rack, 1
 	for i := range int32(3) {
 		b := kmsg.NewMetadataResponseBroker()
 		b.NodeID, b.Host, b.Port = i, "a-host", 9092
@@ -122,23 +122,23 @@ func TestIdentities(t *testing.T) {
 	t.Parallel()
 	id := [16]byte{15: 1}
 	body := answered10(map[string][16]byte{"orders": {0: 0xff, 1: 0xff}, "payments": id})
-	want := identities{"orders": "__8AAAAAAAAAAAAAAAAAAA", "payments": base64.RawURLEncoding.EncodeToString(id[:])}
-	got, err := identified(body)
+	want := topicIDs{"orders": "__8AAAAAAAAAAAAAAAAAAA", "payments": base64.RawURLEncoding.EncodeToString(id[:])}
+	got, err := readTopicIDs(body)
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Fatal(err, diff)
 	}
 	for n := range body {
-		if got, err := identified(body[:n]); err == nil && !cmp.Equal(got, want) {
+		if got, err := readTopicIDs(body[:n]); err == nil && !cmp.Equal(got, want) {
 			t.Errorf("%d bytes of %d: %v", n, len(body), got)
 		}
 		// A broker may write anything anywhere.
 		for bit := range 8 {
 			bad := bytes.Clone(body)
 			bad[n] ^= 1 << bit
-			_, _ = identified(bad)
+			_, _ = readTopicIDs(bad)
 		}
 	}
-	if _, err := identified(bytes.Repeat([]byte{0xff}, 100)); !errors.Is(err, errAnswer) {
+	if _, err := readTopicIDs(bytes.Repeat([]byte{0xff}, 100)); !errors.Is(err, errAnswer) {
 		t.Error(err)
 	}
 }
@@ -146,7 +146,7 @@ func TestIdentities(t *testing.T) {
 func FuzzIdentified(f *testing.F) {
 	f.Add(answered10(map[string][16]byte{"orders": {1}}))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if ids, err := identified(body); err == nil && len(ids) > len(body)/16 {
+		if ids, err := readTopicIDs(body); err == nil && len(ids) > len(body)/16 {
 			t.Errorf("%d ids in %d bytes", len(ids), len(body))
 		}
 	})
@@ -174,7 +174,7 @@ func (b *oldBroker) Write(request []byte) (int, error) {
 		r := kmsg.NewMetadataRequest()
 		r.Version = version
 		// Behind the header: key, version, id, "me", and no tags.
-		if err := r.ReadFrom(request[4+2+2+4+2+2+1:]); err != nil || version != identifyVersion {
+		if err := r.ReadFrom(request[4+2+2+4+2+2+1:]); err != nil || version != topicIDsVersion {
 			b.t.Errorf("version %d is asked for, %v", version, err)
 		}
 		if len(r.Topics) != 1 || *r.Topics[0].Topic != "orders" || r.AllowAutoTopicCreation {
@@ -191,8 +191,8 @@ func TestOnlyBrokersThatKnowAreAskedForIDs(t *testing.T) {
 	t.Parallel()
 	for latest, want := range map[int16]int{9: 0, 10: 1, 13: 1} {
 		b := &oldBroker{t: t, latest: latest}
-		got, err := (&identify{topics: []string{"orders"}, clientID: "me"}).RawExchange(b)
-		ids, ok := got.(identities)
+		got, err := (&topicIDsRequest{topics: []string{"orders"}, clientID: "me"}).RawExchange(b)
+		ids, ok := got.(topicIDs)
 		if err != nil || !ok || len(ids) != want || b.asked != want {
 			t.Errorf("a broker that knows version %d was asked %d times, and told %v, %v", latest, b.asked, ids, err)
 		}

@@ -130,7 +130,7 @@ func expected(batches []batch) int {
 
 // reading is one call of decode.
 type reading struct {
-	*decoder
+	decoder  *decoder
 	memory   *grant
 	aborts   aborts
 	messages []message.Message
@@ -160,7 +160,7 @@ func (r *reading) batch(b *batch) error {
 			r.aborts.end(b.producer)
 		}
 	case b.last < r.next: // all of it stands below what was asked for
-	case r.readCommitted && b.has(isTransactional) && r.aborts.has(b.producer):
+	case r.decoder.readCommitted && b.has(isTransactional) && r.aborts.has(b.producer):
 	default:
 		if err := r.deliver(b); err != nil {
 			return err
@@ -181,7 +181,7 @@ func (r *reading) deliver(b *batch) error {
 	if codec != compress.None {
 		var tooLarge error
 		var err error
-		plain, err = inflate(codec, plain, r.limit, func(bytes int64) bool {
+		plain, err = inflate(codec, plain, r.decoder.limit, func(bytes int64) bool {
 			n := min(int64(b.count), bytes/leastRecord)
 			if tooLarge = r.fits(bytes + n*messageBytes); tooLarge != nil {
 				return false
@@ -227,8 +227,8 @@ func (r *reading) deliver(b *batch) error {
 
 // fits is an error if a batch comes to more than the limit.
 func (r *reading) fits(bytes int64) error {
-	if bytes > r.limit {
-		return &inflatedError{bytes, r.limit}
+	if bytes > r.decoder.limit {
+		return &inflatedError{bytes, r.decoder.limit}
 	}
 	return nil
 }
@@ -267,8 +267,8 @@ func (r *reading) add(b *batch, plain []byte, counted int) (room int, err error)
 		}
 		next = rec.offset + 1
 		messages = append(messages, message.Message{
-			Topic: r.topic, Key: rec.key, Value: rec.value,
-			Position: message.Position{Lane: r.lane, Offset: rec.offset},
+			Topic: r.decoder.topic, Key: rec.key, Value: rec.value,
+			Position: message.Position{Lane: r.decoder.lane, Offset: rec.offset},
 		})
 		m := &messages[len(messages)-1]
 		if rec.time >= 0 { // -1: the producer gave none

@@ -22,6 +22,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	broker "github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/logonce"
 	"github.com/dedupd/dedupd/internal/wait"
 )
 
@@ -358,16 +359,18 @@ func TestAGenerationWaitsForItsSharedFetches(t *testing.T) {
 		switch {
 		case strings.Contains(line, "lanes assigned"):
 			close(begun)
-		case strings.Contains(line, "lanes let go"):
+		case strings.Contains(line, "lanes released"):
 			ended <- budget.Used()
 		}
 	})
-	g := &group{run: &run{
-		config: c, in: intake(t, budget), cluster: cluster,
-		log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-	}}
+	r := &run{
+		config: c, session: newSession(t, budget), cluster: cluster,
+		log:           slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		topicProblems: map[string]*logonce.Problem{"orders": new(logonce.Problem)},
+	}
+	g := &group{config: c, cluster: cluster}
 	var err error
-	if g.seen, err = cluster.look(ctx); err != nil {
+	if g.seen, err = cluster.lookUpTopics(ctx); err != nil {
 		t.Fatal(err)
 	}
 	mine, err := g.join(ctx)
@@ -375,7 +378,7 @@ func TestAGenerationWaitsForItsSharedFetches(t *testing.T) {
 		t.Fatal(err)
 	}
 	mine.partitions = nil // the lane is this test's
-	gen := newGeneration(g, mine)
+	gen := newGroupGeneration(r, g, mine)
 	serving, end := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() { defer close(done); gen.serve(serving) }()
@@ -387,22 +390,22 @@ func TestAGenerationWaitsForItsSharedFetches(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := len(f.since(0))
-	gen.polls.join(want, leader)
+	gen.shared.join(want, leader)
 	for len(f.since(before)) == 0 {
 		if !wait.For(ctx, time.Millisecond) {
 			t.Fatal("nobody asks for the lane")
 		}
 	}
-	gen.polls.mu.Lock() // what the request ends with can't be told
+	gen.shared.mu.Lock() // what the request ends with can't be told
 	end()
 	select {
 	case held := <-ended:
 		t.Errorf("the generation has ended, and %d bytes are held", held)
-		gen.polls.mu.Unlock()
+		gen.shared.mu.Unlock()
 		return
 	case <-time.After(300 * time.Millisecond): // if it doesn't wait, it ends at once
 	}
-	gen.polls.mu.Unlock()
+	gen.shared.mu.Unlock()
 	if held := <-ended; held != 0 {
 		t.Errorf("%d bytes are held", held)
 	}
@@ -638,10 +641,10 @@ func TestWhatASharedFetchBrings(t *testing.T) {
 		defer conns.cut()
 		cluster := newCluster(&c, nil, conns)
 		defer cluster.close()
-		ids, err := cluster.identities(r.ctx)
+		ids, err := cluster.topicIDs(r.ctx)
 		r.check(err)
 		budget := consumer.NewBudget(1 << 20)
-		p := newPolls(r.ctx, cluster, budget, c.FetchBytes)
+		p := newSharedFetches(r.ctx, cluster, budget, c.FetchBytes)
 		defer p.polling.Wait()
 		want := func(topic string, partition int, position int64, epoch int32) wanted {
 			return wanted{topic: topic, id: ids.raw(topic), partition: partition, position: position, epoch: epoch, maxBytes: 1000}
@@ -658,7 +661,7 @@ func TestWhatASharedFetchBrings(t *testing.T) {
 		defer p.leave(quiet)
 		gets := p.join(want(r.topic, 1, 0, -1), leader)
 		deleted := p.join(want(gone.topic, 0, 0, -1), leader)
-		next := func(q *quietLane) polled {
+		next := func(q *quietLane) laneAnswer {
 			t.Helper()
 			for {
 				select {
@@ -675,7 +678,7 @@ func TestWhatASharedFetchBrings(t *testing.T) {
 
 		r.put(client, 1, "first")
 		a := next(gets)
-		if a.err != nil || a.held == 0 || a.held != int64(len(a.records)) || a.sent.IsZero() {
+		if a.err != nil || a.held == 0 || a.held != int64(len(a.fetched.records)) || a.sent.IsZero() {
 			t.Fatalf("got %+v", a)
 		}
 		if got, err := (&decoder{topic: r.topic, limit: 1 << 20}).decode(a.fetched, 0, nil); err != nil || len(got.messages) != 1 || string(got.messages[0].Value) != "first" {
@@ -687,7 +690,7 @@ func TestWhatASharedFetchBrings(t *testing.T) {
 			t.Errorf("a position that isn't there: %+v", a)
 		}
 		if !strings.HasSuffix(t.Name(), "kfake") { // which knows nothing of leader epochs
-			if a := next(p.join(want(r.topic, 2, 9, 0), leader)); a.err != nil || a.diverging == nil || a.diverging.end != 3 {
+			if a := next(p.join(want(r.topic, 2, 9, 0), leader)); a.err != nil || a.fetched.diverging == nil || a.fetched.diverging.end != 3 {
 				t.Errorf("a log that was cut: %+v", a)
 			}
 		}
@@ -713,11 +716,11 @@ func TestWhatASharedFetchBrings(t *testing.T) {
 // Lanes that share an answer don't share its memory: the slowest would hold all of it.
 func TestRecordsOfASharedAnswer(t *testing.T) {
 	t.Parallel()
-	of := func(sizes ...int) []polled {
+	of := func(sizes ...int) []laneAnswer {
 		buffer := bytes.Repeat([]byte{'r'}, 1000)
-		answers := []polled{{outcome: outcome{err: errMoved}}}
+		answers := []laneAnswer{{outcome: outcome{err: errMoved}}}
 		for _, n := range sizes {
-			answers = append(answers, polled{outcome: outcome{fetched: &fetched{records: buffer[:n:n]}}})
+			answers = append(answers, laneAnswer{outcome: outcome{fetched: &fetched{records: buffer[:n:n]}}})
 			buffer = buffer[n:]
 		}
 		return answers
@@ -734,15 +737,15 @@ func TestRecordsOfASharedAnswer(t *testing.T) {
 		answers := of(test.sizes...)
 		var before [][]byte
 		for _, a := range answers[1:] {
-			before = append(before, a.records)
+			before = append(before, a.fetched.records)
 		}
-		own(answers)
+		separate(answers)
 		for i, n := range test.sizes {
 			a := answers[i+1]
-			if a.held != int64(n) || !bytes.Equal(a.records, before[i]) {
+			if a.held != int64(n) || !bytes.Equal(a.fetched.records, before[i]) {
 				t.Errorf("of %v, %d holds %d bytes", test.sizes, i, a.held)
 			}
-			if n > 0 && (&a.records[0] != &before[i][0]) != test.copied[i] {
+			if n > 0 && (&a.fetched.records[0] != &before[i][0]) != test.copied[i] {
 				t.Errorf("of %v, %d is copied: %v", test.sizes, i, !test.copied[i])
 			}
 		}
