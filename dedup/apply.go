@@ -84,8 +84,8 @@ func (p *Processor) respond(ctx context.Context, g *group, all []tally, began ti
 // transact runs the claim transaction of a group: claim, write, dead-letter, move the
 // lanes, commit.
 //
-// Nil means durable, and gives the outcomes by batch. A *commitError means that
-// nobody knows; any other error that nothing was done.
+// Nil means durable, and gives the outcomes by batch. A *commitError means that the
+// outcome is unknown; any other error, that nothing was done.
 func (p *Processor) transact(ctx context.Context, g *group) (all []tally, err error) {
 	began, err := p.Store.begin(ctx, g, func(t *txn) error {
 		all, err = p.transactOn(ctx, t)

@@ -28,26 +28,25 @@ func (t *txn) enterStep() pipeline.Step {
 	}
 }
 
-// claim claims the keys of the group, whose items then tell which are new, and finds
-// the claims that the others lost to. The steps are sent along with the first round
-// trip; the last of them must be enter().
+// claim claims the keys of the group, marks the items that are new, and finds the claims
+// that the others have met. The steps are sent with the first round trip; the last of
+// them must be enter().
 //
-// A sealed generation is never written again, and under the rotation lock none
-// is sealed or dropped, so a key that a sealed table doesn't hold now is in none
-// of them when the open one takes it. In the open table a key that another
-// transaction holds makes the statement wait for that one's end. No row back
-// means that the other has committed, so that a duplicate may be dropped; had it
-// rolled back, the row would be ours.
+// A sealed generation is never written again, and under the rotation lock none is sealed
+// or dropped. So a key that no sealed table holds now is in none of them when the open
+// one takes it. In the open table the statement waits for another transaction that holds
+// a key. No row back means that the other has committed, so that a duplicate may be
+// dropped; had it rolled back, the row would be ours.
 //
-// To claim by copy, the open table is looked through as well before anything is
-// claimed, and what it lacks is copied into it. Then a concurrent duplicate that is
-// committed after the look fails the copy: errTwin, and nothing was done.
+// To claim by copy, the open table is looked through as well before anything is claimed,
+// and what it lacks is copied into it. A concurrent duplicate that commits after the
+// look-up then fails the copy: errConcurrentDuplicate, and nothing was done.
 func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
 	t.found = make(map[claimkey.Key]*claimRow)
 	t.claims = t.unique
 	probes := t.probes()
-	if looks := t.looks(probes); len(looks) > 0 {
-		if err := t.send(ctx, append(steps, byIndex(looks)...)...); err != nil {
+	if lookups := t.lookups(probes); len(lookups) > 0 {
+		if err := t.send(ctx, append(steps, byIndex(lookups)...)...); err != nil {
 			return fmt.Errorf("look for claims: %w", err)
 		}
 		steps = nil
@@ -67,8 +66,8 @@ func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
 	if len(lost) == 0 {
 		return nil
 	}
-	// A statement of its own: the claims that won against ours are newer than
-	// the snapshot of the statement that lost to them.
+	// A statement of its own: those claims are newer than the snapshot of the statement
+	// that met them.
 	lookup := t.lookupStep(t.catalog.Open, len(lost), func(i int) *claimkey.Key { return &t.items[lost[i]].key })
 	if err := t.send(ctx, byIndex([]pipeline.Step{lookup})...); err != nil {
 		return fmt.Errorf("look up duplicates: %w", err)
@@ -76,18 +75,18 @@ func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
 	return nil
 }
 
-// looks are the look-ups to make before anything is claimed.
-func (t *txn) looks(probes []probe) (looks []pipeline.Step) {
+// lookups are the look-ups to make before anything is claimed.
+func (t *txn) lookups(probes []probe) (lookups []pipeline.Step) {
 	for _, p := range probes {
-		looks = append(looks, t.lookupStep(p.table, len(p.unique), func(i int) *claimkey.Key { return &t.keys[p.unique[i]] }))
+		lookups = append(lookups, t.lookupStep(p.table, len(p.unique), func(i int) *claimkey.Key { return &t.keys[p.unique[i]] }))
 	}
 	if t.byCopy {
-		looks = append(looks, t.lookupStep(t.catalog.Open, len(t.unique), func(i int) *claimkey.Key { return &t.items[t.unique[i]].key }))
+		lookups = append(lookups, t.lookupStep(t.catalog.Open, len(t.unique), func(i int) *claimkey.Key { return &t.items[t.unique[i]].key }))
 	}
-	return looks
+	return lookups
 }
 
-// notFound are the firsts that no table looked through so far holds.
+// notFound are the unique items that no table looked through so far holds.
 func (t *txn) notFound() []int32 {
 	if len(t.found) == 0 {
 		return t.unique
@@ -101,16 +100,16 @@ func (t *txn) notFound() []int32 {
 	return left
 }
 
-// probe is what has to be looked up in the table of a sealed generation: indexes
-// of a group's firsts. Those before unfiltered have passed a filter.
+// probe is a look-up in the table of a sealed generation: indexes of a group's unique
+// items. Those before unfiltered have passed a filter.
 type probe struct {
 	table      *generations.Table
 	unique     []int32
 	unfiltered int
 }
 
-// probeResult counts pairs of an id and a sealed generation whose zone it falls
-// into, each under one name.
+// probeResult counts pairs of an id and a sealed generation whose zone it is in, each
+// under one name.
 type probeResult struct {
 	excluded      int64 // the filter said no
 	found         int64 // the table holds it
@@ -134,8 +133,8 @@ func (t *txn) probes() (probes []probe) {
 	return probes
 }
 
-// countProbes counts the answers of the tables. A key is in one of them at most: where
-// it was found, the others' maybe was as wrong as if it were in none.
+// countProbes counts the answers of the tables. A key is in one of them at most: if one
+// holds it, the others' maybe was as wrong as if none did.
 func (t *txn) countProbes(probes []probe) {
 	for _, p := range probes {
 		for i, first := range p.unique {
@@ -151,7 +150,7 @@ func (t *txn) countProbes(probes []probe) {
 	}
 }
 
-// insertStep is the statement that claims, in one go, what is left to claim.
+// insertStep claims what is left to claim, in one statement.
 func (t *txn) insertStep() pipeline.Step {
 	open := t.catalog.Open
 	n := len(t.claims)
@@ -170,8 +169,8 @@ func (t *txn) insertStep() pipeline.Step {
 			return err
 		},
 	}
-	// Arrays unnested in the select list are read off one by one; in FROM, each
-	// would be written to a store of its own before.
+	// Arrays unnested in the select list are read one by one; in FROM, each would first
+	// be written to a store of its own.
 	kind, columns, values := "bare", "key", "unnest($1::uuid[])"
 	add := func(column, value string, oid uint32, param []byte) {
 		st.OIDs, st.Params = append(st.OIDs, oid), append(st.Params, param)
@@ -196,7 +195,7 @@ func (t *txn) insertStep() pipeline.Step {
 	return st
 }
 
-// losers are what was to be claimed, and had been before.
+// duplicates are the items to claim that had been claimed before.
 func (g *group) duplicates() []int32 {
 	var lost []int32
 	for _, at := range g.claims {
@@ -207,7 +206,7 @@ func (g *group) duplicates() []int32 {
 	return lost
 }
 
-// claimRow is a claim that was there before us.
+// claimRow is a claim that was there before ours.
 type claimRow struct {
 	table       *generations.Table
 	fingerprint *int64
@@ -230,17 +229,17 @@ func (r *claimRow) positionParam() []byte {
 	return pipeline.Int8(*r.position)
 }
 
-// byIndex holds look-ups to the index. By the planner's reckoning many keys are
-// best found by reading a table of up to a few million rows whole. That would be
-// right once; but there is a group every few milliseconds, and a connection that
-// has made such a plan keeps it while the table grows.
-func byIndex(looks []pipeline.Step) []pipeline.Step {
-	all := append(make([]pipeline.Step, 0, len(looks)+2), pipeline.Step{Name: "dedupd_seqscan_off", SQL: "SET LOCAL enable_seqscan = off"})
-	return append(append(all, looks...), pipeline.Step{Name: "dedupd_seqscan", SQL: "SET LOCAL enable_seqscan = DEFAULT"})
+// byIndex makes look-ups use the index. The planner estimates that many keys are best
+// found by reading a table of up to a few million rows whole. That would be right once;
+// but there is a group every few milliseconds, and a connection that has made such a plan
+// keeps it while the table grows.
+func byIndex(lookups []pipeline.Step) []pipeline.Step {
+	all := append(make([]pipeline.Step, 0, len(lookups)+2), pipeline.Step{Name: "dedupd_seqscan_off", SQL: "SET LOCAL enable_seqscan = off"})
+	return append(append(all, lookups...), pipeline.Step{Name: "dedupd_seqscan", SQL: "SET LOCAL enable_seqscan = DEFAULT"})
 }
 
-// lookupStep reads n claims of a generation into found, as far as they are there.
-// Its statement goes by byIndex only: a plan made without it would be kept.
+// lookupStep reads n claims of a generation into found, as far as they exist. Send it by
+// byIndex only: a plan made without it would be kept.
 func (t *txn) lookupStep(table *generations.Table, n int, key func(i int) *claimkey.Key) pipeline.Step {
 	return pipeline.Step{
 		Name:       "dedupd_lookup_" + table.Identity.String(),
@@ -276,7 +275,7 @@ func (t *txn) lookupStep(table *generations.Table, n int, key func(i int) *claim
 			if err != nil {
 				return err
 			}
-			// A twin that began after us may have claimed before us.
+			// A concurrent duplicate that began after us may have claimed before us.
 			r.age = max(0, math.Float64frombits(uint64(age)))
 			t.found[key] = r
 			return nil
@@ -285,25 +284,24 @@ func (t *txn) lookupStep(table *generations.Table, n int, key func(i int) *claim
 }
 
 // Claim claims ids within a transaction of the caller's own, for services that
-// deduplicate without dedupd's worker. won tells for each id whether it is new;
-// an id that stands twice wins once. The claims stand or fall with tx, which must
-// be READ COMMITTED (SQLSTATE DD005 if not). Another transaction that holds one
-// of the ids is waited for. Ids must be 1 byte long at least.
+// deduplicate without dedupd's worker. isNew tells for each id whether it is new; of an
+// id that is there twice, the first is. The claims stand or fall with tx, which must be
+// READ COMMITTED (SQLSTATE DD005 if not). Claim waits for another transaction that holds
+// one of the ids. Ids must be 1 byte long at least.
 //
-// Ids are claimed in one order by everyone; two calls in one transaction aren't,
-// and may deadlock with another's (40P01: roll back and try again). From the
-// first call until tx ends its time-outs are those of a claim transaction:
-// lock_timeout 5 s, statement_timeout 20 s, and 10 s of idleness; and
-// enable_seqscan is the session's. Whoever needs others sets them with SET LOCAL
-// after the call.
+// Everyone claims ids in one order; but two calls in one transaction don't, and may
+// deadlock with another's (40P01: roll back and try again). From the first call until tx
+// ends its time-outs are those of a claim transaction: lock_timeout 5 s,
+// statement_timeout 20 s, and 10 s of idleness; and enable_seqscan is the session's. Set
+// others with SET LOCAL after the call.
 //
-// A refused catalog (SQLSTATE DD002) means that the scope's generations have
-// changed: roll back and try again.
+// A refused catalog (SQLSTATE DD002) means that the scope's generations have changed:
+// roll back and try again.
 //
-// Sealed generations are looked through in their tables unless LoadFilters was
-// called, which is worth it for more than a few ids now and then. Workers of the
-// scope keep house; without any, generations stay as they are.
-func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (won []bool, err error) {
+// Sealed generations are looked through in their tables unless LoadFilters was called,
+// which is worth it for more than a few ids now and then. Workers of the scope run
+// retention; without any, generations stay as they are.
+func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (isNew []bool, err error) {
 	c, err := s.generations.Loaded(ctx)
 	if err != nil {
 		return nil, err
@@ -324,9 +322,9 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (won []bool,
 		}
 		return nil, fmt.Errorf("claim: %w", err)
 	}
-	won = make([]bool, len(ids))
+	isNew = make([]bool, len(ids))
 	for i := range g.items {
-		won[i] = g.items[i].isNew
+		isNew[i] = g.items[i].isNew
 	}
-	return won, nil
+	return isNew, nil
 }

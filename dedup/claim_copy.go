@@ -13,32 +13,32 @@ import (
 	"github.com/dedupd/dedupd/internal/sqlstate"
 )
 
-// There are two ways to claim a group. INSERT ... ON CONFLICT settles everything
-// in the statement that claims: nothing goes before, nothing fails. But it visits
-// the index twice for each key and makes each row by itself, which is a third of
-// all that a message costs Postgres. So a large group looks its keys up first and
-// copies what is missing (decision 0016). The table's unique index remains the
-// judge: should a twin of a key be committed between the look and the copy, or be
-// in flight and then commit, COPY fails and the transaction with it; the group is
-// then tried again by ON CONFLICT, which waits for twins and takes no for an
-// answer. Both ways take keys in the same order.
+// There are two ways to claim a group. INSERT ... ON CONFLICT settles everything in the
+// statement that claims: nothing goes before, nothing fails. But it visits the index
+// twice for each key and makes each row by itself, which is a third of all that a message
+// costs Postgres. So a large group looks its keys up first and copies what is missing
+// (decision 0016). The table's unique index still decides: if a concurrent duplicate of a
+// key commits between the look-up and the copy, or is in flight and then commits, COPY
+// fails and the transaction with it. The group is then retried by ON CONFLICT, which
+// waits for concurrent duplicates and accepts them. Both ways claim keys in the same
+// order.
 
 const (
-	// defaultCopyFrom is the number of ids from which looking ahead is worth its
+	// defaultCopyFrom is the number of ids from which looking them up first is worth its
 	// additional round trip.
 	defaultCopyFrom = 256
-	// twinsHold is for how long, once a copy has met a twin, everything is claimed
-	// by ON CONFLICT: where resends go to another lane at the same time, one twin
-	// is seldom alone, and each failed copy is a group's work done in vain.
+	// copyPause is for how long everything is claimed by ON CONFLICT once a copy has met
+	// a concurrent duplicate. Where resends go to another lane at the same time, such a
+	// duplicate is seldom alone, and each failed copy wastes a group's work.
 	copyPause = time.Minute
 )
 
-// errTwin says that a key was claimed by somebody else between the look and the
-// copy.
+// errConcurrentDuplicate says that somebody else claimed a key between the look-up and
+// the copy.
 var errConcurrentDuplicate = errors.New("claimed by another transaction meanwhile")
 
-// twinGuard remembers when a copy last met a twin. It decides about speed alone:
-// either way of claiming is right at any time.
+// copyGuard remembers when a copy last met a concurrent duplicate. It affects speed
+// alone: either way of claiming is right at any time.
 type copyGuard struct {
 	hold  time.Duration
 	until atomic.Int64 // Unix nanoseconds
@@ -84,7 +84,7 @@ var (
 	copyTrailer   = []byte{0xFF, 0xFF}
 )
 
-// encode is the rows in the binary form of COPY.
+// encode returns the rows in the binary form of COPY.
 func (t *txn) encode() []byte {
 	const row = 2 + 4 + 16 + 4 + 8 + 4 + 4 + 4 + 8
 	be := binary.BigEndian

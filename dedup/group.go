@@ -33,19 +33,19 @@ type item struct {
 	fingerprint int64
 	batch       int32 // index into the group's batches
 	message     int32 // index into the batch's messages
-	// twin is the item of this group that carries the same key and came first;
-	// -1 where this is the first itself.
+	// duplicateOf is the first item of this group with the same key; -1 if this is the
+	// first.
 	duplicateOf int32
 	outcome     outcome
-	// wins is set when this item's claim is new.
+	// isNew is set if this item's claim is new.
 	isNew bool
 	// reject is why the message can't be given to the sink.
 	reject *rejection
-	// deadLettered is set when this item's dead letter is new: a queue may deliver a
-	// message again that was buried before.
+	// deadLettered is set if this item's dead letter is new: a queue may deliver a
+	// message again that is a dead letter already.
 	deadLettered bool
-	// original is where the claim was taken first, for a dead letter of a
-	// duplicate or a conflict.
+	// original is where the id was claimed first, for a dead letter of a duplicate or a
+	// conflict.
 	original *claimRow
 }
 
@@ -68,25 +68,25 @@ const (
 	classDuplicate = "duplicate"
 )
 
-// group is what one transaction works on: the messages of a few batches, keyed,
-// folded and sorted. It is made once for a hand-over and used again by every try.
+// group is what one transaction works on: the messages of a few batches, keyed, folded
+// and sorted. It is made once for a hand-over, and every try uses it again.
 type group struct {
 	*handOver
 	batches []lane.Batch
 	items   []item
-	// firsts are the items to claim: one for each key, sorted by key, which is
-	// the order in which every transaction of every version claims.
+	// unique are the items to claim: one for each key, sorted by key, the order in which
+	// every transaction of every version claims.
 	unique []int32
-	// keys are those of the firsts, and hashes what filters know them by; made
-	// when there is a sealed generation to look through.
+	// keys are those of unique, and hashes what filters know them by; made if there is a
+	// sealed generation to look through.
 	keys   []claimkey.Key
 	hashes []uint64
-	// claims are the firsts that no sealed generation holds: what is claimed.
+	// claims are the unique items that no sealed generation holds: what is claimed.
 	claims []int32
-	// metTwin is set when claims that were looked up before met a twin.
+	// metDuplicate is set once a copy has met a concurrent duplicate.
 	metDuplicate bool
-	// lanes are the numbers that claims know the batches' lanes by; nil: the claims come
-	// by no lane.
+	// lanes are the numbers by which claims know the batches' lanes; nil: the claims have
+	// no lane.
 	lanes []int32
 	// catalog is the one that the last try was built for.
 	catalog *generations.Catalog
@@ -101,11 +101,11 @@ func (g *group) message(it *item) *message.Message {
 }
 
 // prepare finds the ids, keys and fingerprints of a group's messages and folds
-// twins, so that it is the first copy in lane order that wins. The error is a *lane.HoldError when the
-// policy is to stop at a message without an id.
+// duplicates, so that the first copy in lane order is the new one. The error is a
+// *lane.HoldError if the policy is to stop at a message without an id.
 func (p *Processor) prepare(batches []lane.Batch) (*group, error) {
 	g := &group{batches: batches}
-	// Lane rows are touched in one order by everyone.
+	// Everyone touches lane rows in one order.
 	slices.SortStableFunc(g.batches, func(a, b lane.Batch) int { return a.Lane.Compare(b.Lane) })
 	n := 0
 	for i := range g.batches {
@@ -138,8 +138,8 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 			Summary: fmt.Sprintf("position %d: the message has no usable id, and id.missing is stop", m.Position.Offset),
 		}
 	default:
-		// Known by its place alone. A dead letter claims that place, too, so that
-		// a redelivery doesn't make a second one.
+		// Only its place identifies it. A dead letter claims that place, too, so that a
+		// redelivery doesn't make a second one.
 		place := message.PositionID(b.StreamID, m.Position)
 		it.key = claimkey.OfPlace(place)
 		m.ID = place
@@ -165,7 +165,7 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 	return nil
 }
 
-// fold finds twins and sorts what remains by key.
+// fold finds duplicates within the group and sorts the unique items by key.
 func (g *group) fold() {
 	type entry struct {
 		hi, lo uint64
@@ -195,8 +195,7 @@ func (g *group) fold() {
 	}
 }
 
-// reset forgets what a try has found out. Rejections stay: they are facts about
-// messages.
+// reset forgets what a try has found. Rejections stay: they are facts about messages.
 func (g *group) reset() {
 	for i := range g.items {
 		it := &g.items[i]
@@ -205,8 +204,8 @@ func (g *group) reset() {
 	g.ages = g.ages[:0]
 }
 
-// won marks the item with that key as the winner of its claim. Keys come back in
-// the order they were sent; from is where the last one was found.
+// markNew marks the item with that key as new. Keys come back in the order they were
+// sent; from is where the last one was found.
 func (g *group) markNew(key claimkey.Key, from int) (at int, err error) {
 	for i := from; i < len(g.claims); i++ {
 		if it := &g.items[g.claims[i]]; it.key == key {

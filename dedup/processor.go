@@ -15,9 +15,8 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// Processor makes groups of batches durable, each message id once. The fields
-// are set before the first Handle and not changed after. It may be used by many
-// goroutines.
+// Processor makes groups of batches durable, each message id once. The fields are set
+// before the first Handle and don't change after. It is safe for concurrent use.
 type Processor struct {
 	Store       *Store
 	Sink        sinks.Sink
@@ -28,19 +27,19 @@ type Processor struct {
 	Missing     MissingPolicy
 	OnDuplicate DuplicatePolicy
 	OnConflict  ConflictPolicy
-	// MaxDeadShare of the last DeadWindow messages of a lane may be dead letters;
-	// above it the fault isn't the messages', and the lane is held.
+	// At most MaxDeadShare of a lane's last DeadWindow messages may be dead letters.
+	// Above it the messages aren't at fault, and the lane is held.
 	MaxDeadShare float64
 	DeadWindow   int
-	// CopyFrom is the number of ids in a transaction from which they are looked up
-	// first and those that are new claimed by COPY: less work for Postgres, and a
-	// round trip more. Zero: 256; math.MaxInt: never.
+	// CopyFrom is the number of ids in a transaction from which they are looked up first
+	// and the new ones claimed by COPY: less work for Postgres, and one more round trip.
+	// Zero: 256; math.MaxInt: never.
 	CopyFrom int
-	// MaxMessages is the most messages that a batch has: for that many a lane is
-	// handled with care after its workers have ended again and again. Zero: 4000.
+	// MaxMessages is the most messages that a batch has: a quarantined lane applies that
+	// many one by one before its quarantine ends. Zero: 4000.
 	MaxMessages int
-	// Window is how long claims are kept at least; duplicates are told as a share
-	// of it. Zero: not told.
+	// Window is how long claims are kept at least; the ages of duplicates are reported as
+	// a share of it. Zero: not reported.
 	Window  time.Duration
 	Metrics *Metrics
 
@@ -50,12 +49,12 @@ type Processor struct {
 	ages      ageCounter
 	slow      slowLanes
 	sinkStale atomic.Bool // the sink's view of the database may be out of date
-	// sinking is shared by all who are at the sink, and held alone by a message
-	// that may end the process: no other may be blamed for it.
+	// sinkSlots is shared by all who are at the sink. An attempt that may end the process
+	// holds all of it, so that nothing else is blamed for that.
 	sinkSlots *semaphore.Weighted
 
 	mu sync.Mutex
-	// unknown keeps what would have happened, for commits whose answer was lost.
+	// unknown has the tallies of commits whose answer was lost.
 	unknown map[message.Lane]unknownCommit
 }
 
@@ -64,7 +63,7 @@ type unknownCommit struct {
 	tally       tally
 }
 
-// Start prepares the sink and the guards. It must be called once, before Handle.
+// Start prepares the sink and the guards. Call it once, before Handle.
 func (p *Processor) Start(ctx context.Context) error {
 	p.unknown = make(map[message.Lane]unknownCommit)
 	p.guard = deadGuard{limit: int(p.MaxDeadShare * float64(p.DeadWindow)), window: int64(p.DeadWindow)}

@@ -21,9 +21,9 @@ const commitTimeout = 10 * time.Second
 // the caller does with the new ones stands or falls with the claims. Workers, replay,
 // import and Store.Claim are scripts of it.
 //
-// Locks are taken in one order by everyone: the rotation lock, claims by key, whatever
-// the sink locks, dead letters, lane rows by name. Lane rows come last: the books need
-// the counts, and the lock is short.
+// Everyone takes locks in one order: the rotation lock, claims by key, whatever the sink
+// locks, dead letters, lane rows by name. Lane rows come last: the books need the counts,
+// and the lock is short.
 type txn struct {
 	store   *Store
 	conn    *pgx.Conn
@@ -41,9 +41,9 @@ type txn struct {
 	probed probeResult
 }
 
-// begin gives a transaction over a group to work, on a connection of its own, which has
-// no statement about generations that the catalog doesn't have. What the work left
-// open when it failed is rolled back. began is false where the work never began.
+// begin runs work with a transaction over a group, on a connection of its own without
+// statements about generations that the catalog lacks. If work fails, what it left open
+// is rolled back. began is false if work never began.
 func (s *Store) begin(ctx context.Context, g *group, work func(t *txn) error) (began bool, err error) {
 	catalog, err := s.generations.Loaded(ctx)
 	if err != nil {
@@ -72,8 +72,8 @@ func (t *txn) send(ctx context.Context, steps ...pipeline.Step) error {
 	return pipeline.RoundTrip(ctx, t.conn, t.prepare, steps)
 }
 
-// abort ends a failed transaction. A connection that can't be brought back into
-// order is closed by the pool when it is released.
+// abort ends a failed transaction. If it can't bring the connection back into order, the
+// pool closes that when it is released.
 func abort(conn *pgx.Conn, err error) error {
 	if conn.IsClosed() {
 		if sqlstate.Of(err) == "" {
@@ -89,13 +89,13 @@ func abort(conn *pgx.Conn, err error) error {
 	return err
 }
 
-// ownError came of a statement of dedupd's own, or of the connection: no message's
+// ownError came from a statement of dedupd's own, or from the connection: no message's
 // data is at fault, whatever the SQLSTATE's class says.
 type ownError struct{ error }
 
 func (e *ownError) Unwrap() error { return e.error }
 
-// sinkError came of the sink's code or SQL.
+// sinkError came from the sink's code or SQL.
 type sinkError struct{ error }
 
 func (e *sinkError) Error() string { return "write: " + e.error.Error() }
