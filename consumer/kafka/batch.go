@@ -43,17 +43,17 @@ const (
 // The attributes of a record batch.
 const (
 	codecMask       = 0x07
-	logAppendTime   = 0x08 // records have the time at which the broker took them
+	logAppendTime   = 0x08 // records have the time at which the broker appended them
 	isTransactional = 0x10
 	isControl       = 0x20
 )
 
 // batch is one record batch.
 type batch struct {
-	base, last int64 // positions that it spans; there may be records at none of them
+	base, last int64 // positions that it spans; some or all may have no record
 	epoch      int32 // of the leader that wrote it; -1: not known
 	attributes int16
-	first, max int64 // timestamps in milliseconds: what records count from; the batch's latest
+	first, max int64 // timestamps in milliseconds: the one that records count from, and the latest
 	producer   int64
 	count      int
 	records    []byte // as sent
@@ -63,18 +63,18 @@ func (b *batch) has(attribute int16) bool { return b.attributes&attribute != 0 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// cutBatches takes an answer's bytes apart. A part of a batch at the end is left
-// out: the broker cuts at the size that was asked for. With an error come the
-// batches that stand before the one at fault.
-func cutBatches(records []byte) ([]batch, error) {
+// splitBatches splits an answer into batches. It leaves out a part of a batch at the
+// end: the broker cuts at the size that was asked for. With an error it returns the
+// batches before the one at fault.
+func splitBatches(records []byte) ([]batch, error) {
 	var all []batch
 	for len(records) > batchMagic {
 		length := int64(int32(binary.BigEndian.Uint32(records[8:])))
 		if magic := records[batchMagic]; magic != 2 {
-			return all, fmt.Errorf("they are in message format %d, and dedupd reads format 2, which brokers write since Kafka 0.11; have them copied to another topic", magic)
+			return all, fmt.Errorf("they are in message format %d, and dedupd reads format 2, which brokers write since Kafka 0.11; copy them to another topic", magic)
 		}
 		if length < batchHeader-batchLengthEnd {
-			return all, fmt.Errorf("a record batch of %d bytes, which can't be", length)
+			return all, fmt.Errorf("a record batch of %d bytes, which is impossible", length)
 		}
 		if length > int64(len(records)-batchLengthEnd) {
 			return all, nil
@@ -108,7 +108,7 @@ func readBatch(whole []byte) (batch, error) {
 	b.count = int(c.int32())
 	b.records = c.b
 	if base < 0 || base > math.MaxInt64-math.MaxInt32-1 || delta < 0 || b.count < 0 {
-		return batch{}, fmt.Errorf("a record batch of %d records that spans %d positions from %d, which can't be", b.count, delta, base)
+		return batch{}, fmt.Errorf("a record batch of %d records that spans %d positions from %d, which is impossible", b.count, delta, base)
 	}
 	b.last = base + int64(delta)
 	return b, nil
@@ -142,9 +142,8 @@ func (b *batch) record(c *cursor) (record, error) {
 	return r, nil
 }
 
-// survey tells how many records in plain stand at next and above, and how many
-// headers they have.
-func (b *batch) survey(plain []byte, next int64) (records, headers int, err error) {
+// countRecords counts the records in plain at next and above, and their headers.
+func (b *batch) countRecords(plain []byte, next int64) (records, headers int, err error) {
 	c := cursor{b: plain}
 	for range b.count {
 		rec, err := b.record(&c)
@@ -166,7 +165,7 @@ func (b *batch) survey(plain []byte, next int64) (records, headers int, err erro
 
 func (r *record) appendHeaders(all []message.Header) ([]message.Header, error) {
 	for range r.headers {
-		// Nobody writes to what was fetched, so its bytes may be a string.
+		// Nothing writes to what was fetched, so its bytes may be a string.
 		key := r.rest.bytes()
 		all = append(all, message.Header{Key: unsafe.String(unsafe.SliceData(key), len(key)), Value: r.rest.bytes()})
 	}
@@ -176,8 +175,7 @@ func (r *record) appendHeaders(all []message.Header) ([]message.Header, error) {
 	return all, nil
 }
 
-// marker is the type of a control batch's record; -1 where compaction has left
-// none.
+// marker is the type of a control batch's record; -1 if compaction removed it.
 func (b *batch) marker() (int16, error) {
 	if b.count == 0 {
 		return -1, nil

@@ -12,21 +12,21 @@ import (
 	"github.com/segmentio/kafka-go/protocol"
 )
 
-// bootstrap is where kafka-go asks for the layout of the cluster. It would ask the
-// configured brokers only, and give up all others when none of these is there: so we
-// dial whichever broker is known.
+// bootstrap is where kafka-go asks for the layout of the cluster. It would only ask the
+// configured brokers, and give up all others when none of these is there. So we dial
+// whichever broker is known.
 type bootstrap struct{ brokers []string }
 
-// bootstrapNetwork tells dial that any broker will do.
+// bootstrapNetwork has dial connect to any broker.
 const bootstrapNetwork = "any broker"
 
 // Network and String make it an address of kafka-go's.
 func (bootstrap) Network() string  { return bootstrapNetwork }
 func (b bootstrap) String() string { return b.brokers[0] }
 
-// learn remembers the brokers of the last layout. It is called for every request:
-// addresses are made of them where somebody dials. kafka-go makes a new map of them for
-// each layout, and never changes it.
+// learn remembers the brokers of the last layout. It is called for every request, so
+// it makes no addresses: dialling does. kafka-go makes a new map for each layout, and
+// never changes it.
 func (c *connections) learn(layout protocol.Cluster) {
 	if len(layout.Brokers) == 0 {
 		return
@@ -36,7 +36,7 @@ func (c *connections) learn(layout protocol.Cluster) {
 	c.learnt = layout.Brokers
 }
 
-// others are the addresses of the last layout that aren't configured.
+// others are the addresses of the last layout that aren't configured ones.
 func (c *connections) others() []string {
 	c.mu.Lock()
 	learnt := c.learnt
@@ -51,7 +51,7 @@ func (c *connections) others() []string {
 	return all
 }
 
-// dialAny connects to a configured broker, or to one of the last layout. One that
+// dialAny connects to a configured broker, or to one of the last layout. A broker that
 // doesn't answer leaves time for the others.
 func (c *connections) dialAny(ctx context.Context) (net.Conn, error) {
 	learnt := c.others()

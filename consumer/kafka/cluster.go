@@ -20,27 +20,27 @@ import (
 )
 
 const (
-	// requestTimeout bounds a request that the broker answers at once.
+	// requestTimeout bounds a request that a broker answers at once.
 	requestTimeout = 5 * time.Second
 	// fetchWait is how long the broker holds a fetch that finds nothing.
 	fetchWait = time.Second
-	// fetchTimeout bounds a fetch as a whole: a broker that is slow with data is
-	// waited for, one that has vanished is not.
+	// fetchTimeout bounds a whole fetch. We wait for a broker that is slow with data,
+	// not for one that has vanished.
 	fetchTimeout = fetchWait + 30*time.Second
 
 	// The timestamps by which ListOffsets names the two ends of a partition.
 	firstOffset = kafkago.FirstOffset
 	endOffset   = kafkago.LastOffset
 
-	// readCommitted is how requests ask for what is committed only.
+	// readCommitted is the isolation level of requests for committed messages only.
 	readCommitted int8 = 1
 
-	// idleConnection is how long a connection is kept that nobody uses: lanes need many
-	// for a moment when they are taken, or get messages all at once.
+	// idleConnection is how long an unused connection is kept: lanes need many for a
+	// moment when they are acquired, or all get messages at once.
 	idleConnection = 10 * time.Second
 )
 
-// cluster asks the brokers. All methods may be called concurrently.
+// cluster sends requests to the brokers. All methods may be called concurrently.
 type cluster struct {
 	transport *kafkago.Transport
 	conns     *connections
@@ -58,8 +58,8 @@ func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluste
 			IdleTimeout: idleConnection,
 			ClientID:    c.ClientID,
 			SASL:        mechanism,
-			// Leaders are looked up at random moments within this time only,
-			// not when one of them says that it no longer leads.
+			// The transport looks leaders up at random moments within this time, and
+			// not when a broker answers that it no longer leads.
 			MetadataTTL:    2 * time.Second,
 			MetadataTopics: c.Topics,
 		},
@@ -76,10 +76,10 @@ func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluste
 
 func (c *cluster) close() { c.transport.CloseIdleConnections() }
 
-// fetch asks a partition's leader, which it names, for records from a position on.
-// maxBytes bounds what is stored at the broker; one record batch comes in any case, if
-// there is room for it: the error is errNoRoom if not, and of the partition a
-// kafkago.Error.
+// fetch asks a partition's leader for records from a position on, and returns the
+// leader. want.maxBytes bounds them as the broker stores them; one record batch comes
+// in any case. The error is errNoRoom if there is no room for it, and a kafkago.Error
+// if it is the partition's.
 func (c *cluster) fetch(ctx context.Context, want *wanted, has room) (got *fetched, leader int32, err error) {
 	all := []*wanted{want}
 	a, err := c.askForRecords(ctx, &exchange{
@@ -101,13 +101,13 @@ func (c *cluster) fetch(ctx context.Context, want *wanted, has room) (got *fetch
 	return outcomes[0].fetched, leader, outcomes[0].err
 }
 
-// errMoved says of a partition that another broker leads it, or none.
-var errMoved = errors.New("the broker leads the partition no more")
+// errMoved says that another broker leads the partition, or none.
+var errMoved = errors.New("the broker no longer leads the partition")
 
-// fetchAll asks one broker for records of partitions, those of a topic one after the
-// other, and for maxBytes of all of them together. One that it no longer leads, as far
-// as is known, is left out, and gets errMoved. The error is errNoRoom where there is
-// none for the answer.
+// fetchAll asks one broker for records of partitions, maxBytes in all. The partitions
+// of a topic must be next to each other. A partition that the broker no longer leads,
+// as far as is known, is left out and gets errMoved. The error is errNoRoom if there is
+// no room for the answer.
 func (c *cluster) fetchAll(ctx context.Context, broker int32, maxBytes int, all []*wanted, has room) ([]outcome, error) {
 	outcomes := make([]outcome, len(all))
 	var led []*wanted
@@ -147,10 +147,10 @@ func (c *cluster) fetchAll(ctx context.Context, broker int32, maxBytes int, all 
 	return outcomes, nil
 }
 
-// askForRecords has a broker answer a fetch.
+// askForRecords sends a fetch and reads the answer.
 func (c *cluster) askForRecords(ctx context.Context, e *exchange) (*answer, error) {
-	// Not a deadline: that would become the connection's, and end a good
-	// connection with every poll that is given up.
+	// A deadline would become the connection's, and end a good connection with every
+	// poll that is given up.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer time.AfterFunc(fetchTimeout, func() { cancel(errFetchTimeout) }).Stop()
@@ -165,7 +165,7 @@ func (c *cluster) askForRecords(ctx context.Context, e *exchange) (*answer, erro
 	return a, err
 }
 
-// readable is where what may be read ends.
+// readable is the end of what may be read.
 func (c *cluster) readable(f *fetched) int64 {
 	if c.isolation == readCommitted {
 		return f.lastStableOffset
@@ -186,9 +186,9 @@ func (c *cluster) exchange(ctx context.Context, e *exchange) (*answer, error) {
 	return a, nil
 }
 
-// epochEnd is where the log of a partition's leader ends in an epoch, or in the last
-// one before it that it has; epoch -1: the leader knows of none as late as that. ok
-// is false where the broker is too old to tell.
+// epochEnd is where the leader's log ends in an epoch, or in the last epoch before it
+// that the leader has; epoch -1: the leader doesn't know the epoch. ok is false if the
+// broker is too old to answer.
 func (c *cluster) epochEnd(ctx context.Context, topic string, partition int, epoch int32) (end epochEnd, ok bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -206,8 +206,9 @@ func (c *cluster) epochEnd(ctx context.Context, topic string, partition int, epo
 	return end, ok, err
 }
 
-// mayRead tells whether the login may read a topic: to see it takes another right. A
-// fetch is what tells; of an empty partition it takes as long as a fetch waits.
+// mayRead returns an error if the login may not read a topic: seeing it takes another
+// right. Only a fetch shows that; of an empty partition it takes as long as a fetch
+// waits.
 func (c *cluster) mayRead(ctx context.Context, topic string) error {
 	first, err := c.start(ctx, topic, 0, firstOffset)
 	if err == nil {
@@ -216,16 +217,15 @@ func (c *cluster) mayRead(ctx context.Context, topic string) error {
 	if errors.Is(err, kafkago.TopicAuthorizationFailed) {
 		return fmt.Errorf("the broker doesn't let this login read the topic: grant Read on it (%w)", err)
 	}
-	return nil // of other errors the lanes tell
+	return nil // the lanes report other errors
 }
 
 var (
-	errAnswer       = errors.New("the broker's answer is not for what was asked")
+	errAnswer       = errors.New("the broker's answer doesn't match the request")
 	errFetchTimeout = fmt.Errorf("the broker has not answered a fetch for %s", fetchTimeout)
 )
 
-// span is a partition's first position and the one after its last, whether
-// that is committed or not.
+// span is a partition's first position and the one after its last, committed or not.
 func (c *cluster) span(ctx context.Context, topic string, partition int) (first, end int64, err error) {
 	if first, err = c.list(ctx, topic, partition, firstOffset, 0); err != nil {
 		return 0, 0, err
@@ -269,13 +269,13 @@ func (c *cluster) list(ctx context.Context, topic string, partition int, at int6
 	return p.Offset, nil
 }
 
-// committed is what a group holds of a partition.
+// committed is what a group has of a partition.
 type committed struct {
 	offset   int64  // -1: none
 	metadata string // beside it
 }
 
-// committed is what the group holds of a partition now.
+// committed is what the group has of a partition now.
 func (c *cluster) committed(ctx context.Context, topic string, partition int) (committed, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -303,17 +303,17 @@ func (c *cluster) committed(ctx context.Context, topic string, partition int) (c
 	return committed{max(p.CommittedOffset, -1), p.Metadata}, nil
 }
 
-// membership commits for a member of the group. kafka-go's own commit has no place
-// for an origin.
+// membership commits for a member of the group. kafka-go's own commit has no field for
+// offset metadata.
 type membership struct {
 	cluster         *cluster
 	groupGeneration int32
 	member          string
 }
 
-// commit tells the group of positions, and calls taken for each that the broker has
-// taken. The error is the first of those that it has not.
-func (m membership) commit(all map[string]map[int]committed, taken func(topic string, partition int)) (err error) {
+// commit commits positions, and calls confirmed for each that the broker confirms. The
+// error is of the first that it doesn't.
+func (m membership) commit(all map[string]map[int]committed, confirmed func(topic string, partition int)) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
 	defer cancel()
 	req := &offsetcommit.Request{GroupID: m.cluster.group, GenerationID: m.groupGeneration, MemberID: m.member, RetentionTimeMs: -1}
@@ -338,7 +338,7 @@ func (m membership) commit(all map[string]map[int]committed, taken func(topic st
 		for _, p := range t.Partitions {
 			switch {
 			case p.ErrorCode == 0:
-				taken(t.Name, int(p.PartitionIndex))
+				confirmed(t.Name, int(p.PartitionIndex))
 			case err == nil:
 				err = fmt.Errorf("commit the group's offsets of topic %s: %w", t.Name, kafkago.Error(p.ErrorCode))
 			}
@@ -347,20 +347,20 @@ func (m membership) commit(all map[string]map[int]committed, taken func(topic st
 	return err
 }
 
-// topics is what the broker tells of the configured topics.
+// topics is what a broker says about the configured topics.
 type topics struct {
-	partitions map[string]int   // of those that we can see
+	partitions map[string]int   // how many each topic has that we can see
 	problems   map[string]error // why we can't see the others
 }
 
 var errNoTopic = errors.New("the broker has no such topic: create it, or take it out of the source's topics")
 
-// metadataVersion is the latest whose answers kafka-go reads. From 4 on, such a
-// request can say that it is to create no topic.
+// metadataVersion is the latest version whose answers kafka-go reads. From 4 on, a
+// request can say that it must create no topic.
 const metadataVersion = 8
 
-// lookUpTopics asks a broker about the topics: what the transport knows of them may be two
-// seconds old. An error says that nothing is known.
+// lookUpTopics asks a broker about the topics: what the transport knows may be two
+// seconds old. With an error, nothing is known.
 func (c *cluster) lookUpTopics(ctx context.Context) (topics, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -389,13 +389,13 @@ func (c *cluster) lookUpTopics(ctx context.Context) (topics, error) {
 	return all, nil
 }
 
-// settings are what a topic is configured to, by name: those that were asked for
-// and that the broker knows. The error says of which topics nothing is known.
+// settings are the topics' settings, by topic and name: those of names that the broker
+// knows. The error says which topics it knows nothing of.
 func (c *cluster) settings(ctx context.Context, names ...string) (map[string]map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	// This tells why no broker can be reached. The library would send what follows
-	// to a broker that it doesn't know, and speak of that.
+	// This finds out why no broker can be reached. The library would send the next
+	// request to a broker that it doesn't know, and report that.
 	if _, err := c.transport.RoundTrip(ctx, c.addr, &metadata.Request{TopicNames: c.topics}); err != nil {
 		return nil, fmt.Errorf("describe the topics: %w", err)
 	}

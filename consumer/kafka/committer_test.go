@@ -23,7 +23,7 @@ type fakeMember struct {
 	commits []map[string]map[int]committed
 }
 
-func (m *fakeMember) commit(o map[string]map[int]committed, taken func(string, int)) (err error) {
+func (m *fakeMember) commit(o map[string]map[int]committed, confirmed func(string, int)) (err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.err != nil {
@@ -36,7 +36,7 @@ func (m *fakeMember) commit(o map[string]map[int]committed, taken func(string, i
 				err = errors.New("may not")
 				continue
 			}
-			taken(topic, p)
+			confirmed(topic, p)
 		}
 	}
 	return err
@@ -115,10 +115,10 @@ func TestCommitter(t *testing.T) {
 		expect("back", map[string]map[int]committed{"t": {0: {offset: 25}}})
 
 		// Where it begins in the database goes with a position that stands already.
-		later := c.add(laneOf(3), &lane.Assignment{OffsetMetadata: "origin", BrokerPosition: 7})
+		later := c.add(laneOf(3), &lane.Assignment{OffsetMetadata: "metadata", BrokerPosition: 7})
 		c.set(later, 7)
 		wait()
-		expect("an origin", map[string]map[int]committed{"t": {3: {7, "origin"}}})
+		expect("metadata", map[string]map[int]committed{"t": {3: {7, "metadata"}}})
 		wait()
 		expect("told already")
 
@@ -127,13 +127,13 @@ func TestCommitter(t *testing.T) {
 		c.set(a, 40)
 		c.set(later, 8)
 		wait()
-		expect("both", map[string]map[int]committed{"t": {0: {offset: 40}, 3: {8, "origin"}}})
+		expect("both", map[string]map[int]committed{"t": {0: {offset: 40}, 3: {8, "metadata"}}})
 		if failures != 3 || a.confirmed.Load() != 40 || later.confirmed.Load() != 7 {
 			t.Errorf("%d failures, confirmed %d and %d", failures, a.confirmed.Load(), later.confirmed.Load())
 		}
 		member.refuse(0)
 		wait()
-		expect("what is left", map[string]map[int]committed{"t": {3: {8, "origin"}}})
+		expect("what is left", map[string]map[int]committed{"t": {3: {8, "metadata"}}})
 
 		c.set(b, 9)
 		c.stop()
@@ -180,7 +180,7 @@ func (m *silentMember) commit(map[string]map[int]committed, func(string, int)) e
 }
 
 // Nothing waits for the broker after COMMIT: while one never answers, lanes note
-// their positions, are opened and let go.
+// their positions, are opened and released.
 func TestABrokerThatNeverAnswersHoldsUpNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -14,17 +14,17 @@ import (
 	"github.com/segmentio/kafka-go/compress"
 )
 
-// maxBatchBytes is the most that an answer may take. A batch comes whole, whatever
-// was asked for.
+// maxBatchBytes is the most bytes an answer may have. A batch comes whole, whatever was
+// asked for.
 const maxBatchBytes = 256 << 20
 
-var errTooLarge = fmt.Errorf("a record batch of more than the %d MiB that dedupd takes at once", maxBatchBytes>>20)
+var errTooLarge = fmt.Errorf("a record batch of more than the %d MiB that dedupd reads at once", maxBatchBytes>>20)
 
-// room is asked for memory before it is taken; false: there is none now.
+// room reserves memory before it is used; false: there is none now.
 type room func(bytes int64) bool
 
-// untilForgotten is the same until forget was called, and then has none: an answer that
-// nobody waits for any more may still be read. A nil one stays nil.
+// untilForgotten has room until forget is called: an answer that nobody waits for any
+// more may still be read. A nil room stays nil.
 func (has room) untilForgotten() (_ room, forget func()) {
 	if has == nil {
 		return nil, func() {}
@@ -42,13 +42,12 @@ func (has room) untilForgotten() (_ room, forget func()) {
 		}
 }
 
-// inflate decompresses a batch's records, in memory of their own and of just their
-// size, for which there is room. A few bytes can stand for gigabytes, and what they
-// say of that need not be so: no more memory is taken than what they can come to, nor
-// than the limit.
+// inflate decompresses a batch's records, into memory of their own and of exactly their
+// size, after reserving it. A few bytes can become gigabytes, and the size they state
+// may be wrong: it uses no more memory than they can become, nor than the limit.
 //
-// Small batches are decompressed into a buffer that is there already. Of large ones
-// it is found out first what they come to, and one is decompressed at a time.
+// Small batches are decompressed into a buffer that exists already. The size of a large
+// one is found out first, and one is decompressed at a time.
 func inflate(codec compress.Compression, records []byte, limit int64, has room) (plain []byte, err error) {
 	switch codec {
 	case compress.Snappy:
@@ -59,7 +58,7 @@ func inflate(codec compress.Compression, records []byte, limit int64, has room) 
 		open := func() io.ReadCloser { return codec.Codec().NewReader(bytes.NewReader(records)) }
 		plain, err = unstream(open, limit, has)
 	default:
-		return nil, fmt.Errorf("records compressed in a way that isn't known, %d", codec)
+		return nil, fmt.Errorf("records of an unknown compression type, %d", codec)
 	}
 	var large *inflatedError
 	if err != nil && !errors.Is(err, errNoRoom) && !errors.As(err, &large) {
@@ -68,25 +67,25 @@ func inflate(codec compress.Compression, records []byte, limit int64, has room) 
 	return plain, err
 }
 
-// errNoRoom says that what was asked for didn't fit.
+// errNoRoom says that there is no memory for it now.
 var errNoRoom = errors.New("no room for a decompressed record batch")
 
-// inflatedError says that a batch comes to more than the limit.
+// inflatedError says that a batch takes more memory than the limit.
 type inflatedError struct {
-	least, limit int64 // what it comes to at least
+	least, limit int64 // least is what it takes at least
 }
 
 func (e *inflatedError) Error() string {
-	return fmt.Sprintf("it comes to %s of memory or more, and batch.max_inflated_bytes is %s", mebibytes(e.least), mebibytes(e.limit))
+	return fmt.Sprintf("it takes %s of memory or more, and batch.max_inflated_bytes is %s", mebibytes(e.least), mebibytes(e.limit))
 }
 
 func mebibytes(n int64) string { return fmt.Sprintf("%.1fMiB", math.Ceil(float64(n)/(1<<20)*10)/10) }
 
-// scratchBytes is how large a batch may be, decompressed, to go by a scratch buffer.
+// scratchBytes is how large a batch may be, decompressed, to use a scratch buffer.
 const scratchBytes = 4 << 20
 
-// scratch are the buffers that small batches are decompressed into, as it isn't
-// known before what they will come to. They are as many as may be at that at a time.
+// scratch are the buffers that small batches are decompressed into, since their size
+// isn't known before. Their number bounds how many are decompressed at a time.
 var scratch = sync.OnceValue(func() chan []byte {
 	n := min(runtime.GOMAXPROCS(0), 8)
 	all := make(chan []byte, n)
@@ -96,12 +95,12 @@ var scratch = sync.OnceValue(func() chan []byte {
 	return all
 })
 
-// large is held by who decompresses a large batch: beside what comes of it, decoders
-// take memory that nobody counts.
+// large is locked while a large batch is decompressed: decoders use memory beside the
+// result that isn't counted.
 var large sync.Mutex
 
-// inScratch gives a copy of what fill makes, in memory for which there is room. The
-// buffer has room for scratchBytes, but need not yet be so large.
+// inScratch returns a copy of what fill makes, after reserving its memory. The buffer
+// may grow to scratchBytes, and may still be smaller.
 func inScratch(has room, fill func(buf []byte) ([]byte, error)) ([]byte, error) {
 	buf := <-scratch()
 	defer func() { scratch() <- buf }()
@@ -121,8 +120,8 @@ func inScratch(has room, fill func(buf []byte) ([]byte, error)) ([]byte, error) 
 // errNotSmall says that a stream has more than fits in a scratch buffer.
 var errNotSmall = errors.New("not small")
 
-// unstream reads a stream that doesn't say what it comes to. A large one is read
-// twice: counted, then kept.
+// unstream reads a stream that doesn't state its size. It reads a large one twice: to
+// count it, then to keep it.
 func unstream(open func() io.ReadCloser, limit int64, has room) ([]byte, error) {
 	plain, err := inScratch(has, func(buf []byte) ([]byte, error) {
 		r := open()
@@ -153,7 +152,7 @@ func unstream(open func() io.ReadCloser, limit int64, has room) ([]byte, error) 
 	return plain, err
 }
 
-// count is what a stream comes to.
+// count is the size of a stream.
 func count(open func() io.ReadCloser, limit int64) (int64, error) {
 	r := open()
 	defer r.Close()
@@ -164,9 +163,8 @@ func count(open func() io.ReadCloser, limit int64) (int64, error) {
 	return n, err
 }
 
-// zstdReader may be used by many goroutines, of which as many as there are
-// processors go on at a time. It takes no memory for what it decodes but what it is
-// given.
+// zstdReader is safe for concurrent use, and decodes as many batches at a time as there
+// are processors. It decodes only into memory that it is given.
 var zstdReader = sync.OnceValues(func() (*zstd.Decoder, error) {
 	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecodeAllCapLimit(true))
 })
@@ -204,11 +202,11 @@ func unzstd(records []byte, limit int64, has room) ([]byte, error) {
 	return plain, err
 }
 
-// zstdBlock is the most that one block of zstd comes to.
+// zstdBlock is the most that one block of zstd decompresses to.
 const zstdBlock = 128 << 10
 
-// zstdBound is the most that frames of zstd can come to, by what they are made of: a
-// frame may say what it comes to, but isn't believed more than its blocks (RFC 8878).
+// zstdBound is the most that frames of zstd can decompress to, by their blocks: a frame
+// may state its size, but isn't believed more than its blocks allow (RFC 8878).
 func zstdBound(b []byte) (most int64, err error) {
 	for len(b) > 0 {
 		var h zstd.Header
@@ -239,7 +237,7 @@ func zstdBound(b []byte) (most int64, err error) {
 	return most, nil
 }
 
-// zstdBlocks goes over a frame's blocks, and returns what they come to at most.
+// zstdBlocks passes over a frame's blocks, and returns the most they decompress to.
 func zstdBlocks(c *cursor) (most int64) {
 	for last := false; !last && !c.bad; {
 		head := c.take(3)
@@ -264,11 +262,11 @@ func zstdBlocks(c *cursor) (most int64) {
 	return most
 }
 
-// xerialMagic begins what Java's clients write: blocks of snappy, each with its
-// length in front. Others write a single block without a frame.
+// xerialMagic begins what Java clients write: blocks of snappy, each with its length in
+// front. Others write a single block without a frame.
 var xerialMagic = []byte("\x82SNAPPY\x00")
 
-// snappyRatio is more than snappy can gain: 64 bytes by three, at most.
+// snappyRatio is more than snappy can compress: 64 bytes to three at best.
 const snappyRatio = 32
 
 func unsnap(records []byte, limit int64, has room) ([]byte, error) {
@@ -284,7 +282,7 @@ func unsnap(records []byte, limit int64, has room) ([]byte, error) {
 			return nil, snappy.ErrCorrupt
 		}
 	}
-	// The sizes that the blocks give are added up before they are believed.
+	// The sizes that the blocks state are checked and added up first.
 	size := int64(0)
 	for _, b := range blocks {
 		n, err := snappy.DecodedLen(b)

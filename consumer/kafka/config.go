@@ -27,22 +27,22 @@ type Config struct {
 	Isolation    IsolationLevel
 	OnGroupReset GroupResetPolicy
 	OnGap        GapPolicy
-	// TLS, if not nil, is used for every connection. An empty ServerName stands
-	// for the host connected to.
+	// TLS, if not nil, is used for every connection. An empty ServerName means the
+	// host connected to.
 	TLS *tls.Config
-	// Authorities, if not nil, is asked at each handshake for those of TLS: they
-	// are renewed under a running program.
+	// Authorities, if not nil, returns those of TLS at each handshake: they are
+	// renewed under a running program.
 	Authorities func() (*x509.CertPool, error)
-	// SASL is how to log in; a zero value: not at all.
+	// SASL is how to log in; a zero value: no login.
 	SASL SASL
-	// ClientID is told to the broker. Default: dedupd.
+	// ClientID is the client id of every request. Default: dedupd.
 	ClientID string
 
-	// SessionTimeout is how long after its last sign of life a dead member's
-	// partitions are given away. Default 10 s: short, since the fence and not
-	// this wait is what makes a take-over safe.
+	// SessionTimeout is how long after its last heartbeat a dead member's
+	// partitions are reassigned. Default 10 s: short, since the fence and not
+	// this wait makes a take-over safe.
 	SessionTimeout time.Duration
-	// HeartbeatInterval is the time between signs of life. Default 1 s.
+	// HeartbeatInterval is the time between heartbeats. Default 1 s.
 	HeartbeatInterval time.Duration
 	// RebalanceTimeout is how long the group waits for a member that still
 	// drains. Default 30 s.
@@ -51,9 +51,9 @@ type Config struct {
 	// FetchBytes bounds one lane's fetch, as the broker stores it (compressed).
 	// Default 1 MiB. A single record batch may be larger.
 	FetchBytes int
-	// MaxInflatedBytes is what one record batch may come to in memory, decompressed
-	// and as messages. A larger one holds its lane. Default 128 MiB. One that is larger
-	// than the worker's whole budget is taken alone.
+	// MaxInflatedBytes bounds one record batch in memory, decompressed and as
+	// messages. A larger one holds its lane. Default 128 MiB. One that is larger than
+	// the worker's whole budget is decoded alone.
 	MaxInflatedBytes int64
 }
 
@@ -96,7 +96,7 @@ func (c *Config) validate() error {
 	}
 	for i, t := range c.Topics {
 		if t == "" || slices.Contains(c.Topics[:i], t) {
-			problem("topics: %q is empty or stands twice", t)
+			problem("topics: %q is empty or listed twice", t)
 		}
 	}
 	if c.Group == "" {
@@ -124,9 +124,8 @@ func (c *Config) validate() error {
 // maxInflated is the most that MaxInflatedBytes may be.
 const maxInflated = 1 << 30
 
-// drainBudget is how long batches in their transactions are waited for once the
-// group wants its lanes back: for as long all others wait with us. Behind it come
-// the last commit and the join.
+// drainBudget is how long we wait for in-flight transactions once the group
+// rebalances: all other members wait with us. The last commit and the join follow.
 func (c *Config) drainBudget() time.Duration {
 	budget := min(c.SessionTimeout, c.RebalanceTimeout) - 2*c.HeartbeatInterval - requestTimeout
 	return min(max(budget, time.Second), 15*time.Second)

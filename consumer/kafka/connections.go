@@ -18,9 +18,8 @@ import (
 // dialTimeout bounds one attempt to connect, with TLS and login.
 const dialTimeout = 5 * time.Second
 
-// connections are all network connections of one Run, so that nothing of it can
-// outlive it: not a long poll whose answer nobody waits for, nor a join that the
-// library won't give up.
+// connections are all network connections of one Run. Nothing can outlive it: no long
+// poll whose answer nobody waits for, no join that the library won't give up.
 type connections struct {
 	ctx         context.Context
 	cancel      context.CancelFunc
@@ -41,7 +40,7 @@ func newConnections(config *Config) *connections {
 }
 
 // dial connects, unless cut was called. It encrypts by itself: the library would keep
-// to the authorities that it was given at first.
+// the authorities that it got first.
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if network == bootstrapNetwork {
 		return c.dialAny(ctx)
@@ -49,8 +48,8 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()
-	// Keep-alives are what ends a connection whose other end has vanished while
-	// we wait for an answer.
+	// Keep-alives end a connection whose other end has vanished while we wait for an
+	// answer.
 	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 4,
 	}}
@@ -75,7 +74,7 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 	return conn, nil
 }
 
-// encrypt shakes hands by the files as they are now.
+// encrypt does the TLS handshake with the authorities as they are now.
 func (c *connections) encrypt(ctx context.Context, raw net.Conn, address string) (net.Conn, error) {
 	config := c.tls.Clone()
 	if config.ServerName == "" {
@@ -106,36 +105,37 @@ func (c *connections) cut() {
 	clear(c.open)
 }
 
-// versions are those that the broker at a connection's other end speaks. It is asked
-// once: kafka-go asks, too, but tells only of those that it speaks itself.
+// versions are the request versions that the broker at a connection's other end
+// supports. It is asked once: kafka-go asks too, but only returns those that it
+// supports itself.
 func (c *connections) versions(conn io.ReadWriter, clientID string) (map[int16]version, error) {
 	var known *connection
-	if wrapped, ok := conn.(addressed); ok { // by what kafka-go reads ahead
+	if wrapped, ok := conn.(addressed); ok { // kafka-go wraps it, to read ahead
 		c.mu.Lock()
 		known = c.open[endsOf(wrapped)]
 		c.mu.Unlock()
 	}
 	// Nobody else exchanges anything over the connection meanwhile.
-	if known != nil && known.spoken != nil {
-		return known.spoken, nil
+	if known != nil && known.supported != nil {
+		return known.supported, nil
 	}
 	all, err := askVersions(conn, clientID)
 	if err == nil && known != nil {
-		known.spoken = all
+		known.supported = all
 	}
 	return all, err
 }
 
 type connection struct {
 	net.Conn
-	raw     net.Conn // Conn, without what encrypts it
-	address string
-	all     *connections
-	ends    ends
-	spoken  map[int16]version // nil: not asked yet
+	raw       net.Conn // Conn, without what encrypts it
+	address   string
+	all       *connections
+	ends      ends
+	supported map[int16]version // what the broker supports; nil: not asked yet
 }
 
-// Read tells of which broker an alert is: by TLS 1.3 a client hears with the first
+// Read adds to an alert which broker sent it: in TLS 1.3 a client learns with the first
 // answer, and not in the handshake, that its certificate is missing or refused.
 func (c *connection) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
@@ -155,7 +155,7 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// ends are what no two open connections have in common.
+// ends identify an open connection.
 type ends struct{ local, remote netip.AddrPort }
 
 type addressed interface {

@@ -2,14 +2,14 @@ package kafka
 
 import "encoding/binary"
 
-// cursor takes fields off the front of what a broker sent, which may be
-// anything. Once something isn't there, it is bad and gives zeros.
+// cursor takes fields off the front of what a broker sent, which may be anything. Once
+// something is missing, it is bad and returns zeros.
 type cursor struct {
 	b   []byte
 	bad bool
 }
 
-// take is the next n bytes, in place. They end where they end: nobody can append
+// take is the next n bytes, in place. Their capacity ends with them: nobody can append
 // into what follows.
 func (c *cursor) take(n int) []byte {
 	if n < 0 || n > len(c.b) {
@@ -42,8 +42,8 @@ func (c *cursor) int64() int64 {
 	return 0
 }
 
-// varint is a number of one to ten bytes, with its sign in the lowest bit; nearly
-// all have one.
+// varint is a number of one to ten bytes, with its sign in the lowest bit. Nearly all
+// take one byte.
 func (c *cursor) varint() int64 {
 	if len(c.b) > 0 && c.b[0] < 0x80 {
 		v := c.b[0]
@@ -74,8 +74,8 @@ func (c *cursor) uvarint() uint64 {
 	return v
 }
 
-// compact is how many items follow in the newer versions of requests; none where
-// the array or the string is null. No item takes less than a byte.
+// compact is how many items follow in newer versions of requests; 0 if the array or
+// the string is null. Each item takes at least a byte.
 func (c *cursor) compact() int {
 	n := c.uvarint()
 	if n > uint64(len(c.b))+1 {
@@ -85,8 +85,8 @@ func (c *cursor) compact() int {
 	return max(int(n)-1, 0)
 }
 
-// length is how many items follow in a list, each of which takes so many bytes at
-// least; none where the list is null.
+// length is how many items follow in a list, each of which takes at least least bytes;
+// 0 if the list is null.
 func (c *cursor) length(least int) int {
 	n := int(c.int32())
 	if n > len(c.b)/least {
@@ -96,7 +96,7 @@ func (c *cursor) length(least int) int {
 	return max(n, 0)
 }
 
-// tags are fields that a later version may have added.
+// tags passes over fields that a later version may have added.
 func (c *cursor) tags() {
 	for range c.uvarint() {
 		if c.bad {
@@ -107,7 +107,7 @@ func (c *cursor) tags() {
 	}
 }
 
-// bytes are preceded by their number; -1 stands for nil, which isn't empty.
+// bytes are preceded by their number; -1 means nil, which isn't empty.
 func (c *cursor) bytes() []byte {
 	n := c.varint()
 	if n == -1 {

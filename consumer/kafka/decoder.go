@@ -24,52 +24,49 @@ const (
 // effect; 1 commits.
 const abortMarker = 0
 
-// records are what one fetch brought.
+// records are what was decoded of one fetch.
 type records struct {
-	// messages are the records to deliver, in order of position. Their keys,
-	// values and headers stand where they came: in the answer, or in what one of
-	// its batches was decompressed to.
+	// messages are the records to deliver, in order of position. Their keys, values
+	// and headers are parts of the answer, or of what a batch was decompressed to.
 	messages []message.Message
-	// held is the memory, in bytes, that is in use for as long as the last of
-	// them is.
+	// held is the memory, in bytes, that is in use until the last message is freed.
 	held int64
-	// next is the position to go on at: above every record seen, delivered or
-	// not, and never below the one that was asked for.
+	// next is the position to go on at: above every record, delivered or not, and
+	// never below the position that was asked for.
 	next int64
-	// epochs are those of the leaders that wrote what stands below next.
+	// epochs are those of the leaders that wrote what is below next.
 	epochs []lane.LeaderEpoch
 }
 
-// decoder makes messages of a partition's records. It may be used by many
-// goroutines.
+// decoder makes messages of a partition's records. It is safe for concurrent use.
 type decoder struct {
 	lane          message.Lane
 	topic         string
 	readCommitted bool
-	// limit is what one record batch may come to in memory.
+	// limit bounds what one record batch takes in memory.
 	limit int64
 }
 
 var errNoProgress = errors.New("the broker has sent no whole record batch that reaches there")
 
-// decode takes what stands at position and above, as far as there is memory for it.
-// The error is errNoRoom where there is none for the first batch: it can be asked for
-// what it needs.
+// decode decodes what is at position and above, as far as there is memory for it. The
+// error is errNoRoom if there is none for the first batch; memory.wanted is then what
+// it needs.
 //
-// What stands before a batch that can't be read is delivered all the same: the next
-// call then begins with that batch, and its error is about that alone.
+// It delivers what comes before a batch that can't be read. The next call begins with
+// that batch, and its error is about that batch alone.
 func (d *decoder) decode(f *fetched, position int64, memory *grant) (records, error) {
 	if len(f.records) == 0 {
 		return records{next: position}, nil
 	}
-	batches, err := cutBatches(f.records)
+	batches, err := splitBatches(f.records)
 	r := reading{decoder: d, memory: memory, from: position, next: position, aborts: newAborts(f.aborted)}
 	if n := expected(batches); memory.take(int64(n) * messageBytes) {
 		r.messages = make([]message.Message, 0, n)
 	}
 	for i := range batches {
 		if r.held() > maxFetchBytes {
-			break // so much has come of a few bytes: the rest is fetched again
+			break // the answer was compressed that much: the rest is fetched again
 		}
 		bad := r.batch(&batches[i])
 		if errors.Is(bad, errNoRoom) {
@@ -96,17 +93,17 @@ func (d *decoder) decode(f *fetched, position int64, memory *grant) (records, er
 	return records{messages: r.messages, held: held, next: r.next, epochs: r.epochs}, nil
 }
 
-// about is what is wrong with a batch.
+// about adds to an error which batch it is about.
 func (d *decoder) about(bad error, b *batch) error {
 	bad = fmt.Errorf("%w, in the record batch of positions %d to %d, of %d bytes", bad, b.base, b.last, len(b.records)+batchHeader)
 	if errors.As(bad, new(*inflatedError)) {
-		return fmt.Errorf("%w. Raise the limit, or leave the batch out: dedupd lanes set-position %s %s %d", bad, d.lane.Source, d.lane.Name, b.last+1)
+		return fmt.Errorf("%w. Raise the limit, or skip the batch: dedupd lanes set-position %s %s %d", bad, d.lane.Source, d.lane.Name, b.last+1)
 	}
 	return bad
 }
 
-// stuck is what stands in the way of the first batch. One that is larger than the
-// limit waits for a person.
+// stuck is the error of the first batch. A batch that is larger than the limit holds
+// the lane.
 func (d *decoder) stuck(err error, position int64) error {
 	switch {
 	case errors.As(err, new(*inflatedError)):
@@ -114,12 +111,12 @@ func (d *decoder) stuck(err error, position int64) error {
 	case err == nil:
 		err = errNoProgress
 	}
-	return fmt.Errorf("records of lane %s at position %d: %w (should it stay so: \"dedupd lanes set-position %s %s POSITION\" leaves them out)",
+	return fmt.Errorf("records of lane %s at position %d: %w (if that lasts: \"dedupd lanes set-position %s %s POSITION\" skips them)",
 		d.lane, position, err, d.lane.Source, d.lane.Name)
 }
 
-// expected is how many messages there will be, or fewer: what is said of their
-// number need not be so.
+// expected estimates how many messages there will be, and may be too low: a count that
+// the records are too short for isn't believed.
 func expected(batches []batch) int {
 	n := 0
 	for i := range batches {
@@ -137,21 +134,21 @@ type reading struct {
 	from     int64
 	next     int64
 	epochs   []lane.LeaderEpoch
-	inPlace  bool  // messages stand in the answer itself
+	inPlace  bool  // messages are parts of the answer itself
 	unpacked int64 // bytes that messages take elsewhere, headers included
 }
 
-// held is the memory that was taken beside the answer.
+// held is the memory that is used beside the answer.
 func (r *reading) held() int64 { return int64(len(r.messages))*messageBytes + r.unpacked }
 
-// batch goes over one batch. With an error nothing of it is taken.
+// batch reads one batch: all of it, or nothing with an error.
 func (r *reading) batch(b *batch) error {
-	// The transaction that a marker ends may have begun below what was asked for:
-	// it must be opened before it is closed, or else it would take the producer's
-	// next one with it.
+	// The transaction that a marker ends may have begun below what was asked for. It
+	// must be opened before it is closed, or the producer's next transaction would be
+	// dropped too.
 	r.aborts.upTo(b.base)
 	switch {
-	case b.has(isControl): // not a message, yet it takes a position
+	case b.has(isControl): // no message, but it has a position
 		kind, err := b.marker()
 		if err != nil {
 			return err
@@ -159,7 +156,7 @@ func (r *reading) batch(b *batch) error {
 		if kind == abortMarker {
 			r.aborts.end(b.producer)
 		}
-	case b.last < r.next: // all of it stands below what was asked for
+	case b.last < r.next: // all of it is below what was asked for
 	case r.decoder.readCommitted && b.has(isTransactional) && r.aborts.has(b.producer):
 	default:
 		if err := r.deliver(b); err != nil {
@@ -169,12 +166,12 @@ func (r *reading) batch(b *batch) error {
 	if n := len(r.epochs); b.last >= r.next && (n == 0 || r.epochs[n-1].Epoch != b.epoch) {
 		r.epochs = append(r.epochs, lane.LeaderEpoch{Epoch: b.epoch, From: max(b.base, r.from)})
 	}
-	// Whatever stood in it is settled, be it compacted away.
+	// All of it is done, also what was compacted away.
 	r.next = max(r.next, b.last+1)
 	return nil
 }
 
-// deliver takes a batch's messages.
+// deliver decodes a batch's messages.
 func (r *reading) deliver(b *batch) error {
 	plain, unpacked := b.records, int64(0)
 	codec := compress.Compression(b.attributes & codecMask)
@@ -194,11 +191,11 @@ func (r *reading) deliver(b *batch) error {
 		unpacked = int64(len(plain))
 	}
 	n, headers := min(b.count, len(plain)/leastRecord), 0
-	// Going over the records twice would cost all batches a third more. Of small ones
-	// the headers are guessed, and there is memory for that, too.
+	// Reading the records twice would cost all batches a third more. For small batches
+	// the headers are estimated, and memory is reserved for that, too.
 	if len(plain) > scratchBytes {
 		var err error
-		if n, headers, err = b.survey(plain, r.next); err != nil {
+		if n, headers, err = b.countRecords(plain, r.next); err != nil {
 			return err
 		}
 	}
@@ -206,7 +203,7 @@ func (r *reading) deliver(b *batch) error {
 		return err
 	}
 	more := int64(headers) * headerBytes
-	if codec == compress.None { // else it has been taken
+	if codec == compress.None { // else it is reserved already
 		more += r.forMessages(int64(n))
 	}
 	if !r.memory.take(more) {
@@ -225,7 +222,7 @@ func (r *reading) deliver(b *batch) error {
 	return nil
 }
 
-// fits is an error if a batch comes to more than the limit.
+// fits returns an error if a batch takes more than the limit.
 func (r *reading) fits(bytes int64) error {
 	if bytes > r.decoder.limit {
 		return &inflatedError{bytes, r.decoder.limit}
@@ -233,21 +230,21 @@ func (r *reading) fits(bytes int64) error {
 	return nil
 }
 
-// forMessages is the memory that so many more messages take, beside their bytes.
+// forMessages is the memory that n more messages take, beside their bytes.
 func (r *reading) forMessages(n int64) int64 {
 	return max(int64(len(r.messages))+n-int64(cap(r.messages)), 0) * messageBytes
 }
 
-// grow makes room for so many more messages, and no more: there may be many.
+// grow makes room for n more messages, and no more: there may be many.
 func (r *reading) grow(n int) {
 	if n > cap(r.messages)-len(r.messages) {
 		r.messages = append(make([]message.Message, 0, len(r.messages)+n), r.messages...)
 	}
 }
 
-// add makes messages of a batch's records that stand at next and above: all of them,
-// or none. There is memory for so many headers, and in the end there is for as many
-// as it returns.
+// add makes messages of a batch's records at next and above: all of them, or none with
+// an error. Memory is reserved for counted headers; it reserves more if that is too
+// little, and returns for how many there is in the end.
 func (r *reading) add(b *batch, plain []byte, counted int) (room int, err error) {
 	var (
 		messages = r.messages
@@ -299,7 +296,7 @@ func (r *reading) add(b *batch, plain []byte, counted int) (room int, err error)
 	return room, nil
 }
 
-// footprint is the memory that messages hold, in bytes.
+// footprint is the memory that messages take, in bytes.
 func footprint(messages []message.Message) int64 {
 	n := int64(len(messages)) * messageBytes
 	for i := range messages {
@@ -312,9 +309,8 @@ func footprint(messages []message.Message) int64 {
 	return n
 }
 
-// aborts are the transactions without effect among a fetch's records. A
-// producer's records count as aborted from the first offset of such a
-// transaction to its marker.
+// aborts are the aborted transactions among a fetch's records. A producer's records
+// are aborted from the first offset of such a transaction to its marker.
 type aborts struct {
 	coming []transaction      // by first offset
 	open   map[int64]struct{} // by producer

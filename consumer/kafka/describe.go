@@ -10,16 +10,16 @@ import (
 
 var _ consumer.Describer = (*Source)(nil)
 
-// Survey tells where each partition begins and ends, and where the group stands.
+// Describe returns where each partition begins and ends, and the group's offsets.
 func (s *Source) Describe(ctx context.Context) (consumer.Description, error) {
 	conns := newConnections(&s.config)
 	defer conns.cut()
 	cluster := newCluster(&s.config, s.mechanism, conns)
 	defer cluster.close()
-	var survey consumer.Description
+	var d consumer.Description
 	now, err := cluster.lookUpTopics(ctx)
 	if err != nil {
-		return survey, err
+		return d, err
 	}
 	ids, err := cluster.topicIDs(ctx)
 	problems := []error{err}
@@ -44,8 +44,8 @@ func (s *Source) Describe(ctx context.Context) (consumer.Description, error) {
 				problems = append(problems, fmt.Errorf("lane %s: %w", l.Name, err))
 				break
 			}
-			survey.Lanes = append(survey.Lanes, l)
+			d.Lanes = append(d.Lanes, l)
 		}
 	}
-	return survey, errors.Join(problems...)
+	return d, errors.Join(problems...)
 }

@@ -15,17 +15,16 @@ import (
 	"github.com/dedupd/dedupd/lane"
 )
 
-// The versions of the fetch request that are spoken here. The first came with
-// Kafka 0.11, as did the record batches that decoder.go reads. 12 (Kafka 2.7) tells
-// the broker which leader wrote what was read last, and 13 (3.1) names the topic by
-// its id.
+// The versions of the fetch request that are used here. The first came with Kafka
+// 0.11, as did the record batches that decoder.go reads. 12 (Kafka 2.7) carries the
+// epoch of the leader that wrote what was read last, and 13 (3.1) names the topic by its id.
 const (
 	minFetchVersion  = 4
 	nameFetchVersion = 12
 	maxFetchVersion  = 13
 )
 
-// fetchTags and epochTags are the versions from which on tagged fields end each
+// fetchTags and epochTags are the first versions in which tagged fields end each
 // structure, and lengths are written in as few bytes as they need.
 const (
 	fetchTags = 12
@@ -39,7 +38,7 @@ const (
 	maxEpochVersion = 4
 )
 
-// exchange is a request that kafka-go knows no such version of. kafka-go leads it to
+// exchange is a request in a version that kafka-go doesn't have. kafka-go sends it to
 // the right broker, over a connection that it has made and logged in, and leaves the
 // bytes to us (decisions 0019 and 0025).
 type exchange struct {
@@ -47,14 +46,14 @@ type exchange struct {
 	request  func(version int16) outgoing
 	clientID string
 	conns    *connections
-	// room is asked before the answer is read; nil: there is.
+	// room reserves memory before the answer is read; nil: it needn't.
 	room room
-	// oldest and latest bound the version. Where the broker knows none of them, the
-	// answer has no response.
+	// oldest and latest bound the version. If the broker supports none of them, the
+	// answer has version 0 and no body.
 	oldest, latest int16
 	// tags is the first version with tagged fields.
 	tags int16
-	// broker is who is asked.
+	// broker chooses whom to ask.
 	broker func(protocol.Cluster) (protocol.Broker, error)
 }
 
@@ -66,13 +65,13 @@ var (
 // ApiKey makes it a message of kafka-go's.
 func (e *exchange) ApiKey() protocol.ApiKey { return e.key } //nolint:staticcheck // kafka-go's name
 
-// Broker is who is asked.
+// Broker chooses whom to ask.
 func (e *exchange) Broker(cluster protocol.Cluster) (protocol.Broker, error) {
 	e.conns.learn(cluster)
 	return e.broker(cluster)
 }
 
-// leaderOf is a partition's leader, as kafka-go last heard.
+// leaderOf is a partition's leader, as kafka-go last learned.
 func leaderOf(cluster protocol.Cluster, topic string, partition int) (protocol.Broker, error) {
 	t, ok := cluster.Topics[topic]
 	if !ok {
@@ -92,14 +91,14 @@ func leaderOf(cluster protocol.Cluster, topic string, partition int) (protocol.B
 // Required: kafka-go would agree on a version of its own.
 func (e *exchange) Required(map[protocol.ApiKey]int16) bool { return true }
 
-// RawExchange sends the request and reads the answer whole. An error ends the
+// RawExchange sends the request and reads the whole answer. An error ends the
 // connection.
 func (e *exchange) RawExchange(conn io.ReadWriter) (protocol.Message, error) {
-	spoken, err := e.conns.versions(conn, e.clientID)
+	supported, err := e.conns.versions(conn, e.clientID)
 	if err != nil {
 		return nil, err
 	}
-	v, ok := spoken[int16(e.key)]
+	v, ok := supported[int16(e.key)]
 	if !ok || v.max < e.oldest || v.min > e.latest {
 		return &answer{key: e.key}, nil
 	}
@@ -114,36 +113,36 @@ func (e *exchange) RawExchange(conn io.ReadWriter) (protocol.Message, error) {
 	}
 	a := &answer{key: e.key, version: use, body: incoming{cursor: cursor{b: body}, tagged: use >= e.tags}}
 	a.body.end() // of its header
-	// The broker reads nothing more from this connection for so long: other requests
-	// that took it next would wait as well.
+	// The broker reads nothing from this connection for that long: the next request
+	// over it would wait as well.
 	if wait := a.throttled(); wait > 0 {
 		return nil, &throttledError{wait}
 	}
 	return a, nil
 }
 
-// throttledError is an answer that was left out since the client is over its quota. It
-// ends the connection.
+// throttledError says that the broker left the answer out, since the client is over its
+// quota. It ends the connection.
 type throttledError struct{ wait time.Duration }
 
 func (e *throttledError) Error() string {
 	return fmt.Sprintf("the broker throttles this client, which is over its quota, for %s", e.wait)
 }
 
-// answer is what a broker answers.
+// answer is a broker's answer to an exchange.
 type answer struct {
 	key     protocol.ApiKey
-	version int16 // 0: the broker knows none of ours
+	version int16 // 0: the broker supports none of ours
 	body    incoming
 }
 
 // ApiKey makes it a message of kafka-go's.
 func (a *answer) ApiKey() protocol.ApiKey { return a.key } //nolint:staticcheck // kafka-go's name
 
-// version is a range of versions that a broker speaks.
+// version is a range of versions that a broker supports.
 type version struct{ min, max int16 }
 
-// askVersions asks for the versions that a broker speaks, by the requests' keys.
+// askVersions asks which versions a broker supports, by the requests' keys.
 func askVersions(conn io.ReadWriter, clientID string) (map[int16]version, error) {
 	known, err := protocol.RoundTrip(conn, 0, rand.Int32(), clientID, &apiversions.Request{})
 	if err != nil {
@@ -163,8 +162,8 @@ func askVersions(conn io.ReadWriter, clientID string) (map[int16]version, error)
 	return all, nil
 }
 
-// readAnswer reads the answer to the request of that id, without what frames it. The
-// error is errNoRoom where there is none for it, unless has is nil.
+// readAnswer reads the answer to the request of that id, without its frame. The error
+// is errNoRoom if there is no room for it; a nil has always has room.
 func readAnswer(conn io.Reader, id int32, has room) ([]byte, error) {
 	var head [8]byte // the size of what follows, and the request's id
 	if _, err := io.ReadFull(conn, head[:]); err != nil {
@@ -194,30 +193,30 @@ func unexpected(err error) error {
 	return err
 }
 
-// fetched is what one partition's leader knows of it, and what it has sent.
+// fetched is what a partition's leader says about it, and what it has sent.
 type fetched struct {
 	highWatermark    int64
 	lastStableOffset int64
 	aborted          []transaction
 	records          []byte // record batches, the last of which may be cut off
 	// diverging, unless nil, says that the leader's log isn't the one that was read:
-	// they are the same up to where this epoch ends, at most.
+	// they are the same at most up to the end of this epoch.
 	diverging *epochEnd
 }
 
-// transaction is one without effect: its producer, and where it begins.
+// transaction is an aborted one: its producer, and where it begins.
 type transaction struct{ producer, first int64 }
 
-// epochEnd is where a leader's log ends in an epoch.
+// epochEnd is where a leader's log ends in a leader epoch.
 type epochEnd struct {
 	epoch int32
 	end   int64
 }
 
-var errOldBroker = errors.New("the broker is older than Kafka 0.11, whose record format is the first that dedupd reads")
+var errOldBroker = errors.New("the broker is older than Kafka 0.11, which introduced the record format that dedupd reads")
 
-// throttled is for how long the broker wants to hear nothing more, where it has left
-// the answer to a fetch out for that; else 0.
+// throttled is for how long the broker will read nothing more, if it left the answer to
+// a fetch out for that; else 0.
 func (a *answer) throttled() time.Duration {
 	if a.key != protocol.Fetch {
 		return 0
@@ -243,27 +242,27 @@ type spot struct {
 	partition int32
 }
 
-// outcome is what a fetch got of one partition: records, or an error.
+// outcome is what a fetch brought of one partition: records, or an error.
 type outcome struct {
 	fetched *fetched
 	err     error
 }
 
-// fetched reads what the answer has of each partition that was asked for, in the same
+// fetched returns what the answer has of each partition that was asked for, in the same
 // order. A partition's error is a kafkago.Error.
 func (a *answer) fetched(wanted []*wanted) ([]outcome, error) {
 	if a.version == 0 {
 		return nil, errOldBroker
 	}
 	in := a.body
-	in.int32() // for how long the broker has throttled us
+	in.int32() // throttle time
 	if a.version >= 7 {
 		if code := in.int16(); code != 0 {
 			return nil, kafkago.Error(code)
 		}
 		in.int32() // session
 	}
-	told := make(map[spot]outcome, len(wanted))
+	found := make(map[spot]outcome, len(wanted))
 	for range in.count() {
 		var at spot
 		if a.version > nameFetchVersion {
@@ -277,21 +276,21 @@ func (a *answer) fetched(wanted []*wanted) ([]outcome, error) {
 			if in.bad {
 				return nil, errAnswer
 			}
-			told[at] = outcome{fetched: f}
+			found[at] = outcome{fetched: f}
 			if code != 0 {
-				told[at] = outcome{err: kafkago.Error(code)}
+				found[at] = outcome{err: kafkago.Error(code)}
 			}
 		}
 		in.end()
 	}
 	in.end()
-	if in.bad || len(told) != len(wanted) {
+	if in.bad || len(found) != len(wanted) {
 		return nil, errAnswer
 	}
 	all := make([]outcome, len(wanted))
 	for i, w := range wanted {
 		var ok bool
-		if all[i], ok = told[w.at(a.version)]; !ok {
+		if all[i], ok = found[w.at(a.version)]; !ok {
 			return nil, errAnswer
 		}
 	}
@@ -314,7 +313,7 @@ func (in *incoming) partition(version int16) (f *fetched, code int16) {
 		f.aborted = append(f.aborted, t)
 	}
 	if version >= 11 {
-		in.int32() // the replica to read from: we didn't say where we are
+		in.int32() // the replica to read from: we didn't name our rack
 	}
 	f.records = in.bytes()
 	in.fields(func(tag uint64, field incoming) {
@@ -326,19 +325,19 @@ func (in *incoming) partition(version int16) (f *fetched, code int16) {
 	return f, code
 }
 
-// divergingTag is the field that tells of a log which isn't the one that was read.
+// divergingTag is the tagged field for a log that isn't the one that was read.
 const divergingTag = 0
 
-// epochEnd reads where the leader's log ends in the epoch that was asked for, or in
-// the last one before it that it has; epoch -1: it knows of none as late as that. ok
-// is false where the broker is too old to tell.
+// epochEnd reads where the leader's log ends in the epoch that was asked for, or in the
+// last epoch before it that the leader has; epoch -1: the leader doesn't know the epoch.
+// ok is false if the broker is too old to answer.
 func (a *answer) epochEnd(topic string, partition int) (end epochEnd, ok bool, err error) {
 	if a.version == 0 {
 		return end, false, nil
 	}
 	in := a.body
 	if a.version >= 2 {
-		in.int32() // for how long the broker has throttled us
+		in.int32() // throttle time
 	}
 	if in.count() != 1 || in.text() != topic || in.count() != 1 {
 		return end, false, errAnswer
@@ -365,7 +364,7 @@ type wanted struct {
 	id        [16]byte // zero: not known
 	partition int
 	position  int64
-	epoch     int32 // of the leader that wrote what stands before the position; -1: not known
+	epoch     int32 // of the leader that wrote what is before the position; -1: not known
 	maxBytes  int
 }
 
@@ -377,7 +376,7 @@ func (w *wanted) at(version int16) spot {
 	return spot{topic: w.topic, partition: int32(w.partition)}
 }
 
-// latestFetch is the latest version in which all of them can be asked for.
+// latestFetch is the latest version that can ask for all of them.
 func latestFetch(all []*wanted) int16 {
 	for _, w := range all {
 		if w.id == ([16]byte{}) {
@@ -387,10 +386,10 @@ func latestFetch(all []*wanted) int16 {
 	return maxFetchVersion
 }
 
-// ofTopic tells whether another partition is asked for under the same topic.
+// ofTopic tells whether another partition is of the same topic.
 func (w *wanted) ofTopic(other *wanted) bool { return w.topic == other.topic && w.id == other.id }
 
-// fetchRequest asks for partitions, those of a topic one after the other.
+// fetchRequest asks for partitions. Those of a topic must be next to each other.
 func fetchRequest(version int16, isolation int8, maxBytes int, all []*wanted) outgoing {
 	out := outgoing{tagged: version >= fetchTags}
 	out.int32(-1) // we are no replica
@@ -430,7 +429,7 @@ func fetchRequest(version int16, isolation int8, maxBytes int, all []*wanted) ou
 		out.count(0) // forgotten
 	}
 	if version >= 11 {
-		out.text("") // where we are
+		out.text("") // our rack
 	}
 	out.end()
 	return out
@@ -472,7 +471,7 @@ func epochRequest(version int16, topic string, partition int, epoch int32) outgo
 	return out
 }
 
-// lastEpoch is the leader epoch of what stands right before a position; -1: not known.
+// lastEpoch is the leader epoch of what is right before a position; -1: not known.
 func lastEpoch(epochs []lane.LeaderEpoch, position int64) int32 {
 	if epochs = lane.EpochsBelow(epochs, position); len(epochs) > 0 {
 		return epochs[len(epochs)-1].Epoch

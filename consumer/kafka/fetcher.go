@@ -58,7 +58,7 @@ type fetcher struct {
 	since    time.Time          // when offered fell behind position
 	end      int64              // of what may be read; -1: not known
 	want     int                // bytes to ask for
-	needs    int64              // bytes of memory, beyond want, for what stands at position; 0: not known
+	needs    int64              // bytes of memory, beyond want, for what is at position; 0: not known
 	growth   float64            // bytes of memory per byte asked for, as last seen; at least 1
 	size     float64            // bytes of memory per message of the last fetch; 0: it had none
 
@@ -105,8 +105,8 @@ func (r *partitionReader) readOpen(a acquired) error {
 		Committed: f.committed,
 		Abandoned: f.abandoned,
 	})
-	// The database stands here, so the broker's copy may too: it may have none yet,
-	// or be above a database that went back.
+	// This is the database's position, so it is committed: the broker may have no copy
+	// yet, or one above a database that went back.
 	r.gen.committer.set(f.mark, a.Next)
 	go func() {
 		select {
@@ -150,7 +150,7 @@ func (f *fetcher) loop(ctx context.Context, skipTo int64) error {
 	if skipTo > f.position {
 		f.run.session.Skipped(skipTo - f.position)
 		f.advance(skipTo)
-		f.epochs = nil // who wrote what stands before it isn't known
+		f.epochs = nil // who wrote what is before it isn't known
 		if f.offer(ctx, nil, 0, skipTo, nil) != nil {
 			return nil
 		}
@@ -222,7 +222,7 @@ func (f *fetcher) step(ctx context.Context) error {
 	return nil
 }
 
-// learn takes over what a fetch tells, beside the messages.
+// learn updates what is known about the lane from a fetch.
 func (f *fetcher) learn(answer *fetched, got *records) {
 	f.needs = 0
 	f.answered.Store(time.Now().UnixNano())
@@ -242,8 +242,8 @@ func (f *fetcher) waitForRoom(memory *grant) {
 	memory.settle(0)
 }
 
-// fetch asks for what stands at the position: by itself, or together with other lanes
-// that have nothing to read either. Also with an error, the grant has to be settled.
+// fetch asks for what is at the position: alone, or together with other lanes that have
+// nothing to read either. Also with an error, the grant has to be settled.
 func (f *fetcher) fetch(ctx context.Context) (*grant, laneAnswer) {
 	memory := &grant{budget: f.run.session.Budget()}
 	if f.quiet != nil && f.gen.shared.covers(f.quiet) {
@@ -472,7 +472,7 @@ func (f *fetcher) throttled(err *throttledError) {
 	f.recovered()
 }
 
-// hold reports that a person has to do something about what stands at the position.
+// hold reports that a person has to do something about what is at the position.
 // The lane stays open: it is fenced once somebody has moved it.
 func (f *fetcher) hold(err error) time.Duration {
 	f.run.session.Hold(f.reader.lane, err)

@@ -82,7 +82,7 @@ func (r *rig) watchNeverAhead() (end func()) {
 }
 
 // A batch in its transaction while the group rebalances is finished and
-// committed before the lane is let go, so that the next owner goes on behind it.
+// committed before the lane is released, so that the next owner goes on behind it.
 func TestRebalanceWaitsForWhatIsInHand(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -238,7 +238,7 @@ func TestNothingIsCommittedBeforeItIsDurable(t *testing.T) {
 	})
 }
 
-// A lane that is taken anew within a generation compares the database with what
+// A lane that is acquired again within a group generation compares the database with what
 // the group holds now, not with what it held when the lane was assigned: that
 // would look like a reset by an operator.
 func TestLaneTakenAnewIsNoReset(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	broker "github.com/dedupd/dedupd/e2e/kafka"
 )
 
-func pulsing(w *consumer.Worker) { w.HeartbeatInterval = 20 * time.Millisecond }
+func oftenBeating(w *consumer.Worker) { w.HeartbeatInterval = 20 * time.Millisecond }
 
 // caughtUp is the time as of which the lane was last told to be caught up.
 func (r *rig) caughtUp(partition int) time.Time {
@@ -29,7 +29,7 @@ func TestAnOpenTransactionIsNotCaughtUp(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
-		r.start(nil, pulsing)
+		r.start(nil, oftenBeating)
 		r.untilCaughtUp(0, time.Now())
 		c := r.transactional()
 		r.check(c.BeginTransaction())
@@ -114,7 +114,7 @@ func TestCaughtUpIsAsOldAsTheFetch(t *testing.T) {
 	r.fill(r.client(), 0, 10)
 	release := r.store.Hold()
 	defer release()
-	r.start(nil, pulsing, func(w *consumer.Worker) { w.MaxMessages = 2 })
+	r.start(nil, oftenBeating, func(w *consumer.Worker) { w.MaxMessages = 2 })
 	r.until("a hand-over", func() bool { _, _, calls := r.store.Counts(); return calls > 0 })
 	fetched := time.Now()
 	time.Sleep(fetchWait / 2)

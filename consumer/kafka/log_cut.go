@@ -43,7 +43,7 @@ type cutError struct {
 }
 
 func (e *cutError) Error() string {
-	return fmt.Sprintf("the partition's log was cut at position %d, below the lane's position %d: positions %d to %d, which were read, are gone, and other messages take their place. \"dedupd lanes set-position %s %s %d\" reads those, %d skips them (0, if the topic was created anew); on_gap: skip goes on at %d",
+	return fmt.Sprintf("the partition's log was cut at position %d, below the lane's position %d: positions %d to %d, which were read, are gone, and other messages take their place. \"dedupd lanes set-position %s %s %d\" reads them, %d skips them (0, if the topic was created anew); on_gap: skip goes on at %d",
 		e.at, e.position, e.at, e.position-1, e.lane.Source, e.lane.Name, e.at, e.position, e.at)
 }
 
@@ -146,7 +146,7 @@ func (r *partitionReader) isEmpty(from, to int64) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	batches, err := cutBatches(got.records)
+	batches, err := splitBatches(got.records)
 	if err != nil {
 		return false, nil //nolint:nilerr // reading it reports the error
 	}

@@ -177,19 +177,19 @@ func TestWhereALogWasCut(t *testing.T) {
 				stands = 9
 			}
 			l := laneAt(t, func(epoch int32) (int32, int64) { return endOf(c.log, c.end, epoch) }, at(stands, stands).bytes()...)
-			taken := lane.Assignment{Next: c.at, Reached: c.at, LeaderEpochs: c.read, Cut: -1}
+			a := lane.Assignment{Next: c.at, Reached: c.at, LeaderEpochs: c.read, Cut: -1}
 			if c.before > 0 {
-				taken.Cut = c.before
+				a.Cut = c.before
 			}
 			if c.reset > 0 {
-				taken.Next = c.reset
+				a.Next = c.reset
 			}
-			if got, err := l.cutAt(&taken, c.end); got != c.want || !errors.Is(err, c.err) {
+			if got, err := l.cutAt(&a, c.end); got != c.want || !errors.Is(err, c.err) {
 				t.Errorf("cut at %d, %v, want %d, %v", got, err, c.want, c.err)
 			}
 			if c.err != nil { // and who says so for long is believed
 				l.oldLeader = time.Now().Add(-surePause)
-				if got, err := l.cutAt(&taken, c.end); got != 9 || err != nil {
+				if got, err := l.cutAt(&a, c.end); got != 9 || err != nil {
 					t.Errorf("cut at %d, %v, want 9", got, err)
 				}
 			}
@@ -227,13 +227,13 @@ func TestACompactedEpochIsNoCut(t *testing.T) {
 			t.Parallel()
 			log := epochs(3, 0, 6, 14)
 			l := laneAt(t, func(epoch int32) (int32, int64) { return endOf(log, 20, epoch) }, c.stands...)
-			taken := lane.Assignment{Next: 14, Reached: 14, LeaderEpochs: epochs(3, 0, 5, 8), Cut: c.before}
-			got, err := l.cutAt(&taken, 20)
+			a := lane.Assignment{Next: 14, Reached: 14, LeaderEpochs: epochs(3, 0, 5, 8), Cut: c.before}
+			got, err := l.cutAt(&a, 20)
 			if err != nil || got != c.want {
 				t.Fatalf("cut at %d, %v, want %d", got, err, c.want)
 			}
-			if left := len(taken.LeaderEpochs); c.want < 0 && left != 1 || c.want >= 0 && left != 2 {
-				t.Errorf("the lane goes on with the epochs %v", taken.LeaderEpochs)
+			if left := len(a.LeaderEpochs); c.want < 0 && left != 1 || c.want >= 0 && left != 2 {
+				t.Errorf("the lane goes on with the epochs %v", a.LeaderEpochs)
 			}
 		})
 	}

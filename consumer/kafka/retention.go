@@ -20,8 +20,8 @@ const (
 	retentionMS   = "retention.ms"
 )
 
-// Keeps tells how long each topic's messages are kept, at least. To ask needs the
-// right to describe the topics' configuration, which reading them does not.
+// BrokerRetention returns how long each topic's messages are kept, at least. It needs
+// the right to describe the topics' configuration, which reading them doesn't need.
 func (s *Source) BrokerRetention(ctx context.Context) ([]consumer.TopicRetention, error) {
 	conns := newConnections(&s.config)
 	defer conns.cut()
@@ -45,12 +45,12 @@ func (s *Source) BrokerRetention(ctx context.Context) ([]consumer.TopicRetention
 	return all, errors.Join(problems...)
 }
 
-// keptFor is how long messages are kept at least by a topic's settings; 0:
-// without a limit. Compaction alone keeps the last message of each key for ever.
+// keptFor is how long messages are kept at least, by a topic's settings; 0: without
+// a limit. Compaction alone keeps the last message of each key for ever.
 //
-// How much longer it may be isn't told: segments are deleted whole, when their
-// newest message is too old. One that is still being written spans up to
-// segment.ms (a week by default), if it isn't full before.
+// Messages may be kept longer: segments are deleted whole, when their newest message
+// is too old. The segment being written spans up to segment.ms (a week by default), if
+// it isn't full before.
 func keptFor(settings map[string]string) (time.Duration, error) {
 	policy, ok := settings[cleanupPolicy]
 	if ok && !slices.Contains(strings.Split(strings.ReplaceAll(policy, " ", ""), ","), "delete") {

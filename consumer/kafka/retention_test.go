@@ -16,7 +16,7 @@ import (
 	broker "github.com/dedupd/dedupd/e2e/kafka"
 )
 
-func keeps(t *testing.T, c Config) ([]consumer.TopicRetention, error) {
+func brokerRetention(t *testing.T, c Config) ([]consumer.TopicRetention, error) {
 	t.Helper()
 	c.Name, c.Group = "main", "group"
 	s, err := New(c)
@@ -26,7 +26,7 @@ func keeps(t *testing.T, c Config) ([]consumer.TopicRetention, error) {
 	return s.BrokerRetention(t.Context())
 }
 
-func TestKeeps(t *testing.T) {
+func TestBrokerRetention(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		var topics []string
@@ -49,42 +49,42 @@ func TestKeeps(t *testing.T) {
 			topics = append(topics, topic)
 			want = append(want, consumer.TopicRetention{Name: topic, For: c.want})
 		}
-		got, err := keeps(t, Config{Brokers: []string{b.Addr()}, Topics: topics})
+		got, err := brokerRetention(t, Config{Brokers: []string{b.Addr()}, Topics: topics})
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("%v\n%s", err, diff)
 		}
 		missing := newName("missing")
-		got, err = keeps(t, Config{Brokers: []string{b.Addr()}, Topics: append([]string{missing}, topics...)})
+		got, err = brokerRetention(t, Config{Brokers: []string{b.Addr()}, Topics: append([]string{missing}, topics...)})
 		if diff := cmp.Diff(want, got); diff != "" || !errors.Is(err, kafkago.UnknownTopicOrPartition) || !strings.Contains(err.Error(), missing) {
 			t.Errorf("of a missing topic: %v\n%s", err, diff)
 		}
 	})
 }
 
-func TestKeepsOfNobody(t *testing.T) {
+func TestBrokerRetentionOfNobody(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.Close()
-	got, err := keeps(t, Config{Brokers: []string{l.Addr().String()}, Topics: []string{"orders"}})
+	got, err := brokerRetention(t, Config{Brokers: []string{l.Addr().String()}, Topics: []string{"orders"}})
 	if !errors.Is(err, syscall.ECONNREFUSED) || len(got) != 0 {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
-func TestKeepsOverTLSAndSASL(t *testing.T) {
+func TestBrokerRetentionOverTLSAndSASL(t *testing.T) {
 	t.Parallel()
 	server, client := certificates(t)
 	cluster := fakeCluster(t, kfake.TLS(server), kfake.EnableSASL(), kfake.Superuser("PLAIN", "dedupd", "swordfish"), kfake.SeedTopics(1, "orders"))
 	login := SASL{Mechanism: "plain", Username: "dedupd", Password: "swordfish"}
 	c := Config{Brokers: cluster.ListenAddrs(), Topics: []string{"orders"}, TLS: client, SASL: login}
-	if got, err := keeps(t, c); err != nil || len(got) != 1 {
+	if got, err := brokerRetention(t, c); err != nil || len(got) != 1 {
 		t.Errorf("%v, %v", got, err)
 	}
 	c.SASL.Password = "wrong"
-	if got, err := keeps(t, c); err == nil || len(got) != 0 || strings.Contains(err.Error(), "wrong") {
+	if got, err := brokerRetention(t, c); err == nil || len(got) != 0 || strings.Contains(err.Error(), "wrong") {
 		t.Errorf("with a wrong password: %v, %v", got, err)
 	}
 }

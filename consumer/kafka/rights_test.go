@@ -135,7 +135,7 @@ func TestRights(t *testing.T) {
 	})
 
 	// What doctor tells of.
-	t.Run("survey", func(t *testing.T) {
+	t.Run("describe", func(t *testing.T) {
 		r, other := pair(t, b)
 		missing := newName("missing")
 		r.putTo(r.topic, "one") // which waits for the leaders
@@ -149,9 +149,9 @@ func TestRights(t *testing.T) {
 		r.as("worker", r.topic, missing, forbidden, other)(&c)
 		s, err := New(c)
 		r.check(err)
-		survey, err := s.Describe(r.ctx)
-		if len(survey.Lanes) == 0 || survey.Lanes[0].Name != laneName(r.topic, 0) {
-			t.Errorf("got lanes %v", survey.Lanes)
+		described, err := s.Describe(r.ctx)
+		if len(described.Lanes) == 0 || described.Lanes[0].Name != laneName(r.topic, 0) {
+			t.Errorf("got lanes %v", described.Lanes)
 		}
 		for _, want := range []string{missing, forbidden, other} {
 			if err == nil || !strings.Contains(err.Error(), want) {

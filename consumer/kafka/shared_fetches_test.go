@@ -242,7 +242,7 @@ func TestWhatIsWrongWithOneQuietLane(t *testing.T) {
 	const lanes, sick = 6, 3
 	for name, test := range map[string]struct {
 		change func(*kmsg.FetchResponseTopicPartition)
-		taken  bool // anew
+		again  bool // it is acquired again
 	}{
 		"out of range":  {func(p *kmsg.FetchResponseTopicPartition) { p.ErrorCode = kerr.OffsetOutOfRange.Code }, true},
 		"another log":   {func(p *kmsg.FetchResponseTopicPartition) { p.DivergingEpoch.Epoch, p.DivergingEpoch.EndOffset = 0, 0 }, true},
@@ -290,8 +290,8 @@ func TestWhatIsWrongWithOneQuietLane(t *testing.T) {
 			r.until("it fetches for itself", func() bool { return alone(sick) })
 			r.until("all are together again", func() bool { return f.together(lanes) })
 			for i, epoch := range epochs() {
-				if anew := epoch != known[i]; anew != (test.taken && i == sick) {
-					t.Errorf("lane %d was taken anew: %v", i, anew)
+				if anew := epoch != known[i]; anew != (test.again && i == sick) {
+					t.Errorf("lane %d was acquired again: %v", i, anew)
 				}
 				if i != sick && alone(int32(i)) {
 					t.Errorf("lane %d fetches for itself", i)
@@ -340,8 +340,8 @@ type lines func(string)
 
 func (l lines) Write(line []byte) (int, error) { l(string(line)); return len(line), nil }
 
-// A generation has ended when its shared fetches have: nothing of them is held then.
-func TestAGenerationWaitsForItsSharedFetches(t *testing.T) {
+// A group generation has ended when its shared fetches have: nothing of them is held then.
+func TestAGroupGenerationWaitsForItsSharedFetches(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -400,7 +400,7 @@ func TestAGenerationWaitsForItsSharedFetches(t *testing.T) {
 	end()
 	select {
 	case held := <-ended:
-		t.Errorf("the generation has ended, and %d bytes are held", held)
+		t.Errorf("the group generation has ended, and %d bytes are held", held)
 		gen.shared.mu.Unlock()
 		return
 	case <-time.After(300 * time.Millisecond): // if it doesn't wait, it ends at once

@@ -46,7 +46,7 @@ func TestStartLatestOfAddedPartitions(t *testing.T) {
 		first, second := r.start(latest), r.start(latest)
 		first.untilReady()
 		second.untilReady()
-		r.until("all lanes were taken", func() bool { return len(r.store.Lanes()) == 3 })
+		r.until("all lanes were acquired", func() bool { return len(r.store.Lanes()) == 3 })
 		first.stop()
 		second.stop()
 		r.check(b.AddPartitions(r.ctx, r.topic, 4))
@@ -258,30 +258,30 @@ func TestAGroupThatIsComeBackTo(t *testing.T) {
 	})
 }
 
-// takes records what lanes are taken with.
-type takes struct {
+// acquisitions records what lanes are acquired with.
+type acquisitions struct {
 	consumer.Lanes
 	mu  sync.Mutex
 	all []lane.Acquire
 }
 
-func (t *takes) Take(ctx context.Context, take lane.Acquire) (lane.Assignment, error) {
-	t.mu.Lock()
-	t.all = append(t.all, take)
-	t.mu.Unlock()
-	return t.Lanes.Acquire(ctx, take)
+func (r *acquisitions) Acquire(ctx context.Context, a lane.Acquire) (lane.Assignment, error) {
+	r.mu.Lock()
+	r.all = append(r.all, a)
+	r.mu.Unlock()
+	return r.Lanes.Acquire(ctx, a)
 }
 
-// What a lane is taken with says all of where it begins, whatever the database
+// What a lane is acquired with says all of where it begins, whatever the database
 // makes of it: a lane that the database doesn't know begins at Start.
-func TestTakeSaysWhereToStart(t *testing.T) {
+func TestAcquireSaysWhereToStart(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, fake(t), 3, nil)
 	r.fill(r.client(), 1, 10)
 	r.check(r.broker.DeleteRecords(r.ctx, r.topic, 1, 4))
 	r.fill(r.client(), 2, 10)
 	r.check(r.broker.SetCommitted(r.ctx, r.group, r.topic, 2, 7))
-	lanes := &takes{Lanes: r.store}
+	lanes := &acquisitions{Lanes: r.store}
 	w := r.start(nil, func(w *consumer.Worker) { w.Lanes = lanes })
 	w.untilReady()
 	lanes.mu.Lock()

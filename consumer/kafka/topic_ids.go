@@ -34,11 +34,11 @@ func (*topicIDsRequest) Required(map[protocol.ApiKey]int16) bool { return true }
 
 // RawExchange asks, if this very broker knows of ids. An error ends the connection.
 func (r *topicIDsRequest) RawExchange(conn io.ReadWriter) (protocol.Message, error) {
-	spoken, err := r.conns.versions(conn, r.clientID)
+	supported, err := r.conns.versions(conn, r.clientID)
 	if err != nil {
 		return nil, err
 	}
-	if v, ok := spoken[int16(protocol.Metadata)]; ok && v.min <= topicIDsVersion && topicIDsVersion <= v.max {
+	if v, ok := supported[int16(protocol.Metadata)]; ok && v.min <= topicIDsVersion && topicIDsVersion <= v.max {
 		return r.ask(conn)
 	}
 	return topicIDs{}, nil

@@ -6,9 +6,9 @@ import (
 	"github.com/segmentio/kafka-go/protocol"
 )
 
-// outgoing is the body of a request. In a tagged version, lengths are preceded by
-// their number plus one in as few bytes as it needs, and each structure ends with
-// the number of its tagged fields, of which we send none.
+// outgoing is the body of a request. In a tagged version, a length is written plus one
+// and in as few bytes as it needs, and each structure ends with the number of its
+// tagged fields, of which we send none.
 type outgoing struct {
 	b      []byte
 	tagged bool
@@ -18,7 +18,7 @@ func (o *outgoing) int8(v int8)   { o.b = append(o.b, byte(v)) }
 func (o *outgoing) int32(v int32) { o.b = binary.BigEndian.AppendUint32(o.b, uint32(v)) }
 func (o *outgoing) int64(v int64) { o.b = binary.BigEndian.AppendUint64(o.b, uint64(v)) }
 
-// count precedes the items of an array.
+// count writes how many items of an array follow.
 func (o *outgoing) count(n int) {
 	if o.tagged {
 		o.b = binary.AppendUvarint(o.b, uint64(n)+1)
@@ -36,14 +36,14 @@ func (o *outgoing) text(s string) {
 	o.b = append(o.b, s...)
 }
 
-// end is that of a structure.
+// end ends a structure.
 func (o *outgoing) end() {
 	if o.tagged {
 		o.b = append(o.b, 0)
 	}
 }
 
-// framed is the whole request, with its size and its header.
+// framed is the whole request, with its size and header.
 func (o outgoing) framed(key protocol.ApiKey, version int16, id int32, clientID string) []byte {
 	b := make([]byte, 4, 4+8+2+len(clientID)+1+len(o.b)) // the size, once it is known
 	b = binary.BigEndian.AppendUint16(b, uint16(key))
@@ -59,13 +59,13 @@ func (o outgoing) framed(key protocol.ApiKey, version int16, id int32, clientID 
 	return b
 }
 
-// incoming takes fields off the body of an answer, as outgoing writes them.
+// incoming takes fields off the body of an answer, written as outgoing writes them.
 type incoming struct {
 	cursor
 	tagged bool
 }
 
-// count is how many items of an array follow. No item takes less than a byte.
+// count is how many items of an array follow. Each takes at least a byte.
 func (in *incoming) count() int {
 	if in.tagged {
 		return in.compact()
@@ -99,7 +99,7 @@ func (in *incoming) bytes() []byte {
 	return in.take(n)
 }
 
-// end passes over that of a structure.
+// end passes over the end of a structure.
 func (in *incoming) end() {
 	if in.tagged {
 		in.tags()
