@@ -12,23 +12,23 @@ import (
 	"github.com/dedupd/dedupd/internal/logonce"
 )
 
-// confirmTimeout bounds the wait for the server's word that it has our acks.
+// confirmTimeout bounds the wait for the server to confirm our acks.
 const confirmTimeout = 2 * time.Second
 
-// What the server is told of a message, at the subject that it named for the answer.
+// The answers to a message, at the subject that it names.
 var (
 	ackDone     = []byte("+ACK")
 	ackNak      = []byte("-NAK") // deliver again at once
 	ackProgress = []byte("+WPI") // not yet
 )
 
-// acker acknowledges off the writers' goroutines. An ack that is lost costs a
-// redelivery, which the claims then see to; it is never a reason to stop.
+// acker acknowledges outside the writers' goroutines. A lost ack costs a redelivery,
+// which is a duplicate; it is never a reason to stop.
 type acker struct {
 	in   *consumer.Session
 	log  *slog.Logger
 	conn *natsgo.Conn
-	// told is called when the server has been told all there was.
+	// done is called when everything was sent and confirmed.
 	done func()
 
 	mu      sync.Mutex
@@ -96,8 +96,8 @@ func (a *acker) next() []answer {
 	return round
 }
 
-// tell sends all acks of a round and has the last one confirmed: the connection
-// keeps their order, so that the others have arrived, too.
+// send sends all acks of a round and has the last one confirmed: the connection keeps
+// their order, so that the others have arrived, too.
 func (a *acker) send(round []answer) error {
 	last := ""
 	var failed error

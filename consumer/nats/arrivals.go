@@ -13,17 +13,17 @@ const (
 	firstSpacing = 250 * time.Millisecond
 )
 
-// passed remembers when the stream received messages, by their sequences, as they
-// pass through this worker. From a sequence, such as the ack floor's next, it then
-// tells a time that no message from there on is older than. So nobody has to ask
-// the server for a message, which would take a right that reading doesn't need.
+// arrivals remembers when the stream received messages, by their sequences, as they pass
+// through this worker. From a sequence, such as the ack floor's next, it then tells a
+// time that no message from there on is older than. So nobody has to ask the server for
+// a message, which takes a right that reading doesn't need.
 //
-// A stream stamps its messages in their order. What passes through other workers
-// lies between what passes through this one, and so does its time; only where the
-// servers' clocks differ may it be older, by that difference.
+// A stream stamps its messages in their order. The sequences of what passes through
+// other workers are between those of what passes through this one, and so are the times;
+// only where the servers' clocks differ may one be older, by that difference.
 //
-// The marks are at least a spacing apart, which grows when there are too many. What
-// is left out makes the answer earlier, never later.
+// The marks are at least a spacing apart, which grows when there are too many. What is
+// left out makes the answer earlier, never later.
 type arrivals struct {
 	mu      sync.Mutex
 	marks   []mark // by sequence, and their times never fall
@@ -37,9 +37,9 @@ type mark struct {
 	at       time.Time
 }
 
-// note remembers a message. One that is delivered again comes late: then it is a mark
-// only below all others, for of what has passed above it since no more is known than
-// that it isn't older than the mark below.
+// record remembers a message. A redelivered one comes late: it becomes a mark only below
+// all others, for of what has passed above it since no more is known than that it isn't
+// older than the mark below.
 func (p *arrivals) record(sequence uint64, at time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,9 +13,8 @@ import (
 	"github.com/dedupd/dedupd/internal/policy"
 )
 
-// defaultAckWait is after what time the server gives the messages of a worker
-// that is gone to somebody else. It may be short, for one that is at work asks for
-// more time (progress.go).
+// defaultAckWait is after what time the server delivers the messages of a dead worker to
+// others. It may be short, for a worker that is alive asks for more time (progress.go).
 const defaultAckWait = 10 * time.Second
 
 // Config is a source's configuration. What is empty gets its default from New.
@@ -34,12 +33,11 @@ type Config struct {
 	Mode  Mode
 	Start StartPolicy
 	OnGap GapPolicy
-	// AckWait is after what time the server delivers a message again of whose
-	// worker it has not heard. The default is 10 s, or what the durable has if
-	// that is longer.
+	// AckWait is after what time the server redelivers a message whose worker it hasn't
+	// heard of. The default is 10 s, or what the durable has if that is longer.
 	AckWait time.Duration
-	// MaxAckPending bounds the messages that all workers together have in hand.
-	// The default is ample, or what the durable has if that is more.
+	// MaxAckPending bounds the messages outstanding with all workers together. The
+	// default is ample, or what the durable has if that is more.
 	MaxAckPending int
 	// CredsFile is a file with a user's JWT and seed, NkeySeedFile one with a
 	// seed only. Both are read again at each connect.
@@ -47,12 +45,12 @@ type Config struct {
 	NkeySeedFile string
 	// TLS, if not nil, demands an encrypted connection.
 	TLS *tls.Config
-	// Authorities, if not nil, is asked at each handshake for those of TLS: they
-	// are renewed under a running program.
+	// Authorities, if not nil, returns the certificate authorities at each handshake:
+	// they may be renewed under a running program.
 	Authorities func() (*x509.CertPool, error)
 }
 
-// configError says that only another configuration, or an operator's hand at the
+// configError says that only another configuration, or an operator's change of the
 // durable, helps.
 type configError struct{ text string }
 

@@ -14,15 +14,15 @@ import (
 	"github.com/dedupd/dedupd/lane"
 )
 
-// What is committed is acknowledged once the durable keeps a checkpoint that tells it
-// apart from what any older copy of the database has: the database raises it, the
-// durable's metadata is given it, and the database is asked once more. So whatever
-// database is found later, if it lacks something that was acknowledged, its checkpoint
-// is below the durable's. See docs/decisions/0029.
+// What is committed is acknowledged once the durable keeps a checkpoint that no older
+// copy of the database has: the database raises it, it goes into the durable's metadata,
+// and the database is asked once more. So if a database that is found later lacks
+// something that was acknowledged, its checkpoint is below the durable's. See
+// docs/decisions/0029.
 
 const (
-	// confirmEvery is how often that is done at most, unless the server is about to
-	// deliver no more for what waits. Each time costs an update of the durable, which
+	// confirmEvery is how often that is done at most, unless so much waits that the
+	// server is about to deliver no more. Each time costs an update of the durable, which
 	// in a cluster goes through the group of all its servers.
 	confirmEvery = 500 * time.Millisecond
 	// confirmAttempt bounds one attempt, lastConfirm the one at the end of a session.
@@ -30,7 +30,7 @@ const (
 	lastConfirm    = 3 * time.Second
 )
 
-// offsetMetadataKey is where in the durable's metadata the origin of our lane stands.
+// offsetMetadataKey is the key of the lane's offset metadata in the durable's metadata.
 const offsetMetadataKey = "dedupd"
 
 // gate holds what is committed until it may be acknowledged.
@@ -47,13 +47,13 @@ type gate struct {
 func (g *gate) open(known lane.Checkpoint, info *jetstream.ConsumerInfo) {
 	g.known, g.offsetMetadata = known, offsetMetadataOf(info)
 	g.requested, g.full = make(chan struct{}, 1), make(chan struct{}, 1)
-	g.room(info.Config.MaxAckPending, 0)
+	g.setLimit(info.Config.MaxAckPending, 0)
 }
 
-// room learns how many messages the server lets be outstanding, and how many of them
-// others have. A quarter of what is left is enough to wait: the rest is for what is
-// being read and written meanwhile.
-func (g *gate) room(limit int, others int64) {
+// setLimit learns how many messages the server allows to be outstanding, and how many of
+// them others have. A quarter of the rest is enough to wait: the remainder is for what
+// is being read and written meanwhile.
+func (g *gate) setLimit(limit int, others int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.enough = largestGate
@@ -76,7 +76,7 @@ func (g *gate) add(all []ackRef) {
 	}
 }
 
-// knock asks for a confirmation, also where nothing waits.
+// request asks for a confirmation, also where nothing waits.
 func (g *gate) request() { signal(g.requested) }
 
 func signal(c chan struct{}) {
@@ -92,8 +92,8 @@ func (g *gate) checkpoint() lane.Checkpoint {
 	return g.known
 }
 
-// strange tells that the durable keeps something else than when it was last written or
-// compared with the database.
+// differs tells whether the durable keeps something else than when it was last written
+// or compared with the database.
 func (g *gate) differs(info *jetstream.ConsumerInfo) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -114,7 +114,7 @@ func (g *gate) count() int {
 	return len(g.waiting)
 }
 
-// pass takes the first n of what waits; -1: all.
+// pass removes the first n of what waits; -1: all.
 func (g *gate) pass(n int) (all []ackRef) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -165,8 +165,8 @@ func (x *session) confirmAll(drained <-chan struct{}) {
 	}
 }
 
-// confirmRest confirms at the session's end, and gives back what it can't: it is found
-// to be committed by whoever is given it next, or is not.
+// confirmRest confirms at the session's end, and gives back what it can't: whoever gets
+// it next finds out whether it is committed.
 func (x *session) confirmRest() {
 	if x.gate.count() == 0 {
 		return
@@ -177,7 +177,7 @@ func (x *session) confirmRest() {
 	x.acks.add(x.forget(x.gate.pass(-1)), true)
 }
 
-// confirm has acknowledged what waits by now.
+// confirm has everything acknowledged that waits now.
 func (x *session) confirm(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -187,7 +187,7 @@ func (x *session) confirm(ctx context.Context, limit time.Duration) error {
 	if err != nil {
 		return err
 	}
-	x.gate.room(info.Config.MaxAckPending, int64(info.NumAckPending)-max(before, x.unacked.Load()))
+	x.gate.setLimit(info.Config.MaxAckPending, int64(info.NumAckPending)-max(before, x.unacked.Load()))
 	confirmed, err := x.ask(ctx, info, waiting > 0)
 	if err != nil {
 		return err
@@ -206,19 +206,18 @@ func (x *session) confirm(ctx context.Context, limit time.Duration) error {
 	return nil
 }
 
-// patience is how often publish and write look what others have written meanwhile.
+// patience is how often publish and write check what others have written meanwhile.
 const patience = 3
 
 // publish has the durable keep what the database wants it to, and asks the database once
-// more: it may have been replaced since it was asked, and its successor been taken
-// before the durable was written.
+// more: it may have been replaced since it was asked, and a worker have acquired the
+// lane in its successor before the durable was written.
 //
-// Two workers may write at a time, and the lower checkpoint last: whoever finds the
-// database further than what it has written writes again. An update carries the whole
-// configuration, so the durable is looked at right before, or what somebody changed by
-// hand would be undone.
+// Two workers may write at a time, and the lower checkpoint last: the one that finds the
+// database beyond what it wrote writes again. An update carries the whole configuration,
+// so the durable is read right before, or what somebody changed by hand would be undone.
 func (x *session) publish(ctx context.Context, info *jetstream.ConsumerInfo, confirmed lane.Confirmation) (*jetstream.ConsumerInfo, lane.Confirmation, error) {
-	for tries := 0; (confirmed.OffsetMetadata != offsetMetadataOf(info) || x.bound.settled.due(info)) && tries <= patience; tries++ {
+	for tries := 0; (confirmed.OffsetMetadata != offsetMetadataOf(info) || x.bound.floors.due(info)) && tries <= patience; tries++ {
 		now, err := x.bound.current(ctx)
 		if err == nil && (tries == patience || offsetMetadataOf(now) == offsetMetadataOf(info)) {
 			now, err = x.bound.write(ctx, now, confirmed.OffsetMetadata)
@@ -240,7 +239,7 @@ func (x *session) ask(ctx context.Context, info *jetstream.ConsumerInfo, raise b
 	})
 }
 
-// told looks at the consumer when there is nothing left to do, for whoever waits for
+// acked inspects the durable once there is nothing left to do: somebody may wait for
 // that.
 func (x *session) acked() {
 	if x.pending.Load() == 0 && x.gate.count() == 0 {
@@ -255,7 +254,7 @@ func offsetMetadataOf(info *jetstream.ConsumerInfo) string {
 	return info.Config.Metadata[offsetMetadataKey]
 }
 
-// origin is what the durable keeps of our lane; empty: nothing.
+// offsetMetadata is what the durable keeps of our lane; empty: nothing.
 func (b *binding) offsetMetadata() string { return offsetMetadataOf(b.info) }
 
 // current is the consumer's state; errGone: it isn't the one that was bound.
@@ -272,9 +271,9 @@ func (b *binding) current(ctx context.Context) (*jetstream.ConsumerInfo, error) 
 	return info, nil
 }
 
-// keep has the durable keep an origin, if it keeps another one.
+// saveMetadata has the durable keep offset metadata, unless it does already.
 func (b *binding) saveMetadata(ctx context.Context, offsetMetadata string) error {
-	if b.offsetMetadata() == offsetMetadata && !b.settled.due(b.info) {
+	if b.offsetMetadata() == offsetMetadata && !b.floors.due(b.info) {
 		return nil
 	}
 	info, err := b.write(ctx, b.info, offsetMetadata)
@@ -284,8 +283,8 @@ func (b *binding) saveMetadata(ctx context.Context, offsetMetadata string) error
 	return err
 }
 
-// write has the durable keep an origin. A worker that comes at the same moment amends
-// the durable as it found it, without what we write: then it is written again.
+// write has the durable keep offset metadata. A worker that comes at the same moment
+// amends the durable as it found it, without what we write: then it is written again.
 func (b *binding) write(ctx context.Context, info *jetstream.ConsumerInfo, offsetMetadata string) (*jetstream.ConsumerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -310,13 +309,13 @@ func (b *binding) update(ctx context.Context, info *jetstream.ConsumerInfo, offs
 		config.Metadata = make(map[string]string)
 	}
 	config.Metadata[offsetMetadataKey] = offsetMetadata
-	b.settled.note(info, config.Metadata)
+	b.floors.note(info, config.Metadata)
 	updated, err := b.durable.withinLimits(ctx, config, b.stream.UpdateConsumer)
 	switch {
 	case errors.Is(err, jetstream.ErrConsumerDoesNotExist):
 		return nil, errGone
 	case err != nil:
-		return nil, fmt.Errorf("note the checkpoint at the durable: %w", err)
+		return nil, fmt.Errorf("record the checkpoint at the durable: %w", err)
 	}
 	info = updated.CachedInfo()
 	if !info.Created.Equal(b.info.Created) {

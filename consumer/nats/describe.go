@@ -12,12 +12,12 @@ import (
 
 var _ consumer.Describer = (*Source)(nil)
 
-// Survey tells where the stream begins and ends, and how far its consumer has had
-// all acknowledged.
-func (s *Source) Describe(ctx context.Context) (survey consumer.Description, err error) {
+// Describe returns where the stream begins and ends, and how far its consumer has
+// everything acknowledged.
+func (s *Source) Describe(ctx context.Context) (d consumer.Description, err error) {
 	err = s.visit(ctx, func(ctx context.Context, stream jetstream.Stream) error {
 		info := stream.CachedInfo()
-		survey.Consumed = info.Config.Retention != jetstream.LimitsPolicy
+		d.Consumed = info.Config.Retention != jetstream.LimitsPolicy
 		l := consumer.BrokerLane{Name: laneName, First: int64(first(&info.State)), End: int64(info.State.LastSeq) + 1, Committed: -1, LogID: logIDOf(info)}
 		found, err := stream.Consumer(ctx, s.config.Durable)
 		switch {
@@ -29,18 +29,18 @@ func (s *Source) Describe(ctx context.Context) (survey consumer.Description, err
 		default:
 			l.Committed, l.OffsetMetadata = int64(found.CachedInfo().AckFloor.Stream)+1, offsetMetadataOf(found.CachedInfo())
 			if p := pauseOf(found.CachedInfo()); p != nil {
-				survey.Paused = p
+				d.Paused = p
 			}
-			l.Whole = !survey.Consumed && takesAll(&info.Config, &found.CachedInfo().Config)
+			l.Whole = !d.Consumed && takesAll(&info.Config, &found.CachedInfo().Config)
 		}
-		survey.Lanes = []consumer.BrokerLane{l}
+		d.Lanes = []consumer.BrokerLane{l}
 		return nil
 	})
-	return survey, err
+	return d, err
 }
 
-// visit looks at the stream over a connection of its own. Unlike Run it doesn't
-// wait for a server or a stream that is missing.
+// visit opens the stream over a connection of its own. Unlike Run it doesn't wait for a
+// missing server or stream.
 func (s *Source) visit(ctx context.Context, look func(context.Context, jetstream.Stream) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // cuts the connection off as well

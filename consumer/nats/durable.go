@@ -24,13 +24,13 @@ type durable struct {
 	log    *slog.Logger
 	// ackPendingFloor is the least MaxAckPending that doesn't throttle us.
 	ackPendingFloor int
-	// allowed is the most pending acks that the server took when it refused more; 0:
-	// it has refused none.
+	// allowed is how many pending acks the server accepted after it refused more; 0: it
+	// refused none.
 	allowed int
 
-	// What was last seen of the consumer: where one that somebody deleted while
-	// we ran is to begin again. It is worth something in the instance of the
-	// database that it was seen in: in another, what lies below may be lost.
+	// What was last seen of the consumer: where it begins again if somebody deletes it
+	// while we run. It counts only in the instance of the database in which it was seen:
+	// another one may lack what is below.
 	known    bool
 	logID    string
 	ackFloor uint64
@@ -39,30 +39,30 @@ type durable struct {
 
 	filter filter // what the durable is to deliver
 
-	settling time.Duration // zero: the constant, but for tests
+	floorAge time.Duration // zero: the constant, but for tests
 }
 
-// binding is a consumer that is ready to be read, or nil in the place of one that
-// isn't there: where it begins, the database has to be asked.
+// binding is a consumer that is ready to be read. Its consumer is nil if there is none:
+// then the database decides where it begins.
 type binding struct {
 	consumer jetstream.Consumer
 	info     *jetstream.ConsumerInfo
 	logID    string
 	durable  *durable
 	stream   jetstream.Stream
-	// consumed tells that the stream deletes what is acknowledged.
+	// consumed: the stream deletes what is acknowledged.
 	consumed bool
-	// skips is what somebody has changed of the consumer so that it passes messages over.
-	// It has to begin again where the database stands, or with all that a WorkQueue has
-	// left. Empty: nothing.
+	// skips is what somebody changed of the consumer so that it passed messages over;
+	// empty: nothing. It has to begin again at the database's position, or with
+	// everything that a WorkQueue has left.
 	skips string
-	// read is how long it was read.
-	read    time.Duration
-	settled settled
+	// read is for how long it was read.
+	read   time.Duration
+	floors floors
 }
 
-// ackPendingFloor leaves room for several workers of this size: what throttles
-// here is invisible, for the server just stops delivering.
+// ackPendingFloor leaves room for several workers of this size: nobody sees this limit
+// throttle, for the server just stops delivering.
 func ackPendingFloor(in *consumer.Session) int {
 	return max(100_000, 8*(2*in.Writers()+1)*in.MaxMessages())
 }
@@ -83,19 +83,19 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		if d.logID != "" {
 			d.log.Warn("the stream was created anew: reading it from its start", "stream", d.config.Stream)
 		}
-		d.known = d.logID != "" // that we have acknowledged none of it
+		d.known = d.logID != "" // namely that none of it is acknowledged
 		d.logID, d.ackFloor = logID, 0
 	}
 	if info.Config.Retention == jetstream.WorkQueuePolicy && d.config.Start == StartLatest {
 		return nil, &configError{fmt.Sprintf("stream %s has WorkQueue retention, which can't be read from %s; set start: %s", d.config.Stream, StartLatest, StartEarliest)}
 	}
 	b := &binding{logID: logID, durable: d, stream: stream, consumed: info.Config.Retention != jetstream.LimitsPolicy}
-	b.settled.after = cmp.Or(d.settling, settling)
+	b.floors.after = cmp.Or(d.floorAge, floorAge)
 	found, err := stream.Consumer(ctx, d.config.Durable)
 	switch {
 	case errors.Is(err, jetstream.ErrConsumerNotFound) && !b.consumed:
-		// The lane may have come far, with this worker or before it. And another one
-		// may be having it rewound at this moment.
+		// The lane may have come far, with this worker or before it. And another worker
+		// may be rewinding it at this moment.
 		return b, nil
 	case errors.Is(err, jetstream.ErrConsumerNotFound):
 		position := int64(-1)
@@ -115,7 +115,7 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 			b.skips = "filter"
 		case remade && d.filter.displaced(c):
 			b.skips = "filter"
-			d.filter.set++ // the other is to follow: it may have started when we did, with our number
+			d.filter.set++ // so that the other follows: it may have started when we did, with our number
 		case remade && limited(c):
 			b.skips = "limit of deliveries"
 		default:
@@ -129,16 +129,16 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 	return b, nil
 }
 
-// incarnation tells one stream of a name from another.
+// logIDOf tells streams of one name apart.
 func logIDOf(info *jetstream.StreamInfo) string {
 	return info.Created.UTC().Format(time.RFC3339Nano)
 }
 
-// rewind has the server deliver again all from a position on.
-// What was acknowledged for the database that is gone is so no more; what is
-// there, the claims tell. An acknowledgement from before that is still on its way
-// could pass for one of the new consumer's: none waits for a connection
-// (ReconnectBufSize), and the others have had the time of a failover to arrive.
+// rewind has the server deliver everything again from a position on. What was
+// acknowledged for the lost database isn't any more; what this one has is a duplicate.
+// An older acknowledgement that is still on its way could pass for one of the new
+// consumer's: none waits for a connection (ReconnectBufSize), and the others have had
+// the time of a failover to arrive.
 func (b *binding) rewind(ctx context.Context, position int64, offsetMetadata string) error {
 	d := b.durable
 	if b.consumed {
@@ -148,7 +148,8 @@ func (b *binding) rewind(ctx context.Context, position int64, offsetMetadata str
 	return b.remake(ctx, position, offsetMetadata)
 }
 
-// remake deletes the consumer and makes it anew, from a position on; -1: where start says.
+// remake deletes the consumer and creates it anew, from a position on; -1: where start
+// says.
 func (b *binding) remake(ctx context.Context, position int64, offsetMetadata string) error {
 	d := b.durable
 	ctx, cancel := context.WithTimeout(ctx, 4*requestTimeout)
@@ -162,9 +163,9 @@ func (b *binding) remake(ctx context.Context, position int64, offsetMetadata str
 		if err == nil || errors.As(err, &fatal) {
 			return err
 		}
-		// Another worker is at it, too. Its durable may begin elsewhere; and where two
-		// delete and create one at the same moment, the server may give the new one
-		// what it had stored of the old.
+		// Another worker does the same. Its durable may begin elsewhere; and where two
+		// delete and create one at the same moment, the server may give the new one the
+		// old one's state.
 		d.log.Debug("the durable consumer is not as it was asked for", "error", err)
 		if !wait.For(ctx, time.Duration(50+rand.IntN(200))*time.Millisecond) {
 			return err
@@ -172,7 +173,7 @@ func (b *binding) remake(ctx context.Context, position int64, offsetMetadata str
 	}
 }
 
-// create makes a consumer that begins at a position; -1: where start says.
+// create creates a consumer that begins at a position; -1: where start says.
 func (b *binding) create(ctx context.Context, position int64, offsetMetadata string) error {
 	d := b.durable
 	if position > 0 {
@@ -200,7 +201,7 @@ func (b *binding) create(ctx context.Context, position int64, offsetMetadata str
 	return err
 }
 
-// beyond tells that a consumer's ack floor skips messages from a position on. What
+// beyond tells whether a consumer's ack floor skips messages from a position on. What
 // the stream has deleted by its limits isn't skipped: no consumer can begin there.
 func (b *binding) beyond(ctx context.Context, floor uint64, position int64) (bool, error) {
 	if position < 0 || floor < uint64(position) {
@@ -217,13 +218,13 @@ func (b *binding) beyond(ctx context.Context, floor uint64, position int64) (boo
 	return true, nil
 }
 
-// misplaced tells that somebody who doesn't know the lane's row has made the
-// durable anew, and that it begins beyond the row's position: what lies between was
-// neither delivered nor acknowledged. A floor that moved by our acknowledgements is
-// beyond the row's position, too, but then the durable keeps an origin: without one
-// none of ours has read it. (That messages were delivered tells nothing: a pull that
-// was meant for the durable before goes to the one that has its name.) And whoever
-// names a sequence knows what it is for, as we do.
+// misplaced tells whether somebody who doesn't know the lane's row has created the
+// durable anew, and it begins beyond the row's position: what is between was neither
+// delivered nor acknowledged. A floor that moved by our acknowledgements is beyond the
+// row's position, too, but then the durable keeps offset metadata: without it none of
+// ours has read it. (That messages were delivered proves nothing: a pull for the old
+// durable goes to the new one of the same name.) And whoever names a start sequence
+// knows what it is for, as we do.
 func (b *binding) misplaced(ctx context.Context, position int64) (bool, error) {
 	ours := b.offsetMetadata() != "" || b.info.Created.Equal(b.durable.created)
 	if b.consumed || ours || b.info.Config.DeliverPolicy == jetstream.DeliverByStartSequencePolicy {
@@ -237,7 +238,7 @@ func (b *binding) misplaced(ctx context.Context, position int64) (bool, error) {
 // errNotFresh: the server gave a new consumer what it had stored of a deleted one.
 var errNotFresh = errors.New("the new consumer has the old one's state")
 
-// seen notes an ack floor of the consumer.
+// seen remembers an ack floor of the consumer.
 func (d *durable) seen(floor uint64) {
 	d.known, d.ackFloor = true, max(d.ackFloor, floor)
 }
@@ -251,8 +252,8 @@ func (d *durable) knownIn(instance string) bool {
 	return d.known
 }
 
-// begins is the position below which the consumer has had all acknowledged; -1: it
-// isn't there.
+// committed is the position below which the consumer has everything acknowledged; -1:
+// there is no consumer.
 func (b *binding) committed() int64 {
 	if b.info == nil {
 		return -1
@@ -260,8 +261,8 @@ func (b *binding) committed() int64 {
 	return int64(b.info.AckFloor.Stream) + 1
 }
 
-// fresh is the configuration of a consumer that doesn't exist, from a position on;
-// -1: where start says.
+// fresh is the configuration of a consumer that doesn't exist, from a position on; -1:
+// where start says.
 func (d *durable) fresh(stream *jetstream.StreamConfig, position int64) jetstream.ConsumerConfig {
 	c := jetstream.ConsumerConfig{
 		Durable:        d.config.Durable,
@@ -283,10 +284,10 @@ func (d *durable) fresh(stream *jetstream.StreamConfig, position int64) jetstrea
 	}
 	switch {
 	case position >= 0:
-		// Somebody deleted it, or the stream. All below the position is durable; from
-		// "latest" we would skip messages, from "earliest" read the whole stream
-		// again, with ids that may be older than the window.
-		d.log.Warn("the durable consumer is gone: creating it again where it stood", "durable", d.config.Durable, "sequence", position)
+		// Somebody deleted it, or the stream. Everything below the position is durable;
+		// "latest" would skip messages, and "earliest" read the whole stream again, with
+		// ids that may be older than the window.
+		d.log.Warn("the durable consumer is gone: creating it again where it was", "durable", d.config.Durable, "sequence", position)
 		c.DeliverPolicy, c.OptStartSeq = jetstream.DeliverByStartSequencePolicy, uint64(position)
 		return c
 	case d.config.Start == StartLatest:
@@ -298,7 +299,7 @@ func (d *durable) fresh(stream *jetstream.StreamConfig, position int64) jetstrea
 	return c
 }
 
-// amend updates a consumer that somebody else, or an older version, has made.
+// amend updates a consumer that somebody else or an older version created.
 func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jetstream.Consumer) (jetstream.Consumer, error) {
 	was := found.CachedInfo().Config
 	want := was
@@ -323,7 +324,7 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 	if was.InactiveThreshold > 0 {
 		// The server gives it to all durables of a stream that has such a limit.
 		if stream.CachedInfo().Config.ConsumerLimits.InactiveThreshold > 0 {
-			d.log.Warn("the stream has its durables deleted when nobody reads for a while; it is created again where the database stands", "durable", d.config.Durable, "inactive_threshold", was.InactiveThreshold)
+			d.log.Warn("the stream has its durables deleted when nobody reads for a while; it is created again at the database's position", "durable", d.config.Durable, "inactive_threshold", was.InactiveThreshold)
 		} else {
 			d.log.Warn("the durable was to be deleted when nobody reads for a while; that is now off", "durable", d.config.Durable, "inactive_threshold", was.InactiveThreshold)
 			want.InactiveThreshold = 0
@@ -343,7 +344,7 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 		}
 	}
 	if !sameSubjects(&was, d.filter.subjects) {
-		d.log.Warn("the durable's filter is changed; what the new one adds is read from where the durable stands, not from the stream's start", "durable", d.config.Durable, "subjects", d.filter.subjects)
+		d.log.Warn("the durable's filter is changed; what the new one adds is read from the durable's position on, not from the stream's start", "durable", d.config.Durable, "subjects", d.filter.subjects)
 		want.FilterSubject, want.FilterSubjects = "", d.filter.subjects
 	}
 	d.filter.take(&was)
@@ -365,16 +366,16 @@ func same(a, b jetstream.ConsumerConfig) bool {
 		a.Metadata[filterKey] == b.Metadata[filterKey] && a.Metadata[filterSetKey] == b.Metadata[filterSetKey]
 }
 
-// limited tells that somebody has given a durable of dedupd's a limit of deliveries: the
-// server passes over what it has delivered so often, such as to a worker that was just
+// limited tells whether somebody has given a durable of dedupd's a limit of deliveries:
+// the server passes over what it has delivered so often, such as to a worker that was
 // giving it back.
 func limited(c *jetstream.ConsumerConfig) bool {
 	_, ours := c.Metadata[filterKey]
 	return ours && c.MaxDeliver > 0
 }
 
-// altered tells that somebody has changed what a durable delivers, or for how long it
-// tries: it has to be amended.
+// altered tells whether somebody has changed what a durable delivers, or how often:
+// it has to be amended.
 func altered(c *jetstream.ConsumerConfig) bool {
 	return c.AckPolicy != jetstream.AckExplicitPolicy || c.MaxDeliver > 0 || len(c.BackOff) > 0 || c.HeadersOnly || refiltered(c)
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/dedupd/dedupd/internal/logonce"
 )
 
-// explain adds what the library leaves out of an error of connecting: which servers
-// were tried, and what a failure of TLS may come from. By TLS 1.3 a server refuses
-// a client's certificate, or the lack of one, after the handshake, and may have
-// hung up before its reason is read.
+// explain adds what the library leaves out of an error of connecting: which servers were
+// tried, and what may cause a failure of TLS. With TLS 1.3 a server refuses a client's
+// certificate, or the lack of one, after the handshake, and may have hung up before its
+// reason is read.
 func (c Config) explain(err error) error {
 	var hosts []string
 	for _, s := range c.Servers {
@@ -48,9 +48,9 @@ func (c Config) explain(err error) error {
 // refusalsTold is how often a connection that is down is asked why.
 const refusalsTold = time.Second
 
-// tellRefusals logs why a server that is reached doesn't let us in again: the
-// library tells its handlers of servers that can't be reached, and nothing of a
-// handshake that fails. The function that it returns ends it.
+// tellRefusals logs why a server that is reached refuses us when we reconnect: the
+// library reports servers that can't be reached, but not a handshake that fails. The
+// function that it returns ends it.
 func (s *Source) tellRefusals(conn *natsgo.Conn, log *slog.Logger) (end func()) {
 	ended := make(chan struct{})
 	var telling sync.WaitGroup

@@ -15,7 +15,7 @@ func Rewind(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream
 }
 
 // KeepFloorAfter has durables keep a floor that is so old.
-func (s *Source) KeepFloorAfter(d time.Duration) { s.settling = d }
+func (s *Source) KeepFloorAfter(d time.Duration) { s.floorAge = d }
 
 // Floor is what a durable keeps of its floor.
 func Floor(info *jetstream.ConsumerInfo) uint64 { return floorOf(info).Floor }

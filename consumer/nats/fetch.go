@@ -11,19 +11,19 @@ import (
 	"github.com/dedupd/dedupd/internal/wait"
 )
 
-// fetchWait is how long the server keeps a fetch open. A session that ends waits
-// for its last fetch rather than to cut it off: what is under way to a fetch
-// that is gone comes again only after the ack wait.
+// fetchWait is how long the server keeps a fetch open. A session that ends waits for its
+// last fetch instead of cutting it off: what is on its way to a fetch that is gone comes
+// again only after the ack wait.
 const fetchWait = time.Second
 
-// unanswered is how long after the end of a fetch we wait for the server to tell it.
+// unanswered is how long we wait for the server to say that a fetch has ended.
 const unanswered = time.Second
 
-// errors after which the consumer is looked at, or the next fetch waits.
+// fetchPause is the shortest wait after a fetch that failed.
 const fetchPause = 100 * time.Millisecond
 
-// fetch keeps one fetch open at a time, so that the next batch arrives while the
-// slots are at work, and hands its messages on as they come.
+// fetch keeps one fetch open at a time, so that the next batch arrives while the slots
+// are at work, and hands its messages on as they come.
 func (x *session) fetch() {
 	large := false
 	for x.closing.Err() == nil {
@@ -58,8 +58,7 @@ func (x *session) fetch() {
 
 const tooLarge = -1
 
-// next is what the next fetch asks for. A large one takes one message of whatever
-// size.
+// next is what the next fetch asks for. A large one is for one message of any size.
 func (x *session) next(large bool) (p pull, bytes int64) {
 	p = x.limits.Load().apply(pull{messages: x.in.MaxMessages(), bytes: x.in.MaxBytes(), wait: fetchWait})
 	if !large {
@@ -126,8 +125,8 @@ func (x *session) fetchOnce(large bool) (came int, err error) {
 }
 
 // whole refuses a message without its payload, as a durable delivers it that somebody
-// has set to headers only. The server adds a header to it, which a producer may set as
-// well: so the durable is asked.
+// has set to headers only. The server adds a header to it, but a producer may set that
+// as well: so the durable is asked.
 func (x *session) whole(msg *natsgo.Msg) error {
 	if len(msg.Data) > 0 || msg.Header.Get(natsgo.MsgSize) == "" {
 		return nil
@@ -136,8 +135,8 @@ func (x *session) whole(msg *natsgo.Msg) error {
 }
 
 // unacknowledged refuses a message below the floor that the durable keeps, if the
-// durable delivers it because it has lost its state. Another may have been on its way
-// for long.
+// durable delivers it because it has lost its state. It may also just have been on its
+// way for long.
 func (x *session) unacknowledged(msg *natsgo.Msg, meta *jetstream.MsgMetadata) error {
 	if meta.Sequence.Stream > x.keptFloor.Load() {
 		return nil
@@ -145,7 +144,7 @@ func (x *session) unacknowledged(msg *natsgo.Msg, meta *jetstream.MsgMetadata) e
 	return x.unless(msg, errStateLost, func(info *jetstream.ConsumerInfo) bool { return info.AckFloor.Stream < floorOf(info).Floor })
 }
 
-// unless asks the durable whether it is broken. If it is, the session ends with cause.
+// unless asks the durable whether it is broken. If so, the session ends with cause.
 // Then, or if the durable doesn't answer, the message goes back to the server.
 func (x *session) unless(msg *natsgo.Msg, cause error, broken func(*jetstream.ConsumerInfo) bool) error {
 	ctx, cancel := context.WithTimeout(x.closing, requestTimeout)
@@ -162,7 +161,7 @@ func (x *session) unless(msg *natsgo.Msg, cause error, broken func(*jetstream.Co
 	return err
 }
 
-// overhead is what a message takes in memory beyond its bytes, roughly.
+// overhead is roughly what a message takes in memory beyond its bytes.
 const overhead = 400
 
 func footprint(msg *natsgo.Msg) int64 {
@@ -175,8 +174,8 @@ func footprint(msg *natsgo.Msg) int64 {
 	return int64(n)
 }
 
-// connected waits until there is a connection; false: the session ends. Without
-// one a fetch would be sent at the reconnect, when nobody listens for it.
+// connected waits until there is a connection; false: the session ends. Without one a
+// fetch would be sent at the reconnect, when nobody listens for it.
 func (x *session) connected() bool {
 	if x.conn.IsConnected() {
 		return true

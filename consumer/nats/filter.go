@@ -11,27 +11,27 @@ import (
 )
 
 // What a durable's filter leaves out is passed over for good. So while a configuration
-// with other subjects is rolled out, the workers with the old one must not put their
-// filter back: the durable keeps, beside its filter, a number that rises with each
-// configuration. A process that has just started brings its own, and from then on
-// follows whoever has started later.
+// with other subjects is rolled out, workers with the old one must not restore their
+// filter: beside it, the durable keeps a number that rises with each configuration. A
+// process that has just started brings its own, and from then on follows any that
+// starts later.
 
 const (
-	// filterKey is where in the durable's metadata the filter stands that dedupd has
-	// given it: a filter that is another one was changed by somebody else.
+	// filterKey is the key, in the durable's metadata, of the filter that dedupd gave
+	// it: if its filter is another one, somebody else changed it.
 	filterKey = "dedupd-subjects"
-	// filterSetKey is where its number stands.
+	// filterSetKey is the key of its number.
 	filterSetKey = "dedupd-subjects-set"
 )
 
-// filter is what a durable is to deliver.
+// filter is what a durable shall deliver.
 type filter struct {
 	subjects []string
 	// set is its number; 0: this process has not given it to the durable yet.
 	set int64
 }
 
-// follow takes the filter of a worker that has started later.
+// follow takes over the filter of a worker that has started later.
 func (f *filter) follow(c *jetstream.ConsumerConfig, log *slog.Logger) {
 	given, ok := c.Metadata[filterKey]
 	set := filterSet(c)
@@ -46,20 +46,21 @@ func (f *filter) follow(c *jetstream.ConsumerConfig, log *slog.Logger) {
 	f.set = set
 }
 
-// displaced tells that the durable has another filter than the one that this process has
-// given it, of a worker that has not started later. It has passed over messages.
+// displaced tells whether the durable's filter isn't the one that this process has given
+// it, but that of a worker that hasn't started later. It has passed over messages.
 func (f *filter) displaced(c *jetstream.ConsumerConfig) bool {
 	_, ok := c.Metadata[filterKey]
 	return f.set > 0 && ok && !sameSubjects(c, f.subjects)
 }
 
-// other tells that a durable's filter is another one, or of another configuration.
+// other tells whether a durable's filter is another one, or of another configuration.
 func (f *filter) other(c *jetstream.ConsumerConfig) bool {
 	return filterSet(c) != f.set || !sameSubjects(c, f.subjects)
 }
 
-// take numbers the filter before a durable is given it that has another one, or the same.
-// The time has it rise also where a durable is made anew, and keeps no number.
+// take numbers the filter before a durable gets it, whether it had another one or the
+// same. Taken from the clock, the number also rises where a durable is created anew and
+// keeps none.
 func (f *filter) take(was *jetstream.ConsumerConfig) {
 	set := filterSet(was)
 	if set > 0 && sameSubjects(was, f.subjects) {
@@ -69,7 +70,7 @@ func (f *filter) take(was *jetstream.ConsumerConfig) {
 	f.set = max(f.set, set+1, time.Now().Unix())
 }
 
-// mark puts the filter into the metadata that a durable is to have.
+// mark puts the filter into the metadata that a durable will have.
 func (f *filter) mark(metadata map[string]string) {
 	if f.set == 0 {
 		f.set = time.Now().Unix()
@@ -111,7 +112,7 @@ func sameSubjects(c *jetstream.ConsumerConfig, want []string) bool {
 	return filterText(subjectsOf(c)) == filterText(want)
 }
 
-// refiltered tells that a durable's filter isn't the one that dedupd has given it.
+// refiltered tells whether a durable's filter isn't the one that dedupd gave it.
 func refiltered(c *jetstream.ConsumerConfig) bool {
 	given, ok := c.Metadata[filterKey]
 	return ok && given != filterText(subjectsOf(c))

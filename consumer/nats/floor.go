@@ -14,26 +14,27 @@ import (
 )
 
 // A durable may lose its state and keep its configuration: its server's disk is
-// replaced, or a file of it is damaged. The server then delivers the stream from where
-// the durable began, and ids that are older than the window would be applied again. So
-// the durable keeps in its metadata, too, how far it has had all acknowledged. See
+// replaced, or one of its files is damaged. The server then delivers the stream from
+// where the durable began, and ids older than the window would be applied again. So the
+// durable also keeps in its metadata up to where everything was acknowledged. See
 // docs/decisions/0029.
 
-// floorKey is where in the durable's metadata that stands.
+// floorKey is the key of the floor in the durable's metadata.
 const floorKey = "dedupd-floor"
 
-// settling is how old an acknowledgement floor must be to be kept. A server that
-// crashes may forget what it hasn't written yet, and a new leader what it wasn't told:
-// that comes again, is a duplicate within any window, and no loss of the state.
-const settling = 2 * time.Minute
+// floorAge is how old a floor must be to be kept. A server that crashes may forget what
+// it hasn't written yet, and a new leader what it wasn't told: that comes again and is a
+// duplicate within any window, but the state isn't lost.
+const floorAge = 2 * time.Minute
 
-// floorRecord says that all up to a sequence was acknowledged at a time of the server's.
+// floorRecord says that everything up to a sequence was acknowledged at a time of the
+// server's.
 type floorRecord struct {
 	Floor uint64    `json:"floor"`
 	At    time.Time `json:"at"`
 }
 
-// floorOf is what a durable keeps of its floor; zero: nothing.
+// floorOf is the floor that a durable keeps; zero: none.
 func floorOf(info *jetstream.ConsumerInfo) (n floorRecord) {
 	if info == nil || json.Unmarshal([]byte(info.Config.Metadata[floorKey]), &n) != nil {
 		return floorRecord{}
@@ -41,8 +42,8 @@ func floorOf(info *jetstream.ConsumerInfo) (n floorRecord) {
 	return n
 }
 
-// stateLost tells that a durable stands below the floor that it keeps, and that the
-// stream has what lies between. Of a stream that deletes what is acknowledged, it hasn't.
+// stateLost tells whether a durable is below the floor that it keeps, and the stream
+// still has what is between. A stream that deletes what is acknowledged hasn't.
 func stateLost(stream *jetstream.StreamInfo, info *jetstream.ConsumerInfo) bool {
 	kept := floorOf(info).Floor
 	return info.AckFloor.Stream < kept && first(&stream.State) <= kept && stream.Config.Retention == jetstream.LimitsPolicy
@@ -51,8 +52,8 @@ func stateLost(stream *jetstream.StreamInfo, info *jetstream.ConsumerInfo) bool 
 // errStateLost ends a session whose durable has lost its state.
 var errStateLost = errors.New("the durable consumer has lost its state, and delivers again what was acknowledged")
 
-// settled remembers the floors of one durable until they are old enough to be kept.
-type settled struct {
+// floors remembers the floors of one durable until they are old enough to be kept.
+type floors struct {
 	after  time.Duration
 	seen   []floorSeen
 	oldest atomic.Uint64 // the highest floor that is old enough
@@ -63,57 +64,57 @@ type floorSeen struct {
 	at    time.Time
 }
 
-// look learns from the durable's state. Only one goroutine looks.
-func (s *settled) observe(info *jetstream.ConsumerInfo, now time.Time) {
+// observe learns from the durable's state. Only one goroutine calls it.
+func (f *floors) observe(info *jetstream.ConsumerInfo, now time.Time) {
 	floor := info.AckFloor.Stream
-	if last := info.AckFloor.Last; last != nil && info.TimeStamp.Sub(*last) >= s.after {
-		s.seen = nil // nothing was acknowledged since
-		s.oldest.Store(max(s.oldest.Load(), floor))
+	if last := info.AckFloor.Last; last != nil && info.TimeStamp.Sub(*last) >= f.after {
+		f.seen = nil // nothing was acknowledged since
+		f.oldest.Store(max(f.oldest.Load(), floor))
 		return
 	}
-	if n := len(s.seen); n == 0 || now.Sub(s.seen[n-1].at) >= s.after/8 {
-		s.seen = append(s.seen, floorSeen{floor, now})
+	if n := len(f.seen); n == 0 || now.Sub(f.seen[n-1].at) >= f.after/8 {
+		f.seen = append(f.seen, floorSeen{floor, now})
 	}
-	for len(s.seen) > 0 && now.Sub(s.seen[0].at) >= s.after {
-		s.oldest.Store(max(s.oldest.Load(), s.seen[0].floor))
-		s.seen = s.seen[1:]
+	for len(f.seen) > 0 && now.Sub(f.seen[0].at) >= f.after {
+		f.oldest.Store(max(f.oldest.Load(), f.seen[0].floor))
+		f.seen = f.seen[1:]
 	}
 }
 
-// due tells that a durable is to keep a higher floor than it does.
-func (s *settled) due(info *jetstream.ConsumerInfo) bool {
-	floor := s.oldest.Load()
+// due tells whether the durable has to keep a higher floor than it does.
+func (f *floors) due(info *jetstream.ConsumerInfo) bool {
+	floor := f.oldest.Load()
 	return floor > floorOf(info).Floor && floor <= info.AckFloor.Stream && !info.TimeStamp.IsZero()
 }
 
-// note puts the floor into the metadata that a durable is to have.
-func (s *settled) note(info *jetstream.ConsumerInfo, metadata map[string]string) {
-	if !s.due(info) {
+// note puts the floor into the metadata that the durable will have.
+func (f *floors) note(info *jetstream.ConsumerInfo, metadata map[string]string) {
+	if !f.due(info) {
 		return
 	}
-	if text, err := json.Marshal(floorRecord{s.oldest.Load(), info.TimeStamp.UTC()}); err == nil {
+	if text, err := json.Marshal(floorRecord{f.oldest.Load(), info.TimeStamp.UTC()}); err == nil {
 		metadata[floorKey] = string(text)
 	}
 }
 
-// learnFloor learns from the durable's state what it keeps and is to keep.
+// learnFloor learns from the durable's state which floor it has and keeps.
 func (x *session) learnFloor(info *jetstream.ConsumerInfo, now time.Time) {
 	if !x.bound.consumed {
-		x.bound.settled.observe(info, now)
+		x.bound.floors.observe(info, now)
 	}
 	x.setKeptFloor(info)
 }
 
-// setKeptFloor learns what the durable keeps. A stream that deletes what is acknowledged
-// has nothing of it to deliver.
+// setKeptFloor remembers the floor that the durable keeps. A stream that deletes what is
+// acknowledged has nothing below it to deliver.
 func (x *session) setKeptFloor(info *jetstream.ConsumerInfo) {
 	if !x.bound.consumed {
 		x.keptFloor.Store(floorOf(info).Floor)
 	}
 }
 
-// sure is the position below which the durable has had all acknowledged, as it keeps
-// itself; 0: it isn't known.
+// acknowledged is the position below which, as the durable itself keeps, everything was
+// acknowledged; 0: not known.
 func (b *binding) acknowledged() int64 {
 	if kept := floorOf(b.info).Floor; kept > 0 && b.skips == "" {
 		return int64(kept) + 1
@@ -121,7 +122,7 @@ func (b *binding) acknowledged() int64 {
 	return 0
 }
 
-// stateLostError says that a durable has lost its state, and that it can't be proved that
+// stateLostError says that a durable has lost its state, and that nothing proves that
 // the stream still has what was acknowledged.
 type stateLostError struct {
 	stream, durable, source string
@@ -142,27 +143,27 @@ var (
 	errNoProof = errors.New("the stream has no message from there on that would prove that what lies below is what was read")
 )
 
-// restoreFloor sets a durable that has lost its state back to where it stood. It skips
-// nothing: what was acknowledged was committed, and the take has just found that the
-// database lacks nothing of it. Only the stream may have lost it, and have given its
-// places to other messages since: that is looked at first.
+// restoreFloor sets a durable that has lost its state back to where it was. That skips
+// nothing: what was acknowledged was committed, and Acquire has just found that the
+// database lacks none of it. Only the stream may have lost it, and given its sequences
+// to other messages: that is checked first.
 func (x *session) restoreFloor(ctx context.Context) error {
 	s, bound := x.source, x.bound
 	kept := floorOf(bound.info)
 	if err := bound.proveSame(ctx, kept); err != nil {
 		return &lane.HoldError{Lane: s.lane(), Err: &stateLostError{s.config.Stream, s.config.Durable, s.config.Name, kept, err}}
 	}
-	x.log.Warn("the durable consumer has lost its state, and would deliver again what was acknowledged: setting it to where it stood",
+	x.log.Warn("the durable consumer has lost its state, and would deliver again what was acknowledged: setting it back to where it was",
 		"durable", s.config.Durable, "sequence", kept.Floor+1, "lost_its_state_at", bound.info.AckFloor.Stream+1)
 	if err := x.rewind(ctx, int64(kept.Floor)+1); err != nil {
-		return fmt.Errorf("set the durable consumer to where it stood: %w", err)
+		return fmt.Errorf("set the durable consumer back to where it was: %w", err)
 	}
 	return errRewound
 }
 
 // proveSame returns an error unless the stream's messages up to a floor are those that
-// were there when it was kept: a stream stamps its messages in their order, so it is
-// enough to look at one from there on.
+// were there when it was recorded. A stream stamps its messages in their order, so it is
+// enough to look at one from the floor on.
 func (b *binding) proveSame(ctx context.Context, kept floorRecord) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -8,14 +8,14 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// inspectEvery is how often the consumer's state is asked for.
+// inspectEvery is how often the durable's state is asked for.
 const inspectEvery = 2 * time.Second
 
-// errGone ends a session whose consumer is not the one it was bound to.
+// errGone ends a session whose consumer is no longer the one it was bound to.
 var errGone = errors.New("the durable consumer was deleted or created anew")
 
-// watch measures the lag, and notices when the consumer or the stream is gone or
-// another one of the same name.
+// watch measures the lag, and notices when the consumer or the stream is gone or another
+// one of the same name.
 func (x *session) watch() {
 	for x.closing.Err() == nil {
 		select {
@@ -30,7 +30,7 @@ func (x *session) watch() {
 	}
 }
 
-// inspectSoon has watch look at the consumer now.
+// inspectSoon has watch inspect the durable now.
 func (x *session) inspectSoon() {
 	select {
 	case x.wake <- struct{}{}:
@@ -77,7 +77,7 @@ func (x *session) inspect() {
 		x.measure(info, before)
 		x.learnFloor(info, asked)
 		// Another worker confirmed; or the database went back, and it saw that.
-		if x.gate.differs(info) || x.bound.settled.due(info) {
+		if x.gate.differs(info) || x.bound.floors.due(info) {
 			x.gate.request()
 		}
 		if drained(info) {
@@ -85,26 +85,26 @@ func (x *session) inspect() {
 				slot.SetCaughtUp(asked)
 			}
 		}
-		x.report() // last: a run until idle ends once nothing is left, and tells what it was told by then
+		x.report() // last: a run until idle ends once nothing is left, and its heartbeat has what was set by then
 		x.tellReady()
 	}
 }
 
-// measure learns from the consumer's state. Messages that were delivered to a
-// worker that is gone count as lag: they come again after their ack wait. What
-// is in our hands changes while the server answers, hence before.
+// measure learns from the durable's state. Messages that were delivered to a worker that
+// is gone count as lag: they come again after their ack wait. What is outstanding here
+// changes while the server answers; hence before.
 func (x *session) measure(info *jetstream.ConsumerInfo, before int64) {
 	x.pending.Store(int64(info.NumPending))
 	floor := info.AckFloor.Stream + 1
 	x.floor.Store(&ackFloor{int64(floor), x.arrivals.since(floor)})
 	x.foreign.Store(max(0, int64(info.NumAckPending)-max(before, x.unacked.Load())))
-	x.gate.room(info.Config.MaxAckPending, x.foreign.Load())
+	x.gate.setLimit(info.Config.MaxAckPending, x.foreign.Load())
 }
 
-// drained tells whether everything that the stream held for us was committed, by
-// this worker or another: an acknowledgement comes after the commit. The lag is
-// no such word. It subtracts what is in our hands, by a count that changes while
-// the server answers, so that what another worker holds may pass for ours.
+// drained tells whether everything that the stream held for us was committed, by this
+// worker or another: an acknowledgement comes after the commit. The lag says less. It
+// subtracts what is outstanding here, a count that changes while the server answers, so
+// that another worker's messages may pass for ours.
 func drained(info *jetstream.ConsumerInfo) bool {
 	return info.NumPending == 0 && info.NumAckPending == 0
 }
@@ -112,7 +112,7 @@ func drained(info *jetstream.ConsumerInfo) bool {
 // lag is how many messages are not yet in a slot.
 func (x *session) lag() int64 { return x.pending.Load() + x.foreign.Load() + x.waiting.Load() }
 
-// report tells all slots, for each of them counts as caught up only by itself.
+// report tells all slots, for each of them is caught up only by itself.
 func (x *session) report() {
 	n := x.lag()
 	for _, slot := range x.slots {

@@ -16,9 +16,9 @@ const (
 	codeMaxRequestBatch jetstream.ErrorCode = 10125
 )
 
-// within makes or changes a consumer by apply, with as much as is allowed of what c
-// wants. The server names the limit only in a text, and to ask for the account's takes
-// a right of its own; so it is found by asking for less.
+// withinLimits creates or changes a consumer by apply, with as much as is allowed of
+// what c wants. The server names the limit only in a text, and asking for the account's
+// takes a right of its own; so it is found by asking for less.
 func (d *durable) withinLimits(ctx context.Context, c jetstream.ConsumerConfig, apply func(context.Context, jetstream.ConsumerConfig) (jetstream.Consumer, error)) (jetstream.Consumer, error) {
 	wanted := c.MaxAckPending
 	for {
@@ -40,7 +40,7 @@ func (d *durable) withinLimits(ctx context.Context, c jetstream.ConsumerConfig, 
 	}
 }
 
-// allow notes how many pending acks were allowed, for the next time.
+// allow remembers how many pending acks were allowed.
 func (d *durable) allow(allowed, wanted int) {
 	if d.allowed == allowed {
 		return
@@ -50,8 +50,8 @@ func (d *durable) allow(allowed, wanted int) {
 		"durable", d.config.Durable, "wanted", wanted, "taken", allowed)
 }
 
-// limits are those of the durable on a single pull; 0: none. An operator may set
-// them at any time, or a server's limit when the durable is made or changed.
+// limits are the durable's limits of a single pull; 0: none. An operator may set them at
+// any time, or the server when the durable is created or changed.
 type limits struct {
 	messages int
 	bytes    int64
@@ -89,19 +89,19 @@ func (x *session) learnLimits(c *jetstream.ConsumerConfig) {
 		"durable", x.source.config.Durable, "max_batch", now.messages, "max_bytes", now.bytes, "max_expires", now.wait)
 }
 
-// refusedAfter is for how long the server must have refused every pull before the
-// source isn't ready. A new leader, or a limit that has to be learned, takes less.
+// refusedAfter is for how long the server must have refused every pull before the source
+// isn't ready. A new leader, or a limit that has to be learned, takes less.
 const refusedAfter = 5 * time.Second
 
-// refusals are the pulls that failed one after the other, which only the goroutine
-// that fetches counts.
+// refusals counts the pulls that failed in a row. Only the goroutine that fetches uses
+// it.
 type refusals struct {
 	since time.Time
 	n     int
 	reasons
 }
 
-// refused notes a pull that failed, and returns how long to wait.
+// refused counts a pull that failed, and returns how long to wait.
 func (x *session) refused(err error) time.Duration {
 	r := &x.refusals
 	if r.n++; r.n == 1 {
@@ -118,7 +118,7 @@ func (x *session) refused(err error) time.Duration {
 	return min(fetchPause<<min(r.n-1, 5), 2*time.Second)
 }
 
-// granted notes a pull that the server has answered.
+// granted records a pull that the server answered.
 func (x *session) granted() {
 	x.refusals.n = 0
 	if x.pullFailure.Swap(nil) != nil { // also where the connection was lost meanwhile
@@ -128,7 +128,7 @@ func (x *session) granted() {
 	}
 }
 
-// tellReady tells whether the durable can be read.
+// tellReady reports whether the durable can be read.
 func (x *session) tellReady() {
 	if err := x.pullFailure.Load(); err != nil {
 		x.in.NotReady(err)
@@ -187,6 +187,6 @@ func (e *refusedError) Error() string {
 
 func (e *refusedError) Unwrap() error { return e.err }
 
-// errNoAnswer is what a pull ends with that the server has logged nothing to, not even
-// that there is nothing to read.
+// errNoAnswer ends a pull that the server didn't answer, not even that there is nothing
+// to read.
 var errNoAnswer = errors.New("no answer; the right to publish to $JS.API.CONSUMER.MSG.NEXT may be missing")

@@ -46,7 +46,7 @@ func (x *session) place(ctx context.Context, stream *jetstream.StreamInfo) error
 	d.seen(bound.info.AckFloor.Stream)
 	d.created = bound.info.Created
 	if !bound.consumed {
-		bound.settled.observe(bound.info, time.Now())
+		bound.floors.observe(bound.info, time.Now())
 	}
 	return bound.saveMetadata(ctx, got.OffsetMetadata)
 }

@@ -10,17 +10,17 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// The library's Fetch tells messages from the server's words about a pull by their
-// headers alone: what has no payload and a header "Status" is none of the stream's for
-// it, and is never read, or fails each pull that it comes with; and a header
-// "Nats-Pin-Id" goes into all later pulls, which the server then refuses. Those are
-// headers that any producer may set. So we pull ourselves: a message of the stream
-// says where its acknowledgement goes, and a word about the pull doesn't.
+// The library's Fetch tells messages from the server's status replies by their headers
+// alone: for it, a message without payload and with a header "Status" isn't of the
+// stream, and is never read, or fails each pull that it comes with; and a header
+// "Nats-Pin-Id" goes into all later pulls, which the server then refuses. Any producer
+// may set those headers. So we pull ourselves: a message of the stream says where its
+// acknowledgement goes, and a status reply doesn't.
 
 // ackPrefix begins the subjects to which messages of a stream are acknowledged.
 const ackPrefix = "$JS.ACK."
 
-// The server's words that end a pull as it should.
+// The status replies that end a pull as it should.
 const (
 	statusIdle      = "100"
 	statusNone      = "404"
@@ -38,7 +38,7 @@ type pull struct {
 	wait     time.Duration
 }
 
-// request is how the server reads it.
+// request is the pull as the server reads it.
 func (p pull) request() ([]byte, error) {
 	return json.Marshal(struct {
 		Expires  time.Duration `json:"expires"`
@@ -47,14 +47,14 @@ func (p pull) request() ([]byte, error) {
 	}{p.wait, p.messages, p.bytes})
 }
 
-// receive asks for messages and hands each on as it comes, until the server has no
-// more for this pull, or says nothing for too long. The error is the server's.
+// receive asks for messages and hands each on as it comes, until the server has no more
+// for this pull, or doesn't answer. The error is the server's.
 func (x *session) receive(p pull, each func(*natsgo.Msg) error) error {
 	request, err := p.request()
 	if err != nil {
 		return err
 	}
-	came := make(chan *natsgo.Msg, 2*p.messages) // what the server says comes besides
+	came := make(chan *natsgo.Msg, 2*p.messages) // and status replies
 	inbox := x.conn.NewInbox()
 	sub, err := x.conn.ChanSubscribe(inbox, came)
 	if err != nil {
@@ -90,8 +90,8 @@ func (x *session) receive(p pull, each func(*natsgo.Msg) error) error {
 	return nil
 }
 
-// ended tells what the server's word about a pull means. A conflict has many reasons,
-// which only its description tells apart.
+// ended tells what a status reply means. A conflict has many reasons, which only its
+// description tells apart.
 func ended(status, description string) (done bool, err error) {
 	switch status {
 	case statusIdle:
@@ -109,14 +109,14 @@ func ended(status, description string) (done bool, err error) {
 	return true, fmt.Errorf("the server answers %s %s", status, description)
 }
 
-// lostHeaders tells that a message has a block of headers that the library could not
-// parse, such as one with a line that has no colon. The server checks none of it, and
-// the library hands the message on without any header. What it counts is the whole.
+// lostHeaders tells whether the library could not parse a message's headers, such as a
+// line without a colon. The server checks nothing of it, and the library hands the
+// message on without any header. Its size is that of the whole message.
 func lostHeaders(msg *natsgo.Msg) bool {
 	return msg.Header == nil && msg.Size() > len(msg.Subject)+len(msg.Reply)+len(msg.Data)
 }
 
-// metadata is what the subject of a message's acknowledgement tells of it.
+// metadata is what the subject of a message's acknowledgement says of it.
 func metadata(msg *natsgo.Msg) (*jetstream.MsgMetadata, error) {
 	m, err := msg.Metadata()
 	if err != nil {

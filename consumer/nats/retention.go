@@ -12,8 +12,8 @@ import (
 
 var _ consumer.RetentionReporter = (*Source)(nil)
 
-// Keeps tells how long the stream keeps messages. Of one that keeps them only
-// until they are acknowledged (WorkQueue, Interest) it tells nothing: what we
+// BrokerRetention returns how long the stream keeps messages. For one that keeps them
+// only until they are acknowledged (WorkQueue, Interest) it returns nothing: what we
 // have acknowledged doesn't come again.
 func (s *Source) BrokerRetention(ctx context.Context) (all []consumer.TopicRetention, err error) {
 	err = s.visit(ctx, func(_ context.Context, stream jetstream.Stream) error {
@@ -25,8 +25,8 @@ func (s *Source) BrokerRetention(ctx context.Context) (all []consumer.TopicReten
 	return all, err
 }
 
-// dial connects once, to the first server that answers. The connection is cut
-// off when ctx ends.
+// dial connects once, to the first server that answers. The connection is closed when
+// ctx ends.
 func (s *Source) dial(ctx context.Context) (*natsgo.Conn, error) {
 	options, err := s.options()
 	if err != nil {
@@ -48,13 +48,13 @@ func (s *Source) dial(ctx context.Context) (*natsgo.Conn, error) {
 	return nil, s.config.explain(err)
 }
 
-// dialer dials for the library, which knows no contexts: it asks one server after
-// the other, and waits for each.
+// dialer dials for the library, which has no contexts: it asks one server after the
+// other, and waits for each.
 type dialer func(network, address string) (net.Conn, error)
 
 func (d dialer) Dial(network, address string) (net.Conn, error) { return d(network, address) }
 
-// dialUntil dials. The connection is cut off when ctx ends.
+// dialUntil dials. The connection is closed when ctx ends.
 func dialUntil(ctx context.Context, network, address string) (net.Conn, error) {
 	d := net.Dialer{Timeout: requestTimeout}
 	conn, err := d.DialContext(ctx, network, address)

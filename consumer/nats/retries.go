@@ -11,10 +11,10 @@ const (
 	// shortestWait and longestWait bound the wait between two sessions.
 	shortestWait = 100 * time.Millisecond
 	longestWait  = 5 * time.Second
-	// steady is how long a session must have been read for what failed before to
-	// be over. One that fails each time soon after it began is no recovery.
+	// steady is for how long a session must have been read before an earlier failure
+	// counts as over. One that fails soon after each start hasn't recovered.
 	steady = 2 * longestWait
-	// remindAfter is after what time a reason that lasts is logged again.
+	// remindAfter is after what time a lasting reason is logged again.
 	remindAfter = 10 * time.Minute
 	// mostReasons bounds the memory of reasons, should their texts vary.
 	mostReasons = 64
@@ -26,8 +26,8 @@ type retries struct {
 	attempt int
 }
 
-// failed returns how long to wait after a session that failed and had been read for
-// so long.
+// failed returns how long to wait after a session that failed after it was read for so
+// long.
 func (r *retries) failed(read time.Duration) time.Duration {
 	if read >= steady {
 		r.attempt = 0
@@ -44,8 +44,8 @@ type reasons struct {
 	logged map[string]time.Time
 }
 
-// warn logs what happened, as a warning if this error is new. It is told by its
-// text only as to how often it is logged.
+// warn logs what happened, as a warning if this error is new. Only the log goes by its
+// text.
 func (r *reasons) warn(log *slog.Logger, what string, err error, args ...any) {
 	to := log.Debug
 	if r.isNew(what + ": " + err.Error()) {

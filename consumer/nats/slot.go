@@ -10,8 +10,8 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// offer gives one slot what has arrived, without waiting for more. The slots
-// compete: one that is full leaves the messages to its neighbours.
+// offer gives one slot what has arrived, without waiting for more. The slots compete:
+// one that is full leaves the messages to the others.
 func (x *session) offer(slot *consumer.Lane) {
 	for {
 		select {
@@ -35,7 +35,7 @@ func (x *session) offer(slot *consumer.Lane) {
 	}
 }
 
-// gather makes a batch of a message and of those that have arrived behind it.
+// gather makes a batch of a message and of those that have arrived after it.
 func (x *session) gather(d delivery) (lane.Batch, []ackRef) {
 	floor := x.floor.Load()
 	b := lane.Batch{
@@ -67,8 +67,8 @@ func (x *session) gather(d delivery) (lane.Batch, []ackRef) {
 	return b, token
 }
 
-// message translates. NATS has no key, and its headers have no order among keys.
-// A message without payload has an empty value: there is no tombstone.
+// message translates. NATS has no key, and its headers have no order among keys. A
+// message without payload has an empty value: there is no tombstone.
 func (x *session) message(d delivery) message.Message {
 	m := message.Message{
 		Topic:      d.msg.Subject,

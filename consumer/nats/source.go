@@ -23,7 +23,7 @@ var _ consumer.Source = (*Source)(nil)
 // Source reads one stream.
 type Source struct {
 	config   Config
-	settling time.Duration // zero: the constant, but for tests
+	floorAge time.Duration // zero: the constant, but for tests
 }
 
 // New checks a configuration. The error tells all that is wrong with it.
@@ -38,8 +38,8 @@ func New(c Config) (*Source, error) {
 // Name is the source's name in the configuration.
 func (s *Source) Name() string { return s.config.Name }
 
-// Run reads until ctx ends. A missing server, stream or consumer is waited for;
-// the error is one that only another configuration can mend.
+// Run reads until ctx ends. A missing server, stream or consumer is waited for; the
+// error is one that only another configuration can fix.
 func (s *Source) Run(ctx context.Context, in *consumer.Session) error {
 	log := in.Logger().With("source", s.config.Name)
 	conn, err := s.connect(ctx, in, log)
@@ -52,7 +52,7 @@ func (s *Source) Run(ctx context.Context, in *consumer.Session) error {
 	if err != nil {
 		return err
 	}
-	d := &durable{config: s.config, js: js, log: log, ackPendingFloor: ackPendingFloor(in), settling: s.settling, filter: filter{subjects: s.config.Subjects}}
+	d := &durable{config: s.config, js: js, log: log, ackPendingFloor: ackPendingFloor(in), floorAge: s.floorAge, filter: filter{subjects: s.config.Subjects}}
 
 	var tries retries
 	for ctx.Err() == nil {

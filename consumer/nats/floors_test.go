@@ -11,7 +11,7 @@ import (
 func TestAFloorIsKeptOnceItIsOld(t *testing.T) {
 	t.Parallel()
 	begun := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	s := settled{after: settling}
+	s := floors{after: floorAge}
 	kept := uint64(0)
 	looks := 0
 	for at, floor := time.Duration(0), uint64(0); at <= time.Hour; at, floor = at+2*time.Second, floor+10 {
@@ -29,7 +29,7 @@ func TestAFloorIsKeptOnceItIsOld(t *testing.T) {
 			}
 		}
 		// Ten are acknowledged each two seconds.
-		if old := time.Duration(floor-kept) / 10 * 2 * time.Second; old < settling && kept > 0 || old > settling+settling/4 && at > 2*settling {
+		if old := time.Duration(floor-kept) / 10 * 2 * time.Second; old < floorAge && kept > 0 || old > floorAge+floorAge/4 && at > 2*floorAge {
 			t.Fatalf("after %s, a floor is kept that is %s old", at, old)
 		}
 	}
@@ -42,8 +42,8 @@ func TestAFloorIsKeptOnceItIsOld(t *testing.T) {
 func TestAFloorOfAQuietDurableIsOld(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	for ago, want := range map[time.Duration]bool{settling - time.Second: false, settling: true} {
-		s := settled{after: settling}
+	for ago, want := range map[time.Duration]bool{floorAge - time.Second: false, floorAge: true} {
+		s := floors{after: floorAge}
 		last := now.Add(-ago)
 		info := &jetstream.ConsumerInfo{TimeStamp: now, AckFloor: jetstream.SequenceInfo{Stream: 7, Last: &last}}
 		s.observe(info, now)
