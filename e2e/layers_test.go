@@ -50,12 +50,12 @@ var layers = []struct{ of, ours, others string }{
 	{"dedup/generations", "dedup/claimkey dedup/schema dedup/internal/* internal/sqlstate", "pgx xorfilter xxhash"},
 	{"dedup/internal/admin", "dedup/schema dedup/internal/pipeline internal/sqlstate", "pgx"},
 	{"dedup/internal/pipeline", "dedup/claimkey", "pgx"},
-	{"dedup/schema", "", "pgx"},
+	{"dedup/schema", "internal/sqlstate", "pgx"},
 	{"dedup/claimkey", "message", "xxhash"},
 	{"sinks", "message", "pgx"},
 	{"sinks/internal/columns", "message sinks", "pgx gjson"},
-	{"sinks/sinktest", "message sinks", "testing pgx"},
-	{"sinks/*", "message sinks sinks/internal/columns", "pgx"},
+	{"sinks/sinktest", "message sinks internal/sqlstate", "testing pgx"},
+	{"sinks/*", "message sinks sinks/internal/columns internal/sqlstate", "pgx"},
 	{"retention", "", "prometheus"},
 
 	// Leaves.
@@ -67,10 +67,10 @@ var layers = []struct{ of, ours, others string }{
 	{"internal/sqlstate", "", "pgx"},
 
 	// The program.
-	{"internal/config", "message sinks dedup", "pgx goccy/go-yaml"},
+	{"internal/config", "message consumer/kafka consumer/nats dedup sinks", "pgx goccy/go-yaml"},
 	{"internal/top", "dedup dedup/generations", "x/term x/text"},
-	{"internal/app", "message lane consumer consumer/kafka consumer/nats dedup dedup/claimkey dedup/schema dedup/generations sinks retention internal/config", "pgx prometheus"},
-	{"cmd/dedupd/cli", "message dedup dedup/schema dedup/generations sinks retention internal/app internal/config internal/sizing internal/top", "pgx cobra"},
+	{"internal/app", "message lane consumer consumer/kafka consumer/nats dedup dedup/claimkey dedup/schema dedup/generations sinks retention internal/config internal/sqlstate", "pgx prometheus"},
+	{"cmd/dedupd/cli", "message dedup dedup/schema dedup/generations sinks retention internal/app internal/config internal/sizing internal/sqlstate internal/top", "pgx cobra"},
 	{"cmd/dedupd", "cmd/dedupd/cli sinks/statement sinks/table", ""},
 	{"examples/claim", "dedup", "pgx"},
 	{"examples/*", "cmd/dedupd/cli sinks/* examples/*/*", ""},
