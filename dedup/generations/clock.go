@@ -11,32 +11,31 @@ import (
 	"github.com/dedupd/dedupd/dedup/internal/admin"
 )
 
-// clockGrace is how far a lane's clock, or a generation's, may be ahead of the
-// database's: transactions that overlap take their times in another order than they
-// commit.
-const ClockGrace = time.Minute
+// clockGrace is how far a generation's clock may be ahead of the database's:
+// transactions that overlap commit in another order than they take their times.
+const clockGrace = time.Minute
 
-// ClockSetting is the time that somebody gives a clock.
+// ClockSetting is the time that somebody sets a clock to.
 type ClockSetting struct {
 	// To is the time; zero: not known.
 	To time.Time
-	// Now takes the database's clock for it instead.
+	// Now sets the clock to the database's instead.
 	Now bool
-	// Earlier allows a time by which claims may expire earlier than without it.
+	// Earlier allows a time that makes claims expire earlier.
 	Earlier bool
 }
 
-// ErrClockAhead says that a clock was to be set ahead of the database's.
+// ErrClockAhead refuses to set a clock ahead of the database's.
 var ErrClockAhead = errors.New("that is ahead of the database's clock")
 
-// ErrExpireEarlier says that claims may expire earlier than they would without the
-// change: copies that come later would then be applied again.
-var ErrExpireEarlier = errors.New("claims may expire earlier by that, and copies of their messages be applied again: insist with --expire-earlier")
+// ErrExpireEarlier refuses a time that makes claims expire earlier: copies that come
+// after that would be applied again.
+var ErrExpireEarlier = errors.New("claims may expire earlier, and later copies of their messages be applied again: insist with --expire-earlier")
 
-// utc is how a time is told.
+// UTC is how errors write a time.
 func UTC(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// resolve gives the time that a clock is set to.
+// Resolve returns the time that a clock is set to. now is the database's.
 func (set ClockSetting) Resolve(now time.Time) (time.Time, error) {
 	if set.Now {
 		return now, nil
@@ -51,24 +50,25 @@ func (set ClockSetting) Resolve(now time.Time) (time.Time, error) {
 }
 
 // ErrNoGeneration says that the scope has no such generation.
-var ErrNoGeneration = errors.New("no such generation; dedupd retention status shows them")
+var ErrNoGeneration = errors.New("no such generation; `dedupd retention status` shows them")
 
-// GenerationClock is a generation's clock that was set by hand: when it was sealed, or,
-// while it is open, opened.
+// GenerationClock tells how a generation's clock was set. The clock is when the
+// generation was sealed or, while it is open, opened.
 type GenerationClock struct {
 	Generation int    `json:"generation"`
 	State      string `json:"state"`
-	// From and To are what it was and is.
+	// From is what the clock was, To what it is.
 	From time.Time `json:"from"`
 	To   time.Time `json:"to"`
 	// Now is the database's clock.
 	Now time.Time `json:"now"`
 }
 
-// SetClock corrects when a generation was sealed, as its claims are kept for a
-// window from then on; or when the open one was opened. It is for generations that the
-// database timed by a wrong clock. An earlier time may have claims expire earlier. But if
-// the generation's lies in the future, the present doesn't: its claims are there by now.
+// SetClock corrects when a generation was sealed, or when the open one was opened. It is
+// for generations that the database timed by a wrong clock. Claims are kept for a window
+// from the seal on, so an earlier time may expire them earlier, and has to be allowed.
+// The exception: a clock in the future may be set to the present, since all claims were
+// made by now.
 func (s *Set) SetClock(ctx context.Context, actor string, generation int, set ClockSetting) (c GenerationClock, err error) {
 	subject := fmt.Sprint("generation ", generation)
 	err = admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
@@ -84,7 +84,7 @@ func (s *Set) SetClock(ctx context.Context, actor string, generation int, set Cl
 		if err != nil {
 			return err
 		}
-		// The open one is sealed later than now, whenever it was opened.
+		// An open generation will be sealed later than now, whenever it was opened.
 		if c.State == "sealed" && !set.Earlier && c.To.Before(c.From) && c.To.Before(c.Now) {
 			return fmt.Errorf("it was sealed at %s: %w", UTC(c.From), ErrExpireEarlier)
 		}
@@ -100,11 +100,11 @@ func (s *Set) SetClock(ctx context.Context, actor string, generation int, set Cl
 	return c, nil
 }
 
-// Ahead tells whether the generation's times lie ahead of the database's clock.
+// Ahead tells whether the generation's clock is ahead of the database's, which says now.
 func (g *Generation) Ahead(now time.Time) bool {
 	t := g.OpenedAt
 	if g.SealedAt != nil {
 		t = g.SealedAt
 	}
-	return t != nil && t.Sub(now) > ClockGrace
+	return t != nil && t.Sub(now) > clockGrace
 }

@@ -13,36 +13,33 @@ import (
 	"github.com/dedupd/dedupd/dedup/claimkey"
 )
 
-// chunk is the filter of a run of a sealed generation's keys: a binary fuse
-// filter (Graf and Lemire, "Binary Fuse Filters: Fast and Smaller Than Xor
-// Filters", 2022) with fingerprints of 16 bits. It takes about 2.3 bytes a key
-// and says "maybe" to one of 65,536 keys that it doesn't hold; it never says no
-// to one that it holds.
+// chunk is the filter of a range of a sealed generation's keys: a binary fuse filter
+// (Graf and Lemire, "Binary Fuse Filters: Fast and Smaller Than Xor Filters", 2022) with
+// fingerprints of 16 bits. It takes about 2.3 bytes a key. It says "maybe" to every key
+// that it holds, and to one of 65,536 that it doesn't.
 //
-// A generation is cut into chunks by its keys' order, so that one can be built
-// in bounded memory, and so that the budget is used to the last chunk. Chunk n
-// covers the keys above chunk n-1's last key, up to its own.
+// Chunks bound the memory that building one takes, and let a budget hold a part of a
+// generation. Chunk n covers the keys above chunk n-1's lastKey, up to its own.
 type chunk struct {
 	number  int32
 	claims  int32
 	lastKey claimkey.Key
-	// last tells that there are no keys above lastKey in the generation.
+	// last: the generation has no keys above lastKey.
 	last   bool
 	filter xorfilter.BinaryFuse[uint16]
 }
 
-// chunkClaims is how many keys a chunk holds at most. Building one takes about
-// 60 bytes of memory a key.
+// chunkClaims is the most keys that a chunk holds. Building one takes about 60 bytes of
+// memory a key.
 const chunkClaims = 1 << 19
 
-// bytes is the memory that the chunk takes.
 func (c *chunk) bytes() int64 { return int64(len(c.filter.Fingerprints)) * 2 }
 
-// filterHeader is seed, segment length and segment count.
+// filterHeader is the size of seed, segment length and segment count.
 const filterHeader = 8 + 4 + 4
 
-// buildFilter makes the filter of keys, which are sorted and distinct, as it is
-// stored. There must be one at least.
+// buildFilter makes the stored form of a filter of keys. They are sorted and distinct,
+// and there is at least one.
 func buildFilter(keys []claimkey.Key) ([]byte, error) {
 	hashes := make([]uint64, len(keys))
 	for i := range keys {
@@ -64,7 +61,7 @@ func buildFilter(keys []claimkey.Key) ([]byte, error) {
 
 var errFilter = errors.New("its content is not a filter")
 
-// decode reads a filter as it is stored. The bytes may be anything.
+// decode reads a filter's stored form. The bytes may be anything.
 func (c *chunk) decode(data []byte) error {
 	if len(data) < filterHeader {
 		return errFilter
@@ -75,7 +72,7 @@ func (c *chunk) decode(data []byte) error {
 		SegmentCount:  binary.LittleEndian.Uint32(data[12:]),
 	}
 	data = data[filterHeader:]
-	// A look-up touches three neighbouring segments.
+	// A lookup touches three neighbouring segments.
 	size := (uint64(f.SegmentCount) + 2) * uint64(f.SegmentLength)
 	if f.SegmentCount == 0 || f.SegmentLength == 0 || f.SegmentLength&(f.SegmentLength-1) != 0 || size > 1<<31 || size*2 != uint64(len(data)) {
 		return errFilter
@@ -90,9 +87,9 @@ func (c *chunk) decode(data []byte) error {
 	return nil
 }
 
-// checksum is of all that is stored of a chunk, with the generation it belongs to
-// and the key above which it begins: a filter may be built anew with other
-// chunks, of which none must stand behind one of the old.
+// checksum covers everything stored of a chunk, the generation it belongs to, and the key
+// that it begins above. A filter may be built anew with other chunks; none of those must
+// be taken for the one that follows an old chunk.
 func (c *chunk) checksum(generation, above claimkey.Key, data []byte) int64 {
 	var h xxhash.Digest
 	h.Reset()
@@ -111,9 +108,9 @@ func (c *chunk) checksum(generation, above claimkey.Key, data []byte) int64 {
 	return int64(h.Sum64())
 }
 
-// maybe appends the indexes, counted from base, of the hashes that the filter may
-// hold. It is BinaryFuse.Contains for many: what is looked up misses every cache,
-// and in a loop as tight as this the processor waits for a dozen of them at once.
+// maybe appends the indexes, counted from base, of the hashes that the filter may hold.
+// It is BinaryFuse.Contains for many: each lookup misses every cache, and in a tight loop
+// the processor waits for a dozen of them at once.
 func (c *chunk) maybe(hashes []uint64, base int32, found []int32) []int32 {
 	seed, length, mask, span := c.filter.Seed, c.filter.SegmentLength, c.filter.SegmentLengthMask, uint64(c.filter.SegmentCountLength)
 	fingerprints := c.filter.Fingerprints
@@ -137,10 +134,10 @@ func (c *chunk) maybe(hashes []uint64, base int32, found []int32) []int32 {
 	return found
 }
 
-// candidates are the indexes of the keys that the sealed generation may hold:
-// first those of which a filter says maybe, then, from unfiltered on, those for
-// which none is loaded. excluded is how many the filters have spared us. The keys
-// are sorted; hashes are theirs.
+// Candidates returns the indexes of the keys that the sealed generation may hold: first
+// those that a filter says maybe to, then, from unfiltered on, those that no filter is
+// loaded for. excluded counts the keys that a filter ruled out. keys are sorted; hashes
+// are theirs.
 func (g *Table) Candidates(keys []claimkey.Key, hashes []uint64) (found []int32, unfiltered, excluded int) {
 	from, _ := searchKeys(keys, &g.first)
 	to, exact := searchKeys(keys, &g.last)
@@ -161,7 +158,7 @@ func (g *Table) Candidates(keys []claimkey.Key, hashes []uint64) (found []int32,
 		excluded += end - from - (len(found) - before)
 		from = end
 		if c.last {
-			from = to // what is above was never claimed here
+			from = to // keys above were never claimed here
 		}
 	}
 	unfiltered = len(found)

@@ -15,22 +15,20 @@ import (
 	"github.com/dedupd/dedupd/dedup/internal/pipeline"
 )
 
-// filterCache holds the filters that are loaded, by the identity of their
-// generation. Chunks are never changed, so that whoever has a catalog may read
-// them without a lock.
+// filterCache holds the loaded filters by their generations' identities. A chunk is never
+// changed, so whoever has a catalog reads its chunks without a lock.
 type filterCache struct {
 	mu     sync.Mutex
 	chunks map[claimkey.Key][]*chunk
 	bytes  int64
-	// behind tells that a generation's filter isn't loaded though there may be
-	// room for it.
+	// behind: a generation's filter isn't loaded, though there may be room for it.
 	behind bool
 
-	loading sync.Mutex // held by the one that loads
+	loading sync.Mutex // held by the goroutine that loads
 }
 
-// keepOnly drops the filters of all other generations.
-func (f *filterCache) keepOnly(sealed []*Table) {
+// keepOnlyLocked drops the filters of all other generations.
+func (f *filterCache) keepOnlyLocked(sealed []*Table) {
 	keep := make(map[claimkey.Key][]*chunk, len(sealed))
 	f.bytes, f.behind = 0, false
 	for _, g := range sealed {
@@ -48,8 +46,8 @@ func (f *filterCache) keepOnly(sealed []*Table) {
 
 func complete(chunks []*chunk) bool { return len(chunks) > 0 && chunks[len(chunks)-1].last }
 
-// equip is the catalog with the filters that are loaded.
-func (f *filterCache) equip(c *Catalog) *Catalog {
+// equipLocked returns a copy of the catalog with the loaded filters.
+func (f *filterCache) equipLocked(c *Catalog) *Catalog {
 	with := *c
 	with.Sealed = make([]*Table, len(c.Sealed))
 	for i, g := range c.Sealed {
@@ -60,9 +58,9 @@ func (f *filterCache) equip(c *Catalog) *Catalog {
 	return &with
 }
 
-// makeRoom drops chunks of generations older than sealed[at], oldest first,
-// until size more bytes fit into the budget, and tells whether they do.
-func (f *filterCache) makeRoom(sealed []*Table, at int, size, budget int64) bool {
+// makeRoomLocked drops chunks of generations older than sealed[at], oldest first, until
+// size more bytes fit into the budget. It tells whether they do.
+func (f *filterCache) makeRoomLocked(sealed []*Table, at int, size, budget int64) bool {
 	for old := len(sealed) - 1; old > at && f.bytes+size > budget; old-- {
 		chunks := f.chunks[sealed[old].Identity]
 		for len(chunks) > 0 && f.bytes+size > budget {
@@ -74,23 +72,23 @@ func (f *filterCache) makeRoom(sealed []*Table, at int, size, budget int64) bool
 	return f.bytes+size <= budget
 }
 
-// FilterBytes is the memory that the loaded filters take.
+// FilterBytes returns the size of the loaded filters.
 func (s *Set) FilterBytes() int64 {
 	s.filters.mu.Lock()
 	defer s.filters.mu.Unlock()
 	return s.filters.bytes
 }
 
-// FiltersBehind tells that LoadFilters may have something to do.
+// FiltersBehind tells whether LoadFilters may have something to do.
 func (s *Set) FiltersBehind() bool {
 	s.filters.mu.Lock()
 	defer s.filters.mu.Unlock()
 	return s.filters.behind
 }
 
-// LoadFilters reads the filters of sealed generations into memory, newest first,
-// as far as the budget goes. A filter that isn't what was stored is deleted, to
-// be built again; until then its generation is looked up through its index.
+// LoadFilters reads the filters of sealed generations into memory, newest first, up to
+// the budget. A damaged filter is deleted and built again; until then, keys are looked up
+// in its generation's index.
 func (s *Set) LoadFilters(ctx context.Context) error {
 	s.filters.loading.Lock()
 	defer s.filters.loading.Unlock()
@@ -102,7 +100,7 @@ func (s *Set) LoadFilters(ctx context.Context) error {
 	for at, g := range c.Sealed {
 		for {
 			if now := s.catalog.Load(); now == nil || !now.Has(g.Identity) {
-				break // forgotten or expired meanwhile: there is nothing to load it into
+				break // forgotten or expired meanwhile
 			}
 			s.filters.mu.Lock()
 			have := s.filters.chunks[g.Identity]
@@ -131,39 +129,37 @@ func (s *Set) LoadFilters(ctx context.Context) error {
 	return nil
 }
 
-// addChunk publishes one more chunk of c.sealed[at], and tells whether to go on
-// from what is loaded then: not when the budget has no room for it. A generation
-// that is gone meanwhile takes its filter along.
+// addChunk publishes one more chunk of c.Sealed[at]. It is false if the budget has no
+// room for it. If the generation is gone meanwhile, so is its filter.
 func (s *Set) addChunk(c *Catalog, at int, next *chunk) bool {
 	s.filters.mu.Lock()
 	defer s.filters.mu.Unlock()
 	id := c.Sealed[at].Identity
 	if len(s.filters.chunks[id]) != int(next.number) {
-		return true // those before it were forgotten meanwhile: it must not stand for their keys
+		return true // the chunks before it were forgotten meanwhile: it must not cover their keys
 	}
-	if !s.filters.makeRoom(c.Sealed, at, next.bytes(), s.FilterMemory) {
+	if !s.filters.makeRoomLocked(c.Sealed, at, next.bytes(), s.FilterMemory) {
 		return false
 	}
 	// A new slice: the old one may be in use.
 	s.filters.chunks[id] = append(slices.Clone(s.filters.chunks[id]), next)
-	s.republish()
+	s.republishLocked()
 	return true
 }
 
-// republish gives the current catalog the filters that are loaded now, and drops
-// those that it has no generation for. The filters' lock is held.
-func (s *Set) republish() {
+// republishLocked gives the current catalog the filters that are loaded now, and drops
+// those of generations that it doesn't have.
+func (s *Set) republishLocked() {
 	now := s.catalog.Load()
 	if now == nil {
-		s.filters.keepOnly(nil)
+		s.filters.keepOnlyLocked(nil)
 		return
 	}
-	s.filters.keepOnly(now.Sealed)
-	s.catalog.CompareAndSwap(now, s.filters.equip(now)) // it may just have been forgotten
+	s.filters.keepOnlyLocked(now.Sealed)
+	s.catalog.CompareAndSwap(now, s.filters.equipLocked(now)) // it may just have been forgotten
 }
 
-// readChunk reads the chunk that follows those that are loaded; nil: it isn't
-// there.
+// readChunk reads the chunk that follows the loaded ones; nil: there is none.
 func (s *Set) readChunk(ctx context.Context, g *Table, have []*chunk) (*chunk, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -174,11 +170,11 @@ func (s *Set) readChunk(ctx context.Context, g *Table, have []*chunk) (*chunk, e
 		g.Identity.String(), c.number).Scan(&c.claims, (*[16]byte)(&c.lastKey), &c.last, &checksum, &data)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		// Mostly it isn't built yet. But chunks are built in their order: one that
-		// follows a missing one would keep it from being built again.
+		// As a rule it isn't built yet. But chunks are built in order, and one behind a
+		// gap would keep the gap from being filled.
 		if _, err := s.schema.Pool.Exec(ctx, `DELETE FROM `+s.name("filters")+` f WHERE identity = $1::uuid AND chunk > $2
 			AND NOT EXISTS (SELECT FROM `+s.name("filters")+` WHERE identity = f.identity AND chunk = $2)`, g.Identity.String(), c.number); err != nil {
-			return nil, fmt.Errorf("delete what follows a gap in the filter of generation %d: %w", g.Number, err)
+			return nil, fmt.Errorf("delete the chunks behind a gap in the filter of generation %d: %w", g.Number, err)
 		}
 		return nil, nil
 	case err != nil:
@@ -190,7 +186,7 @@ func (s *Set) readChunk(ctx context.Context, g *Table, have []*chunk) (*chunk, e
 	}
 	switch {
 	case c.checksum(g.Identity, above, data) != checksum:
-		err = errors.New("its checksum is wrong")
+		err = errors.New("wrong checksum")
 	case c.claims <= 0 || len(have) > 0 && c.lastKey.Compare(&above) <= 0:
 		err = errFilter
 	default:
@@ -199,11 +195,11 @@ func (s *Set) readChunk(ctx context.Context, g *Table, have []*chunk) (*chunk, e
 	if err == nil {
 		return c, nil
 	}
-	s.log.Warn("a stored filter can't be trusted: it will be built again", "generation", g.Number, "chunk", c.number, "error", err)
-	// Perhaps it is what we have loaded before that isn't stored any more.
+	s.log.Warn("a stored filter is damaged and will be built again", "generation", g.Number, "chunk", c.number, "error", err)
+	// The loaded chunks before it may be the wrong ones: perhaps they aren't stored any more.
 	s.filters.mu.Lock()
 	delete(s.filters.chunks, g.Identity)
-	s.republish()
+	s.republishLocked()
 	s.filters.mu.Unlock()
 	return nil, s.deleteChunks(ctx, g, c.number)
 }
@@ -215,77 +211,86 @@ func (s *Set) deleteChunks(ctx context.Context, g *Table, from int32) error {
 	return nil
 }
 
-// BuildFilter builds and stores the next missing chunk of the scope's filters,
-// newest generation first. claims is how many keys it holds: 0 means that
-// nothing is missing. led is false, and nothing done, while another process is
-// at it. Each chunk is a transaction of its own, so that whoever comes next goes
-// on where the last one ended.
+// missingChunk is the next chunk to build of a sealed generation's filter.
+type missingChunk struct {
+	identity, first, last claimkey.Key // the generation's
+	table                 string
+	generation            int
+	number                int32
+	after                 *[16]byte // the last key of the chunk before; nil: there is none
+}
+
+// findMissing returns the next chunk to build, of the newest generation that lacks one;
+// pgx.ErrNoRows: all filters are complete.
+func (s *Set) findMissing(ctx context.Context, db interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}) (m missingChunk, err error) {
+	err = db.QueryRow(ctx, `
+		SELECT g.identity, g.first_key, g.last_key, g.table_name, g.generation, coalesce(f.chunk + 1, 0), f.last_key
+		FROM `+s.name("generations")+` g
+		LEFT JOIN LATERAL (SELECT chunk, last_key, last FROM `+s.name("filters")+` WHERE identity = g.identity ORDER BY chunk DESC LIMIT 1) f ON true
+		WHERE g.scope = $1 AND g.state = 'sealed' AND g.first_key IS NOT NULL AND f.last IS NOT TRUE
+		ORDER BY g.generation DESC LIMIT 1`, s.schema.Scope).Scan(
+		(*[16]byte)(&m.identity), (*[16]byte)(&m.first), (*[16]byte)(&m.last), &m.table, &m.generation, &m.number, &m.after)
+	return m, err
+}
+
+// BuildFilter builds and stores the next missing chunk of the scope's filters, newest
+// generation first. claims is how many keys the chunk holds; 0: nothing is missing. Each
+// chunk is a transaction, so another leader can go on where this one stopped.
 func (s *Set) BuildFilter(ctx context.Context) (claims int, led bool, err error) {
-	var (
-		identity, first, last claimkey.Key
-		table                 string
-		number                int
-		missing               chunk
-		after                 *[16]byte
-	)
-	find := func(q interface {
-		QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-	}) error {
-		return q.QueryRow(ctx, `
-			SELECT g.identity, g.first_key, g.last_key, g.table_name, g.generation, coalesce(f.chunk + 1, 0), f.last_key
-			FROM `+s.name("generations")+` g
-			LEFT JOIN LATERAL (SELECT chunk, last_key, last FROM `+s.name("filters")+` WHERE identity = g.identity ORDER BY chunk DESC LIMIT 1) f ON true
-			WHERE g.scope = $1 AND g.state = 'sealed' AND g.first_key IS NOT NULL AND f.last IS NOT TRUE
-			ORDER BY g.generation DESC LIMIT 1`, s.schema.Scope).Scan(
-			(*[16]byte)(&identity), (*[16]byte)(&first), (*[16]byte)(&last), &table, &number, &missing.number, &after)
-	}
-	switch err := find(s.schema.Pool); {
+	missing, err := s.findMissing(ctx, s.schema.Pool)
+	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, true, nil
 	case err != nil:
 		return 0, false, fmt.Errorf("find missing filters: %w", err)
 	}
 	if missing.number == 0 {
-		s.vacuum(ctx, table)
+		s.vacuum(ctx, missing.table)
 	}
 	led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		missing.claims = 0
-		if err := find(tx); errors.Is(err, pgx.ErrNoRows) {
-			return nil // another was faster
-		} else if err != nil {
-			return err
+		m, err := s.findMissing(ctx, tx)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil // another leader was faster
 		}
-		from, than := first, ">="
-		var above claimkey.Key
-		if after != nil {
-			from, than, above = *after, ">", *after
+		if err == nil {
+			claims, err = s.buildChunk(ctx, tx, m)
 		}
-		keys, more, err := s.readKeys(ctx, tx.Conn(), table, than, from)
-		if err != nil {
-			return err
-		}
-		if len(keys) == 0 {
-			// Whatever was there has been forgotten. A filter may hold keys that
-			// the table doesn't.
-			keys = []claimkey.Key{last}
-		}
-		data, err := buildFilter(keys)
-		if err != nil {
-			return err
-		}
-		missing.claims, missing.lastKey, missing.last = int32(len(keys)), keys[len(keys)-1], !more
-		_, err = tx.Exec(ctx, `INSERT INTO `+s.name("filters")+` (identity, chunk, claims, last_key, last, checksum, data) VALUES ($1::uuid, $2, $3, $4::uuid, $5, $6, $7)`,
-			identity.String(), missing.number, missing.claims, missing.lastKey.String(), missing.last, missing.checksum(identity, above, data), data)
 		return err
 	})
 	if err != nil {
-		return 0, led, fmt.Errorf("build the filter of generation %d: %w", number, err)
+		return 0, led, fmt.Errorf("build the filter of generation %d: %w", missing.generation, err)
 	}
-	return int(missing.claims), led, nil
+	return claims, led, nil
 }
 
-// readKeys reads a table's keys from one on, in their order, as many as a chunk
-// holds, and tells whether there are more.
+func (s *Set) buildChunk(ctx context.Context, tx pgx.Tx, m missingChunk) (claims int, err error) {
+	from, than := m.first, ">="
+	var above claimkey.Key
+	if m.after != nil {
+		from, than, above = *m.after, ">", *m.after
+	}
+	keys, more, err := s.readKeys(ctx, tx.Conn(), m.table, than, from)
+	if err != nil {
+		return 0, err
+	}
+	if len(keys) == 0 {
+		// All of them were forgotten. A filter may hold keys that the table doesn't.
+		keys = []claimkey.Key{m.last}
+	}
+	data, err := buildFilter(keys)
+	if err != nil {
+		return 0, err
+	}
+	c := chunk{number: m.number, claims: int32(len(keys)), lastKey: keys[len(keys)-1], last: !more}
+	_, err = tx.Exec(ctx, `INSERT INTO `+s.name("filters")+` (identity, chunk, claims, last_key, last, checksum, data) VALUES ($1::uuid, $2, $3, $4::uuid, $5, $6, $7)`,
+		m.identity.String(), c.number, c.claims, c.lastKey.String(), c.last, c.checksum(m.identity, above, data), data)
+	return len(keys), err
+}
+
+// readKeys reads the keys of one chunk: in order, those ">" or ">=" (than) from. more
+// tells whether the table has others behind them.
 func (s *Set) readKeys(ctx context.Context, conn *pgx.Conn, table, than string, from claimkey.Key) (keys []claimkey.Key, more bool, err error) {
 	limit := s.ChunkClaims
 	err = pipeline.RoundTrip(ctx, conn, false, []pipeline.Step{{
@@ -303,10 +308,10 @@ func (s *Set) readKeys(ctx context.Context, conn *pgx.Conn, table, than string, 
 	return keys[:limit], true, nil
 }
 
-// vacuum makes a sealed table quick to read: its pages are marked visible to
-// all, once, so that the index alone tells its keys; and frozen, so that no
-// later vacuum has to come and stand in the way of its end. A role that may not
-// do it gets a warning of the server, and everything works, a little slower.
+// vacuum prepares a sealed table for its life: pages are marked visible to all, so that
+// keys are read from the index alone, and frozen, so that no later vacuum holds up the
+// DROP. For a role that may not vacuum the table, the server only warns, and everything
+// works a little slower.
 func (s *Set) vacuum(ctx context.Context, table string) {
 	if _, err := s.schema.Pool.Exec(ctx, `VACUUM (FREEZE, TRUNCATE false, SKIP_LOCKED) `+s.name(table)); err != nil {
 		s.log.Debug("vacuum of a sealed generation failed", "table", table, "error", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,14 +16,13 @@ import (
 	"github.com/dedupd/dedupd/internal/wait"
 )
 
-// retentionLock is the class of the advisory lock that one process holds while
-// it works for all ("dedr").
+// retentionLock is the class of the advisory lock that the leader holds during a step
+// ("dedr").
 const retentionLock = 0x64656472
 
-// AsLeader does a step of housekeeping in a transaction that holds the scope's
-// retention lock. It tells whether it had the lock; without it, nothing is done.
-// The lock ends with the step, and each step leaves things in order, so that the
-// leader may change at any point between them.
+// AsLeader runs one step of retention in a transaction that holds the scope's retention
+// lock. led is false, and nothing done, if another process holds it. The lock ends with
+// the step and each step leaves things in order, so the leader may change between any two.
 func (s *Set) AsLeader(ctx context.Context, work func(ctx context.Context, tx pgx.Tx) error) (led bool, err error) {
 	c, err := s.Loaded(ctx)
 	if err != nil {
@@ -41,8 +41,7 @@ func (s *Set) AsLeader(ctx context.Context, work func(ctx context.Context, tx pg
 	return led, err
 }
 
-// Prepare makes the table that the next rotation opens, if it isn't
-// there, or not any more.
+// Prepare makes the table that the next rotation opens, unless it is there.
 func (s *Set) Prepare(ctx context.Context) (led bool, err error) {
 	led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `SELECT `+s.name("prepare_generation")+`($1)`, s.schema.Scope)
@@ -54,15 +53,14 @@ func (s *Set) Prepare(ctx context.Context) (led bool, err error) {
 	return led, err
 }
 
-// The tries of a change of the catalog wait for the rotation lock, and all claims that
-// come meanwhile wait with them. So the first wait is short. Each one that failed makes
-// the next twice as long: where transactions last for seconds, a claim that has to wait
-// for another one's end is nothing new, and a rotation that never comes is worse.
+// A change of the catalog waits for the rotation lock, and all new claims wait with it. So
+// the first wait is short. Each further try waits twice as long: where transactions last
+// for seconds, claims wait for each other anyway, and a rotation that never comes is worse.
 //
-// The longest outlasts any transaction of a worker, which gives it up after 25 s. When
-// that fails, too, somebody else's claims are open for longer, such as a service's that
-// claims in a transaction of its own. It isn't worth a stall of everybody: for a while
-// only short waits are tried, and a late rotation costs no more than a larger generation.
+// The longest wait outlasts every transaction of a worker, which gives up after 25 s. If
+// that one fails too, somebody else holds claims open for longer, such as a service that
+// claims in its own transactions. That isn't worth stalling everybody: for shortFor only
+// short waits are tried. A late rotation costs no more than a larger generation.
 const (
 	firstWait   = 100 * time.Millisecond
 	longestWait = 30 * time.Second
@@ -70,12 +68,14 @@ const (
 	shortFor    = 10 * time.Minute
 )
 
-// dropWait is how long the drop of a table waits for its readers, who make
-// others wait with it.
-const dropWait = 200 * time.Millisecond
+// dropWait is how long each of dropTries waits for the readers of a table. Others wait
+// behind it.
+const (
+	dropWait  = 200 * time.Millisecond
+	dropTries = 5
+)
 
-// withRotationLock tries a step that waits for the rotation lock, with a wait that
-// grows.
+// withRotationLock tries a step that waits for the rotation lock; each try waits longer.
 func (s *Set) withRotationLock(ctx context.Context, try func(wait string) error) error {
 	longest := longestWait
 	if time.Since(time.Unix(0, s.outlasted.Load())) < shortFor {
@@ -92,8 +92,8 @@ func (s *Set) withRotationLock(ctx context.Context, try func(wait string) error)
 	return err
 }
 
-// withLock tries a step that waits for a lock, with a pause of random length
-// between the tries: for most of the time nobody waits with it.
+// withLock tries a step that waits for a lock, once for each wait. The pauses between the
+// tries are random and longer than the waits: most of the time nobody waits behind it.
 func withLock(ctx context.Context, waits []time.Duration, try func(wait string) error) error {
 	for i, l := range waits {
 		err := try(fmt.Sprintf("%dms", l.Milliseconds()))
@@ -107,9 +107,9 @@ func withLock(ctx context.Context, waits []time.Duration, try func(wait string) 
 	return nil
 }
 
-// Rotate seals the open generation, if it is the one of that number, and opens
-// the next, which must have been prepared. took is how long the change itself
-// held up claims at most, the last try's wait for the lock included.
+// Rotate seals the open generation, if it has that number, and opens the prepared one.
+// took bounds how long claims were held up: it is the time of the last try, its wait for
+// the lock included.
 func (s *Set) Rotate(ctx context.Context, generation int) (rotated, led bool, took time.Duration, err error) {
 	err = s.withRotationLock(ctx, func(wait string) error {
 		start := time.Now()
@@ -124,7 +124,7 @@ func (s *Set) Rotate(ctx context.Context, generation int) (rotated, led bool, to
 		return false, led, took, fmt.Errorf("rotate generation %d: %w", generation, err)
 	}
 	if rotated {
-		// The others find out at their next transaction.
+		// Other processes find out at their next transaction.
 		if _, err := s.Refresh(ctx); err != nil {
 			return true, led, took, err
 		}
@@ -132,9 +132,8 @@ func (s *Set) Rotate(ctx context.Context, generation int) (rotated, led bool, to
 	return rotated, led, took, nil
 }
 
-// Expire takes the generations out of the catalog that every lane's clock has
-// passed by the window, or that have been held for maxHold. Drop drops
-// their tables.
+// Expire takes generations out of the catalog: those that every lane's clock has passed
+// by the window, and those that were held for maxHold. Drop drops their tables.
 func (s *Set) Expire(ctx context.Context, window, maxHold time.Duration) (n int, led bool, err error) {
 	err = s.withRotationLock(ctx, func(wait string) error {
 		led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -151,7 +150,7 @@ func (s *Set) Expire(ctx context.Context, window, maxHold time.Duration) (n int,
 
 // Drop drops the table of one expired generation.
 func (s *Set) Drop(ctx context.Context, generation int) (led bool, err error) {
-	err = withLock(ctx, []time.Duration{dropWait, dropWait, dropWait, dropWait, dropWait}, func(wait string) error {
+	err = withLock(ctx, slices.Repeat([]time.Duration{dropWait}, dropTries), func(wait string) error {
 		led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `SELECT `+s.name("drop_generation")+`($1, $2, $3)`, s.schema.Scope, generation, wait)
 			return err
@@ -164,7 +163,7 @@ func (s *Set) Drop(ctx context.Context, generation int) (led bool, err error) {
 	return led, err
 }
 
-// Sweep drops tables of claims that the catalog doesn't know, and names them.
+// Sweep drops tables of claims that the catalog doesn't have, and names them.
 func (s *Set) Sweep(ctx context.Context) (dropped []string, led bool, err error) {
 	led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, `SELECT `+s.name("sweep")+`($1, $2)`, s.schema.Scope, fmt.Sprintf("%dms", dropWait.Milliseconds()))
@@ -180,9 +179,9 @@ func (s *Set) Sweep(ctx context.Context) (dropped []string, led bool, err error)
 	return dropped, led, err
 }
 
-// AcceptMissing gives up generations whose tables are gone, and tells which:
-// their ids may be applied again. In the place of an open one the next is opened.
-// It needs the rights of the schema's owner, and is noted in the audit.
+// AcceptMissing gives up the generations whose tables are gone, and returns their
+// numbers: their ids may be applied again. In place of an open one the next is opened. It
+// needs the rights of the schema's owner, and is recorded in the audit.
 func (s *Set) AcceptMissing(ctx context.Context, actor string) (generations []int, err error) {
 	c, err := s.Loaded(ctx)
 	if err != nil {
@@ -202,8 +201,8 @@ func (s *Set) acceptMissing(ctx context.Context, scopeID int32, actor, wait stri
 	err = admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
 		missing := ` scope = $1 AND NOT EXISTS (
 			SELECT FROM pg_catalog.pg_class t JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace WHERE t.relname = table_name AND n.nspname = $2)`
-		// No leader may be at work. The locks are taken in the order of its own,
-		// and no claim waits while a table is made.
+		// No leader may be at work. The locks are taken in a leader's order, and no claim
+		// waits while a table is made.
 		if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock($1, $2)`, retentionLock, scopeID); err != nil {
 			return err
 		}
@@ -231,7 +230,7 @@ func (s *Set) acceptMissing(ctx context.Context, scopeID int32, actor, wait stri
 			return err
 		}
 		if open {
-			// A statement of its own: there is never more than one open.
+			// A statement of its own: there must never be two open generations.
 			if _, err := tx.Exec(ctx, `UPDATE `+s.name("generations")+` SET state = 'open', opened_at = `+s.name("clock")+`()
 				WHERE scope = $1 AND state = 'next' AND NOT EXISTS (SELECT FROM `+s.name("generations")+` WHERE scope = $1 AND state = 'open')`, s.schema.Scope); err != nil {
 				return err
