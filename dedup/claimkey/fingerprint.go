@@ -9,23 +9,20 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// Fingerprint says what must be equal for two messages of one id to be copies of
-// one another.
+// Fingerprint says what must be equal for two messages of one id to be copies.
 //
-// A fingerprint begins with 12 bits that tell by which configuration it was made, so
-// that claims of before a change of dedup.fingerprint, or of a worker that has yet to
-// be restarted, aren't compared: each copy of theirs would be a conflict. The other
-// 52 bits are the content's.
+// The upper 12 bits of a fingerprint, its recipe, tell which configuration it was made by;
+// the other 52 are the content's. Fingerprints of different recipes aren't compared: after
+// a change of dedup.fingerprint, and while some workers still have the old one, every copy
+// would be a conflict.
 type Fingerprint struct {
 	value  bool
 	paths  []message.Field
 	recipe uint64 // the upper 12 bits
 }
 
-// recipeBits are those of a fingerprint that tell how it was made.
 const recipeBits = 0xFFF << 52
 
-// recipeOf gives the upper bits for places.
 func recipeOf(places []string) uint64 {
 	h := xxhash.New()
 	var length [8]byte
@@ -37,8 +34,8 @@ func recipeOf(places []string) uint64 {
 	return h.Sum64() & recipeBits
 }
 
-// differ tells that two fingerprints were made in the same way, of contents that
-// differ.
+// Differ tells whether two fingerprints show that contents differ. Those made by different
+// recipes show nothing.
 func Differ(a, b int64) bool { return a != b && (uint64(a)^uint64(b))&recipeBits == 0 }
 
 // NewFingerprint reads the places of dedup.fingerprint: "value", "none", or JSON
@@ -74,17 +71,17 @@ func (e *fingerprintError) Error() string {
 	return "dedup.fingerprint: \"" + e.place + "\" can't stand here; use value, none, or one or several json:PATH"
 }
 
-// none tells that payloads are not compared.
+// None tells whether payloads aren't compared.
 func (f Fingerprint) None() bool { return !f.value && len(f.paths) == 0 }
 
-// of is xxHash64 of what must be equal. It need not resist an attacker: whoever
+// Of returns a message's fingerprint, by xxHash64. It need not resist an attacker: whoever
 // may send under an id may as well send the first payload.
 func (f Fingerprint) Of(m *message.Message) int64 {
 	return int64(f.content(m)&^recipeBits | f.recipe)
 }
 
 func (f Fingerprint) content(m *message.Message) uint64 {
-	if f.value || message.ValidJSON(m.Value) != nil { // that has no places
+	if f.value || message.ValidJSON(m.Value) != nil { // what isn't JSON has no places
 		return valueFingerprint(m.Value)
 	}
 	var h xxhash.Digest

@@ -1,3 +1,7 @@
+// Package claimkey turns an id into the key that a claim stores, and a message into the
+// fingerprint that tells whether two messages of one id are copies.
+//
+// Both are stored, so neither encoding may ever change.
 package claimkey
 
 import (
@@ -9,26 +13,25 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Key is what a claim is stored under: 16 bytes that stand for an id.
+// Key is the 16 bytes that stand for an id.
 type Key [16]byte
 
-// The namespaces of keys: no text is hashed to the key of a place. (A producer
-// that wants to can still send a UUID that equals any key. It could as well send
-// another's id: those who share a scope must trust each other.)
+// The namespaces of keys: no id's text hashes to the key of a place. (A producer may still
+// send a UUID that equals any key. It could as well send somebody else's id: producers that
+// share a scope must trust each other.)
 const (
 	namespaceID       = "id"
 	namespacePosition = "position"
 )
 
-// KeyOf gives the key of a producer's id. An id that is written as a UUID (RFC
-// 9562, with hyphens, in any case) or as a ULID (26 capital letters and digits
-// of Crockford's alphabet) keeps its own 16 bytes, so that time-ordered ids keep
-// the index appending; any other id is hashed with SHA-256, cut to 16 bytes.
-// Among 10^12 hashed ids the chance of one collision is 1.5e-15. The hash is
-// cryptographic since whoever can make a collision can suppress a message.
+// Of returns the key of a producer's id. A UUID (RFC 9562, with hyphens, in any case) and
+// a ULID (26 capital letters and digits of Crockford's alphabet) keep their own 16 bytes:
+// time-ordered ids then append to the index. Any other id is hashed with SHA-256, cut to
+// 16 bytes. Among 10^12 hashed ids the chance of one collision is 1.5e-15. The hash is
+// cryptographic because a collision made on purpose would suppress a message.
 //
-// The encoding is frozen by testdata/keys.tsv: a change would make every claim
-// unknown, which is mass duplication.
+// testdata/keys.tsv freezes the encoding: a change would make every claim unknown, which
+// is mass duplication.
 func Of(id string) Key {
 	if k, ok := parseUUID(id); ok {
 		return k
@@ -39,11 +42,11 @@ func Of(id string) Key {
 	return hashKey(namespaceID, id)
 }
 
-// positionKey gives the key of a message that is known by its place alone.
+// OfPlace returns the key of a message that is known by its place alone.
 func OfPlace(place string) Key { return hashKey(namespacePosition, place) }
 
-// hashKey hashes namespace and id, the first with its length in front, so that
-// no other split of the same bytes gives the same input.
+// hashKey hashes namespace and id. The namespace's length goes first, so that no other
+// split of the same bytes has the same input.
 func hashKey(namespace, id string) Key {
 	var stack [256]byte
 	buf := binary.BigEndian.AppendUint32(stack[:0], uint32(len(namespace)))
@@ -53,6 +56,7 @@ func hashKey(namespace, id string) Key {
 	return Key(sum[:16])
 }
 
+// String writes a key as Postgres writes a uuid.
 func (k Key) String() string {
 	const digits = "0123456789abcdef"
 	var b strings.Builder
@@ -81,8 +85,8 @@ func parseUUID(s string) (k Key, ok bool) {
 	return k, err == nil
 }
 
-// parseULID takes the canonical form only. In lower case the same letters may be
-// another alphabet's, where ids that differ in case are different ids.
+// parseULID takes the canonical form only. In lower case the same letters may belong to
+// another alphabet, where ids that differ in case are different ids.
 func parseULID(s string) (k Key, ok bool) {
 	if len(s) != 26 || s[0] > '7' {
 		return k, false
@@ -112,10 +116,10 @@ var crockford = func() (t [256]byte) {
 	return t
 }()
 
-// MarshalText writes a key as Postgres writes a uuid.
+// MarshalText writes what String does.
 func (k Key) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// compare orders keys as Postgres orders uuids: by their bytes.
+// Compare orders keys as Postgres orders uuids: by their bytes.
 func (k *Key) Compare(o *Key) int {
 	kh, oh := binary.BigEndian.Uint64(k[:8]), binary.BigEndian.Uint64(o[:8])
 	if kh == oh {
@@ -130,5 +134,5 @@ func (k *Key) Compare(o *Key) int {
 	return 0
 }
 
-// hash is what filters know a key by. Filters are stored: it must never change.
+// Hash is what filters know a key by. Filters are stored, so it must never change.
 func (k *Key) Hash() uint64 { return xxhash.Sum64(k[:]) }

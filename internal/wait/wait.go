@@ -1,4 +1,4 @@
-// Package wait waits for a time, unless a context ends.
+// Package wait pauses, unless a context ends.
 package wait
 
 import (
@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// For waits for d. False: ctx ended before.
+// For waits for d. It is false if ctx has ended before.
 func For(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):

@@ -1,3 +1,5 @@
+// Package admin runs what people do by hand: in one transaction with the audit's line of
+// it, and with errors that say what helps.
 package admin
 
 import (
@@ -13,9 +15,9 @@ import (
 	"github.com/dedupd/dedupd/internal/sqlstate"
 )
 
-// AdminTx does what a person asked for, in one transaction, so that it and the
-// line of the audit that tells of it stand or fall together. It waits for a
-// worker's transaction that holds the same row.
+// Tx does what a person asked for in one transaction, so that it and its line in the audit
+// are committed together or not at all. It waits for a worker's transaction that holds the
+// same row.
 func Tx(ctx context.Context, s *schema.Schema, work func(ctx context.Context, tx pgx.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -27,7 +29,7 @@ func Tx(ctx context.Context, s *schema.Schema, work func(ctx context.Context, tx
 	}))
 }
 
-// Audit notes what a person did. The database adds its role and the time.
+// Audit records what a person did. The database adds its role and the time.
 func Audit(ctx context.Context, tx pgx.Tx, s *schema.Schema, actor, action, subject string, detail any) error {
 	text, err := json.Marshal(detail)
 	if err != nil {
@@ -38,7 +40,7 @@ func Audit(ctx context.Context, tx pgx.Tx, s *schema.Schema, actor, action, subj
 	return err
 }
 
-// Hint adds to an error what helps against it, where a person can do something.
+// Hint adds to an error what a person can do about it, if anything.
 func Hint(err error) error {
 	switch sqlstate.Of(err) {
 	case sqlstate.InsufficientPrivilege:

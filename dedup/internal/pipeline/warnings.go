@@ -5,11 +5,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// HearWarnings has a pool's connections keep what COMMIT warns of, which pgx throws
-// away: Postgres answers a COMMIT whose wait for a synchronous standby somebody
-// cancelled (pg_cancel_backend) as one that succeeded, and only warns. It must be
-// called before the pool is made. A handler of notices that is there is called as
-// before.
+// HearWarnings makes a pool's connections keep what COMMIT warns of; pgx drops it. If
+// somebody cancels a COMMIT that waits for a synchronous standby (pg_cancel_backend),
+// Postgres reports success and only warns. HearWarnings must be called before the pool is
+// made. An existing handler of notices is still called.
 func HearWarnings(c *pgx.ConnConfig) {
 	next := c.OnNotice
 	c.OnNotice = func(conn *pgconn.PgConn, n *pgconn.Notice) {
@@ -22,15 +21,15 @@ func HearWarnings(c *pgx.ConnConfig) {
 	}
 }
 
-// isOfCommit tells whether COMMIT itself may have warned. What a function warns of
-// that COMMIT calls, such as a deferred trigger's, tells where it was.
+// isOfCommit tells whether COMMIT itself may have sent the warning. A function that COMMIT
+// calls, such as a deferred trigger's, says where it was.
 func isOfCommit(n *pgconn.Notice) bool {
 	return n.SeverityUnlocalized == "WARNING" && n.Code == "01000" && n.Where == ""
 }
 
 const warningKey = "dedupd warning"
 
-// takeWarning is what the connection was last warned of, once; nil: nothing.
+// TakeWarning returns the connection's last warning, once; nil: there is none.
 func TakeWarning(conn *pgx.Conn) *pgconn.PgError {
 	data := conn.PgConn().CustomData()
 	w, _ := data[warningKey].(*pgconn.PgError)
@@ -38,6 +37,6 @@ func TakeWarning(conn *pgx.Conn) *pgconn.PgError {
 	return w
 }
 
-// hearWarnings is SQL that has the transaction's warnings sent, which a role or a database may have
-// switched off.
+// SendWarnings is SQL that makes the server send the transaction's warnings: a role or a
+// database may have switched them off.
 const SendWarnings = `CASE pg_catalog.current_setting('client_min_messages') WHEN 'error' THEN pg_catalog.set_config('client_min_messages', 'warning', true) END`

@@ -1,3 +1,9 @@
+// Package pipeline sends several statements in one round trip, with parameters and results
+// in Postgres' binary format. It also holds the limits of dedupd's transactions, and what
+// COMMIT warns of.
+//
+// The claim statement's arrays are the hot path, which is why pgx's general encoder isn't
+// used.
 package pipeline
 
 import (
@@ -14,33 +20,31 @@ import (
 	"github.com/dedupd/dedupd/dedup/claimkey"
 )
 
-// A step is one statement of a pipelined round trip. Parameters and results are
-// in Postgres' binary format, written by the append functions below: the claim
-// statement's arrays are the hot path, and have no use for a general encoder.
+// Step is one statement of a round trip. The functions below write its parameters and read
+// its results.
 type Step struct {
 	Name string // of the prepared statement; empty: not worth keeping
-	// generation, if not nil, is what the statement is about; it is deallocated
-	// when the catalog doesn't have that generation any more.
+	// Generation, if not nil, is the generation that the statement is about. The statement
+	// is deallocated once the catalog no longer has it.
 	Generation *claimkey.Key
 	SQL        string
 	OIDs       []uint32
 	Params     [][]byte
-	// row is given each result row; the values are valid until it returns.
+	// Row gets each result row; the values are valid until it returns.
 	Row func(values [][]byte) error
-	// tag must be the command tag, if not empty.
+	// Tag, if not empty, is what the command tag must be.
 	Tag string
-	// ofSink tells that a failure comes of what the sink has done.
+	// OfSink: a failure comes from what the sink did.
 	OfSink bool
 }
 
 var binaryFormat = []int16{pgx.BinaryFormatCode}
 
-// roundTrip sends all steps and waits for their answers once. When a step fails,
-// the server skips the rest, also a COMMIT. The first error is returned.
+// RoundTrip sends all steps, waits for their answers once, and returns the first error.
+// When a step fails, the server skips the rest, even a COMMIT.
 //
-// With prepared statements, steps that a connection doesn't know yet are prepared
-// first. Without (behind a pooler) they are parsed each time, within the same
-// round trip.
+// With prepare, steps that the connection doesn't know yet are prepared first. Without it,
+// behind a pooler, they are parsed each time, within the same round trip.
 func RoundTrip(ctx context.Context, conn *pgx.Conn, prepare bool, steps []Step) (err error) {
 	if prepare {
 		for i := range steps {
@@ -79,7 +83,7 @@ func RoundTrip(ctx context.Context, conn *pgx.Conn, prepare bool, steps []Step) 
 	return nil
 }
 
-// stepError is the failure of a statement, and whether it is the sink's.
+// StepError is the failure of a step.
 type StepError struct {
 	OfSink bool
 	error
@@ -87,9 +91,9 @@ type StepError struct {
 
 func (e *StepError) Unwrap() error { return e.error }
 
-// prepared are the statements about generations that a connection knows.
+// prepared has the statements about generations that a connection knows.
 type prepared struct {
-	catalog claimkey.Key // the one for which the names were last looked through
+	catalog claimkey.Key // the one that Deallocate last saw
 	names   map[string]claimkey.Key
 }
 
@@ -104,8 +108,8 @@ func preparedOn(conn *pgx.Conn) *prepared {
 	return p
 }
 
-// deallocate drops the connection's statements about generations that the
-// catalog doesn't have: a connection may live through many.
+// Deallocate drops the connection's statements about generations that the catalog no
+// longer has: a connection may outlive many.
 func Deallocate(ctx context.Context, conn *pgx.Conn, catalog claimkey.Key, has func(generation claimkey.Key) bool) error {
 	p := preparedOn(conn)
 	if p.catalog == catalog {
@@ -151,12 +155,13 @@ func readStep(p *pgconn.Pipeline, s *Step) error {
 	return nil
 }
 
-// The binary forms of parameters.
-
+// Int4 and the functions below write parameters in binary form.
 func Int4(v int32) []byte { return binary.BigEndian.AppendUint32(nil, uint32(v)) }
+
+// Int8 writes a bigint.
 func Int8(v int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(v)) }
 
-// optional is NULL for a negative number.
+// OptionalInt8 writes a bigint; a negative number is NULL.
 func OptionalInt8(v int64) []byte {
 	if v < 0 {
 		return nil
@@ -167,7 +172,7 @@ func OptionalInt8(v int64) []byte {
 // postgresEpoch is where timestamptz counts its microseconds from.
 var postgresEpoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// timestamptz is NULL for the zero time.
+// Timestamptz writes a timestamptz; the zero time is NULL.
 func Timestamptz(t time.Time) []byte {
 	if t.IsZero() {
 		return nil
@@ -175,7 +180,7 @@ func Timestamptz(t time.Time) []byte {
 	return Int8(t.Sub(postgresEpoch).Microseconds())
 }
 
-// appendArrayHeader begins a one-dimensional array without NULLs or with them.
+// appendArrayHeader begins a one-dimensional array of n elements.
 func appendArrayHeader(buf []byte, elemOID uint32, n int, nulls bool) []byte {
 	dims, flag := uint32(1), uint32(0)
 	if n == 0 {
@@ -194,6 +199,7 @@ func appendArrayHeader(buf []byte, elemOID uint32, n int, nulls bool) []byte {
 	return buf
 }
 
+// AppendKeys appends an array of n keys as uuid[].
 func AppendKeys(buf []byte, n int, key func(i int) *claimkey.Key) []byte {
 	buf = appendArrayHeader(buf, pgtype.UUIDOID, n, false)
 	for i := range n {
@@ -203,6 +209,7 @@ func AppendKeys(buf []byte, n int, key func(i int) *claimkey.Key) []byte {
 	return buf
 }
 
+// AppendInt8s appends an array of n numbers as bigint[].
 func AppendInt8s(buf []byte, n int, value func(i int) int64) []byte {
 	buf = appendArrayHeader(buf, pgtype.Int8OID, n, false)
 	for i := range n {
@@ -212,6 +219,7 @@ func AppendInt8s(buf []byte, n int, value func(i int) int64) []byte {
 	return buf
 }
 
+// AppendInt4s appends an array of n numbers as integer[].
 func AppendInt4s(buf []byte, n int, value func(i int) int32) []byte {
 	buf = appendArrayHeader(buf, pgtype.Int4OID, n, false)
 	for i := range n {
@@ -221,7 +229,7 @@ func AppendInt4s(buf []byte, n int, value func(i int) int32) []byte {
 	return buf
 }
 
-// array is one of values in their binary form; nil is NULL.
+// Array writes an array of values that are in binary form; nil is NULL.
 func Array(elemOID uint32, values [][]byte) []byte {
 	nulls, size := false, 20
 	for _, v := range values {
@@ -240,10 +248,10 @@ func Array(elemOID uint32, values [][]byte) []byte {
 	return buf
 }
 
-// The binary forms of results.
-
+// ErrShort says that a result has another size than its type.
 var ErrShort = errors.New("a result of the wrong size: the schema is not dedupd's own")
 
+// ReadKey reads a uuid.
 func ReadKey(v []byte) (claimkey.Key, error) {
 	if len(v) != 16 {
 		return claimkey.Key{}, ErrShort
@@ -251,6 +259,7 @@ func ReadKey(v []byte) (claimkey.Key, error) {
 	return claimkey.Key(v), nil
 }
 
+// ReadInt8 reads a bigint.
 func ReadInt8(v []byte) (int64, error) {
 	if len(v) != 8 {
 		return 0, ErrShort
