@@ -49,7 +49,7 @@ func (f *fixture) find(id string) dedup.ClaimAnswer {
 func TestFindingAClaim(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("old", "bad=1", "bad=2"))
 	f.rotate()
 	f.handle(l.batch("new"))
@@ -97,7 +97,7 @@ func TestFindingAClaim(t *testing.T) {
 func TestOnlyWhatCountsIsFound(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("old"))
 	f.rotate()
 	f.passTime(48 * time.Hour)
@@ -118,10 +118,10 @@ func TestOnlyWhatCountsIsFound(t *testing.T) {
 	}
 }
 
-func TestAMissingTableIsToldOf(t *testing.T) {
+func TestAMissingTableIsReported(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	f.rotate()
 	f.exec(`DROP TABLE dedupd.claims_test_1`)
@@ -139,7 +139,7 @@ func TestAMissingTableIsToldOf(t *testing.T) {
 func TestForgettingAClaim(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("old", "kept"))
 	f.rotate()
 	f.buildFilters()
@@ -178,7 +178,7 @@ func TestForgettingAClaim(t *testing.T) {
 func TestForgettingKeepsRotationsOut(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	// The delete waits for this row, and holds the rotation lock meanwhile.
 	tx, err := f.pool.Begin(t.Context())
@@ -221,7 +221,7 @@ func TestAPoisonedIDIsSetFree(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.MaxDeadShare = 1
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=check"))
 	f.wantDead("poison@0")
 	if a := f.find("a"); !a.Found || len(a.DeadLetters) != 1 || a.DeadLetters[0].Class != "poison" {

@@ -14,7 +14,7 @@ import (
 // clockJump is how far the database's clock is wrong.
 const clockJump = 2 * 365 * 24 * time.Hour
 
-func (f *fixture) setClock(l *takenLane, set generations.ClockSetting) error {
+func (f *fixture) setClock(l *ownedLane, set generations.ClockSetting) error {
 	f.t.Helper()
 	audits := f.audits()
 	c, err := f.Store.SetLaneClock(f.t.Context(), "ann@host", l.Lane, set)
@@ -56,7 +56,7 @@ func (f *fixture) wantExpired(want int, when string) {
 func TestALanesClockIsSetByHand(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	start := time.Now()
 	f.rotate()
@@ -83,7 +83,7 @@ func TestALanesClockIsSetByHand(t *testing.T) {
 	f.wantExpired(0, "a batch from within the window")
 	wantErr(t, f.setClock(l, generations.ClockSetting{Now: true, Earlier: true}), nil)
 	f.wantExpired(1, "set forward")
-	wantErr(t, f.setClock(&takenLane{Lane: message.Lane{Source: "kafka", Name: "orders/1"}}, generations.ClockSetting{}), dedup.ErrNoLane)
+	wantErr(t, f.setClock(&ownedLane{Lane: message.Lane{Source: "kafka", Name: "orders/1"}}, generations.ClockSetting{}), dedup.ErrNoLane)
 }
 
 // A lane whose clock is ahead, and to which nothing comes, holds up expiry for its scope.
@@ -91,7 +91,7 @@ func TestALanesClockIsSetByHand(t *testing.T) {
 func TestALanesClockThatIsAheadIsSetRight(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	gone, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	gone, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	f.handle(gone.batch("a"), other.batch("b"))
 	f.rotate()
 	f.passTime(clockJump)
@@ -121,7 +121,7 @@ func TestALanesClockThatIsAheadIsSetRight(t *testing.T) {
 func TestALaneWhoseClockIsAheadIsForgotten(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.passTime(clockJump)
 	f.caughtUp(l)
 	f.passTime(0)
@@ -136,7 +136,7 @@ func TestALaneWhoseClockIsAheadIsForgotten(t *testing.T) {
 func TestAGenerationsClockIsSetByHand(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	f.passTime(clockJump)
 	f.rotate()
@@ -189,7 +189,7 @@ func TestAGenerationsClockIsSetByHand(t *testing.T) {
 func TestAClockThatIsBehindSealsNothingEarlier(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	f.passTime(-clockJump)
 	f.rotate()

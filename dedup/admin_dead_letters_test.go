@@ -17,32 +17,32 @@ import (
 func TestDiscard(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a\x00\xff=check", "", "c=check"))
-	letters := f.letters()
+	deadLetters := f.deadLetters()
 	told := 0
-	gone, err := f.Store.DiscardDeadLetters(t.Context(), "ann@host", []int64{letters[0].ID, 999}, func(done int) { told = done })
-	if err != nil || !slices.Equal(gone, []int64{letters[0].ID}) || told != 2 {
+	gone, err := f.Store.DiscardDeadLetters(t.Context(), "ann@host", []int64{deadLetters[0].ID, 999}, func(done int) { told = done })
+	if err != nil || !slices.Equal(gone, []int64{deadLetters[0].ID}) || told != 2 {
 		t.Errorf("discarded %v, told %d, %v", gone, told, err)
 	}
 	f.wantDead("no_id@1", "poison@2")
 	line, detail := f.audited()
-	if line != fmt.Sprintf("test ann@host dlq discard dead letter %d", letters[0].ID) || detail["class"] != "poison" || detail["message_id"] != "a␀\ufffd" ||
-		detail["claim_key"] != letters[0].ClaimKey || detail["position"] != 0.0 || detail["source"] != "kafka" || len(detail) != 6 {
+	if line != fmt.Sprintf("test ann@host dlq discard dead letter %d", deadLetters[0].ID) || detail["class"] != "poison" || detail["message_id"] != "a␀\ufffd" ||
+		detail["claim_key"] != deadLetters[0].ClaimKey || detail["position"] != 0.0 || detail["source"] != "kafka" || len(detail) != 6 {
 		t.Errorf("audit: %s, %v", line, detail)
 	}
 	// Its claim stays, and the books as well: it had no effect.
 	f.mend()
 	f.handle(l.batch("a\x00\xff=check"))
 	f.wantBooks(l, books{resent: 1, dead: 3, next: 4})
-	if r := f.replay(letters[0].ID); r.Outcome != dedup.ReplayGone {
+	if r := f.replay(deadLetters[0].ID); r.Outcome != dedup.ReplayGone {
 		t.Errorf("%+v", r)
 	}
 
-	end := f.replayHeld(letters[2].ID)
+	end := f.replayHeld(deadLetters[2].ID)
 	done := make(chan []int64, 1)
 	go func() {
-		gone, err := attach(t, f.db).Store.DiscardDeadLetters(context.Background(), "bob", []int64{letters[2].ID}, nil)
+		gone, err := attach(t, f.db).Store.DiscardDeadLetters(context.Background(), "bob", []int64{deadLetters[2].ID}, nil)
 		if err != nil {
 			t.Error(err)
 		}
@@ -60,8 +60,8 @@ func TestDiscard(t *testing.T) {
 func TestOtherScopesDeadLettersAreNotTouched(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.handle(f.take("kafka", "orders/0").batch("a=check"))
-	id := f.letters()[0].ID
+	f.handle(f.acquire("kafka", "orders/0").batch("a=check"))
+	id := f.deadLetters()[0].ID
 	store := newStore(t, f.pool, "dedupd", "other")
 	if _, err := store.Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func TestOtherScopesDeadLettersAreNotTouched(t *testing.T) {
 func TestDeadLetterFilters(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l, other := f.take("kafka", "orders/0"), f.take("nats", "orders/0")
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("nats", "orders/0")
 	f.handle(l.batch("a=check", "", "b=1", "b=2"))
 	f.passTime(48 * time.Hour)
 	f.handle(other.batch("c=check", ""))

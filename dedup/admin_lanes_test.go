@@ -59,7 +59,7 @@ func (f *fixture) laneStates() map[string]dedup.LaneState {
 	return all
 }
 
-func (f *fixture) setPosition(l *takenLane, position int64) dedup.LaneMove {
+func (f *fixture) setPosition(l *ownedLane, position int64) dedup.LaneMove {
 	f.t.Helper()
 	m, err := f.Store.SetPosition(f.t.Context(), "ann@host", l.Source, l.Name, position)
 	if err != nil {
@@ -70,17 +70,17 @@ func (f *fixture) setPosition(l *takenLane, position int64) dedup.LaneMove {
 
 // takeCommitted is what a Kafka source does: it tells the group's offset, and
 // honours a reset.
-func (f *fixture) takeCommitted(l *takenLane, committed int64) *takenLane {
+func (f *fixture) acquireCommitted(l *ownedLane, committed int64) *ownedLane {
 	f.t.Helper()
-	taken, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: committed, HonourReset: true})
+	assigned, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: committed, HonourReset: true})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	return &takenLane{l.Lane, taken, taken.Next, true}
+	return &ownedLane{l.Lane, assigned, assigned.Next, true}
 }
 
 // commitAt has the lane confirm a position of the broker.
-func (f *fixture) commitAt(l *takenLane, broker int64, ids ...string) {
+func (f *fixture) commitAt(l *ownedLane, broker int64, ids ...string) {
 	f.t.Helper()
 	b := l.batch(ids...)
 	b.BrokerPosition = broker
@@ -93,8 +93,8 @@ func TestLaneStates(t *testing.T) {
 	if list, err := f.Store.LaneStates(t.Context()); err != nil || list == nil || len(list) != 0 {
 		t.Errorf("no lanes: %v, %v", list, err)
 	}
-	a, b := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
-	queue := f.takeQueue("nats")
+	a, b := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
+	queue := f.acquireQueue("nats")
 	f.commitAt(a, 1, "a", "b")
 	f.handle(queue.batch("c"))
 
@@ -124,7 +124,7 @@ func TestLaneStates(t *testing.T) {
 func TestMovingALaneBack(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.commitAt(l, 3, "a", "b", "c", "d")
 
 	m := f.setPosition(l, 1)
@@ -145,7 +145,7 @@ func TestMovingALaneBack(t *testing.T) {
 	if err := f.Handle(t.Context(), []lane.Batch{l.batch("e")}); !errors.As(err, &fenced) {
 		t.Fatalf("a running owner: %v", err)
 	}
-	f.caughtUp(&takenLane{l.Lane, l.Assignment, 1, true})
+	f.caughtUp(&ownedLane{l.Lane, l.Assignment, 1, true})
 	if f.laneStates()["kafka orders/0"].StreamTime != nil {
 		t.Error("the fenced owner moved the lane's clock")
 	}
@@ -153,11 +153,11 @@ func TestMovingALaneBack(t *testing.T) {
 
 	// The group's offset is above and below; neither takes the lane away.
 	for _, committed := range []int64{4, 0} {
-		if again := f.takeCommitted(l, committed); again.Next != 1 || again.Reset {
+		if again := f.acquireCommitted(l, committed); again.Next != 1 || again.Reset {
 			t.Errorf("with the group at %d the lane begins at %d", committed, again.Next)
 		}
 	}
-	l = f.takeCommitted(l, -1)
+	l = f.acquireCommitted(l, -1)
 	f.handle(l.batch("b", "c", "d", "e"))
 	f.wantLanded("a", "b", "c", "d", "e")
 	f.wantBooks(l, books{applied: 5, redelivered: 3, next: 5})
@@ -168,7 +168,7 @@ func TestMovingALaneBack(t *testing.T) {
 func TestMovingALaneForward(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.commitAt(l, 2, "a", "b")
 	before := f.laneStates()["kafka orders/0"]
 	f.setPosition(l, 10)
@@ -179,7 +179,7 @@ func TestMovingALaneForward(t *testing.T) {
 	if !state.UpdatedAt.Equal(before.UpdatedAt) {
 		t.Error("a move by hand passes for the owner's work")
 	}
-	l = f.takeCommitted(l, 2)
+	l = f.acquireCommitted(l, 2)
 	if l.Next != 10 || l.Reset || l.Rewound {
 		t.Fatalf("the lane begins at %+v", l.Assignment)
 	}
@@ -202,7 +202,7 @@ func TestMovingALaneForward(t *testing.T) {
 func TestALaneInHandIsMovedAfterwards(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -257,8 +257,8 @@ func TestLanesThatCantBeMoved(t *testing.T) {
 	if err := set("kafka", "orders/0", 1); !errors.Is(err, dedup.ErrNoLane) || !strings.Contains(err.Error(), "has none yet") {
 		t.Errorf("a scope without lanes: %v", err)
 	}
-	f.take("kafka", "orders/0")
-	f.takeQueue("nats")
+	f.acquire("kafka", "orders/0")
+	f.acquireQueue("nats")
 	if err := set("kafka", "order/0", 1); !errors.Is(err, dedup.ErrNoLane) || !strings.Contains(err.Error(), "kafka orders/0, nats queue") {
 		t.Errorf("an unknown lane: %v", err)
 	}
@@ -269,7 +269,7 @@ func TestLanesThatCantBeMoved(t *testing.T) {
 		t.Error("a position below 0 was taken")
 	}
 	for i := range 12 {
-		f.take("kafka", fmt.Sprintf("orders/%02d", i+1))
+		f.acquire("kafka", fmt.Sprintf("orders/%02d", i+1))
 	}
 	if err := set("kafka", "order/0", 1); err == nil || !strings.HasSuffix(err.Error(), "orders/09, and 4 more, which dedupd lanes list shows") {
 		t.Errorf("many lanes: %v", err)
@@ -284,7 +284,7 @@ func TestLanesThatCantBeMoved(t *testing.T) {
 func TestForgettingALane(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	gone, lives := f.take("kafka", "gone/0"), f.take("kafka", "lives/0")
+	gone, lives := f.acquire("kafka", "gone/0"), f.acquire("kafka", "lives/0")
 	f.handle(gone.batch("a", "b", "a"))
 	f.handle(lives.batch("c"))
 	forget := func(force bool) error {
@@ -345,48 +345,48 @@ func TestForgettingALane(t *testing.T) {
 // places, and dead letters that are known by theirs, must not pass for the old ones.
 func TestAForgottenLanesPlacesAreNew(t *testing.T) {
 	t.Parallel()
-	for name, take := range map[string]lane.Acquire{
+	for name, acquire := range map[string]lane.Acquire{
 		"a partition": {Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, LogID: "topic-1", Committed: -1},
 		"a queue":     {Lane: message.Lane{Source: "nats", Name: "queue"}, LogID: "stream-1", Committed: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			taken := func() *takenLane {
+			assigned := func() *ownedLane {
 				t.Helper()
-				taken, err := f.Store.Acquire(t.Context(), take)
+				assigned, err := f.Store.Acquire(t.Context(), acquire)
 				if err != nil {
 					t.Fatal(err)
 				}
-				return &takenLane{take.Lane, taken, 0, take.Ordered}
+				return &ownedLane{acquire.Lane, assigned, 0, acquire.Ordered}
 			}
-			read := func(l *takenLane, value string) {
+			read := func(l *ownedLane, value string) {
 				t.Helper()
 				f.Missing = dedup.MissingPosition
 				f.handle(l.batch("="+value, "="+value))
 				f.Missing = dedup.MissingDeadLetter
 				f.handle(l.batch("=" + value))
 			}
-			first := taken()
+			first := assigned()
 			read(first, "v")
-			if again := taken(); again.StreamID != first.StreamID {
-				t.Errorf("taken again, its stream id is %s, was %s", again.StreamID, first.StreamID)
+			if again := assigned(); again.StreamID != first.StreamID {
+				t.Errorf("acquired again, its stream id is %s, was %s", again.StreamID, first.StreamID)
 			}
-			if !take.Ordered { // a worker that hasn't noticed yet that the stream is another one
-				late := take
+			if !acquire.Ordered { // a worker that hasn't noticed yet that the stream is another one
+				late := acquire
 				late.LogID = "stream-0"
 				other, err := f.Store.Acquire(t.Context(), late)
 				if err != nil || other.StreamID == first.StreamID {
-					t.Errorf("taken from another stream: %+v, %v", other, err)
+					t.Errorf("acquired from another stream: %+v, %v", other, err)
 				}
-				if again := taken(); again.StreamID != first.StreamID {
+				if again := assigned(); again.StreamID != first.StreamID {
 					t.Errorf("after that its stream id is %s, was %s", again.StreamID, first.StreamID)
 				}
 			}
-			if _, err := f.Store.ForgetLane(t.Context(), "ann@host", take.Lane.Source, take.Lane.Name, true); err != nil {
+			if _, err := f.Store.ForgetLane(t.Context(), "ann@host", acquire.Lane.Source, acquire.Lane.Name, true); err != nil {
 				t.Fatal(err)
 			}
-			second := taken()
+			second := assigned()
 			read(second, "w")
 			f.wantBooks(second, books{applied: 2, dead: 1, next: 3})
 			f.wantDead("no_id@2", "no_id@2")
@@ -400,7 +400,7 @@ func TestAForgottenLanesPlacesAreNew(t *testing.T) {
 func TestForgettingALaneInUse(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	if _, err := f.Store.ForgetLane(t.Context(), "ann@host", "kafka", "orders/0", true); err != nil {
 		t.Fatal(err)
@@ -412,12 +412,12 @@ func TestForgettingALaneInUse(t *testing.T) {
 	f.wantLanded("a")
 }
 
-// TestWorkByHandNeedsTheOwner tries all of it with a worker's grants: nothing is
+// TestAdminWorkNeedsTheOwner tries all of it with a worker's grants: nothing is
 // done, and the error names the cure.
-func TestWorkByHandNeedsTheOwner(t *testing.T) {
+func TestAdminWorkNeedsTheOwner(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	role := strings.ReplaceAll(f.db.Name, "pgtest", "hand")
 	f.exec(`CREATE ROLE ` + role + ` LOGIN`)

@@ -50,7 +50,7 @@ func TestAgesOfDuplicatesAreCounted(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.Window = 8 * time.Hour
-	l, other := f.take("kafka", "orders/0"), f.take("nats", "lane-0")
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("nats", "lane-0")
 	f.handle(l.batch("a", "b", "a", "a=other")) // a twin, and a conflict, which is no duplicate
 	f.passTime(2 * time.Hour)
 	f.handle(l.batch("a", "c"), other.batch("b"))
@@ -77,7 +77,7 @@ func TestAgesOfDuplicatesAreCounted(t *testing.T) {
 func TestOnlyWhatLandedHasAges(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a", "b"))
 	failures := 2
 	f.sink.fail = func(*message.Message) error {

@@ -17,7 +17,7 @@ import (
 
 // confirm has what a queue committed confirmed, by a checkpoint that is raised or for
 // the second time. The lane's origin is what the broker keeps.
-func (f *fixture) confirm(l *takenLane, raise bool) error {
+func (f *fixture) confirm(l *ownedLane, raise bool) error {
 	f.t.Helper()
 	confirmed, err := f.Store.Confirm(f.t.Context(), lane.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: l.Checkpoint, OffsetMetadata: l.OffsetMetadata, Raise: raise})
 	if err == nil {
@@ -26,7 +26,7 @@ func (f *fixture) confirm(l *takenLane, raise bool) error {
 	return err
 }
 
-func (f *fixture) mustConfirm(l *takenLane) {
+func (f *fixture) mustConfirm(l *ownedLane) {
 	f.t.Helper()
 	if err := f.confirm(l, true); err != nil {
 		f.t.Fatal(err)
@@ -34,14 +34,14 @@ func (f *fixture) mustConfirm(l *takenLane) {
 }
 
 // retake takes a queue with what the broker keeps of it, as it was told last.
-func (f *fixture) retake(l *takenLane) *takenLane {
+func (f *fixture) reacquire(l *ownedLane) *ownedLane {
 	f.t.Helper()
-	taken := &takenLane{Lane: l.Lane, at: l.at}
+	assigned := &ownedLane{Lane: l.Lane, at: l.at}
 	f.again(func() (err error) {
-		taken.Assignment, err = f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l.Lane, LogID: "stream-1", Committed: 100, OffsetMetadata: l.OffsetMetadata})
+		assigned.Assignment, err = f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l.Lane, LogID: "stream-1", Committed: 100, OffsetMetadata: l.OffsetMetadata})
 		return err
 	})
-	return taken
+	return assigned
 }
 
 // refused checks that a queue's messages aren't committed.
@@ -62,7 +62,7 @@ func (f *fixture) refused(b lane.Batch) {
 }
 
 // unconfirmed checks that what a queue committed isn't confirmed.
-func (f *fixture) unconfirmed(l *takenLane) {
+func (f *fixture) unconfirmed(l *ownedLane) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
 	defer cancel()
@@ -166,13 +166,13 @@ func TestAQueueNoticesAnOlderCopy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, keep := start(t)
-			l := f.takeQueue("nats")
+			l := f.acquireQueue("nats")
 			first := l.batch("a")
 			first.BrokerPosition = 17
 			f.handle(first)
 			f.mustConfirm(l)
 			putBack := keep()
-			l = f.retake(l) // keeping one may have ended connections
+			l = f.reacquire(l) // keeping one may have ended connections
 			if l.Rewound {
 				t.Fatalf("rewound without a cause: %+v", l.Assignment)
 			}
@@ -183,14 +183,14 @@ func TestAQueueNoticesAnOlderCopy(t *testing.T) {
 
 			f.refused(third)
 			f.unconfirmed(l)
-			again := f.retake(l)
+			again := f.reacquire(l)
 			if !again.Rewound || again.BrokerPosition != 17 {
-				t.Fatalf("taken from an older copy: %+v", again.Assignment)
+				t.Fatalf("acquired from an older copy: %+v", again.Assignment)
 			}
 			f.refused(again.batchAt(third.From, "c")) // the broker has yet to be asked
 			// The durable has the new origin, and its worker ends: the next one rewinds, too.
-			if other := f.retake(again); !other.Rewound || other.BrokerPosition != 17 {
-				t.Fatalf("taken after a rewind that came to no end: %+v", other.Assignment)
+			if other := f.reacquire(again); !other.Rewound || other.BrokerPosition != 17 {
+				t.Fatalf("acquired after a rewind that came to no end: %+v", other.Assignment)
 			}
 			if sure, err := f.Store.ConfirmRewind(t.Context(), l.Lane, again.Assignment, 17); err != nil || sure != 17 {
 				t.Fatalf("resumed from 17: sure is %d, %v", sure, err)
@@ -198,7 +198,7 @@ func TestAQueueNoticesAnOlderCopy(t *testing.T) {
 			f.handle(again.batchAt(1, "b"), again.batchAt(2, "c"))
 			f.wantLanded("a", "b", "c")
 			f.mustConfirm(again)
-			if l := f.retake(again); l.Rewound {
+			if l := f.reacquire(again); l.Rewound {
 				t.Errorf("a queue that has resumed was rewound again: %+v", l.Assignment)
 			}
 		})
@@ -214,15 +214,15 @@ func TestWhatWaitsForItsAcknowledgementIsLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, keep := start(t)
-			l := f.takeQueue("nats")
+			l := f.acquireQueue("nats")
 			f.handle(l.batch("a"))
 			f.mustConfirm(l)
 			putBack := keep()
-			l = f.retake(l)
+			l = f.reacquire(l)
 			f.handle(l.batch("b")) // and not confirmed
 			putBack()
 
-			other := f.retake(l) // another worker, which has nothing that waits
+			other := f.reacquire(l) // another worker, which has nothing that waits
 			if other.Rewound {
 				t.Fatalf("nothing that was acknowledged is lost, and it is rewound: %+v", other.Assignment)
 			}
@@ -232,7 +232,7 @@ func TestWhatWaitsForItsAcknowledgementIsLost(t *testing.T) {
 			}
 			l.OffsetMetadata = other.OffsetMetadata // as it finds at the broker
 			f.unconfirmed(l)
-			if again := f.retake(l); again.Rewound {
+			if again := f.reacquire(l); again.Rewound {
 				t.Errorf("rewound without a cause: %+v", again.Assignment)
 			}
 		})
@@ -247,7 +247,7 @@ func TestAnOlderCopyLosesAQueue(t *testing.T) {
 			t.Parallel()
 			f, keep := start(t)
 			putBack := keep()
-			l := f.retake(&takenLane{Lane: message.Lane{Source: "nats", Name: "queue"}})
+			l := f.reacquire(&ownedLane{Lane: message.Lane{Source: "nats", Name: "queue"}})
 			if l.BrokerPosition != 100 {
 				t.Fatalf("a new queue begins at %d", l.BrokerPosition)
 			}
@@ -256,11 +256,11 @@ func TestAnOlderCopyLosesAQueue(t *testing.T) {
 			putBack()
 
 			for range 2 { // the first one ends before the durable was made anew
-				if again := f.retake(l); !again.Rewound || again.BrokerPosition != 100 {
-					t.Fatalf("taken after its row was lost: %+v", again.Assignment)
+				if again := f.reacquire(l); !again.Rewound || again.BrokerPosition != 100 {
+					t.Fatalf("acquired after its row was lost: %+v", again.Assignment)
 				}
 			}
-			again := f.retake(l)
+			again := f.reacquire(l)
 			f.refused(again.batchAt(0, "a"))
 			if sure, err := f.Store.ConfirmRewind(t.Context(), l.Lane, again.Assignment, 100); err != nil || sure != 100 {
 				t.Fatalf("resumed from 100: sure is %d, %v", sure, err)
@@ -268,7 +268,7 @@ func TestAnOlderCopyLosesAQueue(t *testing.T) {
 			f.handle(again.batchAt(0, "a"))
 			f.wantLanded("a")
 			f.mustConfirm(again)
-			if l := f.retake(again); l.Rewound {
+			if l := f.reacquire(again); l.Rewound {
 				t.Errorf("a queue that has resumed was rewound again: %+v", l.Assignment)
 			}
 		})
@@ -280,7 +280,7 @@ func TestAnOlderCopyLosesAQueue(t *testing.T) {
 func TestARestartRewindsNothing(t *testing.T) {
 	t.Parallel()
 	f, server := onItsOwn(t)
-	l := f.takeQueue("nats")
+	l := f.acquireQueue("nats")
 	f.handle(l.batch("a"))
 	f.mustConfirm(l)
 	f.handle(l.batch("b"))
@@ -288,7 +288,7 @@ func TestARestartRewindsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.unconfirmed(l) // it might have been another server
-	again := f.retake(l)
+	again := f.reacquire(l)
 	if again.Rewound {
 		t.Errorf("rewound: %+v", again.Assignment)
 	}
@@ -298,13 +298,13 @@ func TestARestartRewindsNothing(t *testing.T) {
 }
 
 // What the broker keeps of a queue decides where it stands.
-func TestWhereAQueueStands(t *testing.T) {
+func TestWhereAQueueBegins(t *testing.T) {
 	t.Parallel()
 	queue := message.Lane{Source: "nats", Name: "queue"}
 	type state struct {
 		*fixture
-		take lane.Acquire
-		*takenLane
+		acquire lane.Acquire
+		*ownedLane
 	}
 	forget := func(s *state) {
 		if _, err := s.Store.ForgetLane(s.t.Context(), "somebody", queue.Source, queue.Name, true); err != nil {
@@ -324,23 +324,23 @@ func TestWhereAQueueStands(t *testing.T) {
 		rewound  bool
 	}{
 		"as it was":                                   {func(*state) {}, floor, false},
-		"the broker keeps nothing":                    {func(s *state) { s.take.OffsetMetadata = "" }, floor, false},
-		"the broker keeps what is older":              {func(s *state) { s.mustConfirm(&takenLane{Lane: queue, Assignment: s.Assignment}) }, floor, false},
-		"the broker keeps what another program wrote": {func(s *state) { s.take.OffsetMetadata = `{"checkpoint": 99}` }, floor, false},
+		"the broker keeps nothing":                    {func(s *state) { s.acquire.OffsetMetadata = "" }, floor, false},
+		"the broker keeps what is older":              {func(s *state) { s.mustConfirm(&ownedLane{Lane: queue, Assignment: s.Assignment}) }, floor, false},
+		"the broker keeps what another program wrote": {func(s *state) { s.acquire.OffsetMetadata = `{"checkpoint": 99}` }, floor, false},
 		"the row went back":                           {func(s *state) { exec(s, `UPDATE dedupd.lanes SET checkpoint = 0`) }, floor, true},
 		"the row went back to before a position was known": {func(s *state) {
 			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0, broker_position = NULL, start_position = NULL`)
 		}, began, true},
 		"the row is lost":    {func(s *state) { exec(s, `DELETE FROM dedupd.lanes`) }, began, true},
 		"somebody let it go": {forget, later, false},
-		"it was let go, and the database lost what came after": {func(s *state) {
+		"it was released, and the database lost what came after": {func(s *state) {
 			forget(s)
-			s.take.Committed = 120
-			l := &takenLane{Lane: queue}
-			l.Assignment, _ = s.Store.Acquire(s.t.Context(), s.take)
+			s.acquire.Committed = 120
+			l := &ownedLane{Lane: queue}
+			l.Assignment, _ = s.Store.Acquire(s.t.Context(), s.acquire)
 			s.mustConfirm(l)
 			exec(s, `DELETE FROM dedupd.lanes`)
-			s.take.OffsetMetadata, s.take.Committed = l.OffsetMetadata, later
+			s.acquire.OffsetMetadata, s.acquire.Committed = l.OffsetMetadata, later
 		}, 120, true},
 		"its row is lost, and another worker has made one that it knows nothing of": {func(s *state) {
 			exec(s, `DELETE FROM dedupd.lanes`)
@@ -349,56 +349,56 @@ func TestWhereAQueueStands(t *testing.T) {
 			}
 		}, began, true},
 		"the durable lost its state, and keeps where it stood": {func(s *state) {
-			s.take.Committed, s.take.Acknowledged = 1, 145
+			s.acquire.Committed, s.acquire.Acknowledged = 1, 145
 		}, 145, false},
 		"the durable keeps less than the row": {func(s *state) {
-			s.take.Committed, s.take.Acknowledged = 1, 130
+			s.acquire.Committed, s.acquire.Acknowledged = 1, 130
 		}, floor, false},
 		"the durable lost its state, and the row went back": {func(s *state) {
 			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0`)
-			s.take.Committed, s.take.Acknowledged = 1, 145
+			s.acquire.Committed, s.acquire.Acknowledged = 1, 145
 		}, floor, true},
 		"the durable lost its state, and the row is lost": {func(s *state) {
 			exec(s, `DELETE FROM dedupd.lanes`)
-			s.take.Committed, s.take.Acknowledged = 1, 145
+			s.acquire.Committed, s.acquire.Acknowledged = 1, 145
 		}, began, true},
 		"the durable lost its state, and somebody let the row go": {func(s *state) {
 			forget(s)
-			s.take.Committed, s.take.Acknowledged = 1, 145
+			s.acquire.Committed, s.acquire.Acknowledged = 1, 145
 		}, 1, false},
 		"the durable lost its state, and the stream was made anew": {func(s *state) {
-			s.take.LogID, s.take.Committed, s.take.Acknowledged = "stream-2", 1, 145
+			s.acquire.LogID, s.acquire.Committed, s.acquire.Acknowledged = "stream-2", 1, 145
 		}, 1, false},
-		"the stream was made anew": {func(s *state) { s.take.LogID, s.take.Committed = "stream-2", 7 }, 7, false},
+		"the stream was made anew": {func(s *state) { s.acquire.LogID, s.acquire.Committed = "stream-2", 7 }, 7, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := &state{newFixture(t), lane.Acquire{Lane: queue, LogID: "stream-1", Committed: began}, &takenLane{Lane: queue}}
+			s := &state{newFixture(t), lane.Acquire{Lane: queue, LogID: "stream-1", Committed: began}, &ownedLane{Lane: queue}}
 			var err error
-			if s.Assignment, err = s.Store.Acquire(t.Context(), s.take); err != nil {
+			if s.Assignment, err = s.Store.Acquire(t.Context(), s.acquire); err != nil {
 				t.Fatal(err)
 			}
 			b := s.batch("a")
 			b.BrokerPosition = floor
 			s.handle(b)
-			s.mustConfirm(s.takenLane)
-			s.take.OffsetMetadata, s.take.Committed = s.OffsetMetadata, later
+			s.mustConfirm(s.ownedLane)
+			s.acquire.OffsetMetadata, s.acquire.Committed = s.OffsetMetadata, later
 			c.do(s)
-			taken, err := s.Store.Acquire(t.Context(), s.take)
-			if err != nil || taken.BrokerPosition != c.position || taken.Rewound != c.rewound {
-				t.Fatalf("stands at %d, rewound: %t, %v; want %d, %t", taken.BrokerPosition, taken.Rewound, err, c.position, c.rewound)
+			assigned, err := s.Store.Acquire(t.Context(), s.acquire)
+			if err != nil || assigned.BrokerPosition != c.position || assigned.Rewound != c.rewound {
+				t.Fatalf("stands at %d, rewound: %t, %v; want %d, %t", assigned.BrokerPosition, assigned.Rewound, err, c.position, c.rewound)
 			}
 			// From then on the broker keeps what it is given, and is believed.
-			if taken.Rewound {
-				if sure, err := s.Store.ConfirmRewind(t.Context(), queue, taken, max(taken.BrokerPosition, 1)); err != nil || sure != taken.BrokerPosition {
+			if assigned.Rewound {
+				if sure, err := s.Store.ConfirmRewind(t.Context(), queue, assigned, max(assigned.BrokerPosition, 1)); err != nil || sure != assigned.BrokerPosition {
 					t.Fatalf("resumed: %d, %v", sure, err)
 				}
 			}
-			l := &takenLane{Lane: queue, Assignment: taken}
+			l := &ownedLane{Lane: queue, Assignment: assigned}
 			s.mustConfirm(l)
-			s.take.OffsetMetadata, s.take.Acknowledged = l.OffsetMetadata, 0 // as a durable that is made anew keeps it
-			if again, err := s.Store.Acquire(t.Context(), s.take); err != nil || again.Rewound || again.BrokerPosition != c.position {
-				t.Errorf("taken again: %+v, %v", again, err)
+			s.acquire.OffsetMetadata, s.acquire.Acknowledged = l.OffsetMetadata, 0 // as a durable that is made anew keeps it
+			if again, err := s.Store.Acquire(t.Context(), s.acquire); err != nil || again.Rewound || again.BrokerPosition != c.position {
+				t.Errorf("acquired again: %+v, %v", again, err)
 			}
 		})
 	}
@@ -406,10 +406,10 @@ func TestWhereAQueueStands(t *testing.T) {
 
 // A worker that knows less than the broker keeps is told by that: another one has
 // confirmed in a database that has come further, or under another row.
-func TestAConfirmationIsHeldAgainstWhatTheBrokerKeeps(t *testing.T) {
+func TestAConfirmationIsComparedWithTheOffsetMetadata(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.takeQueue("nats")
+	l := f.acquireQueue("nats")
 	behind := *l
 	f.mustConfirm(l)
 	f.mustConfirm(l)
@@ -417,8 +417,8 @@ func TestAConfirmationIsHeldAgainstWhatTheBrokerKeeps(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
-		origin string
-		fenced bool
+		metadata string
+		fenced   bool
 	}{
 		"a checkpoint above the row's": {l.OffsetMetadata, true},
 		"another row":                  {strings.Replace(behind.OffsetMetadata, `"epoch":`, `"epoch":1`, 1), true},
@@ -428,7 +428,7 @@ func TestAConfirmationIsHeldAgainstWhatTheBrokerKeeps(t *testing.T) {
 		"the row's own":                {behind.OffsetMetadata, false},
 	} {
 		for _, raise := range []bool{false, true} {
-			_, err := f.Store.Confirm(t.Context(), lane.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: behind.Checkpoint, OffsetMetadata: c.origin, Raise: raise})
+			_, err := f.Store.Confirm(t.Context(), lane.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: behind.Checkpoint, OffsetMetadata: c.metadata, Raise: raise})
 			var fenced *lane.FencedError
 			if errors.As(err, &fenced) != c.fenced || !c.fenced && err != nil {
 				t.Errorf("the broker keeps %s, raise: %t: %v", name, raise, err)
@@ -457,7 +457,7 @@ func TestADurableOfAnotherScope(t *testing.T) {
 func TestAQueueOfAnotherStream(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.takeQueue("nats")
+	l := f.acquireQueue("nats")
 	f.handle(l.batch("a", "b"))
 	if _, err := f.Store.ReportGap(t.Context(), l.Lane, lane.Gap{From: 50, Next: 60}); err != nil {
 		t.Fatal(err)
@@ -465,25 +465,25 @@ func TestAQueueOfAnotherStream(t *testing.T) {
 	if err := f.Store.AcceptGap(t.Context(), l.Lane, 60); err != nil {
 		t.Fatal(err)
 	}
-	take := func(stream string) lane.Assignment {
+	acquire := func(stream string) lane.Assignment {
 		t.Helper()
-		taken, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, LogID: stream, Committed: 1})
+		assigned, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, LogID: stream, Committed: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return taken
+		return assigned
 	}
 	if err := f.Store.ReportLogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 5}); err != nil {
 		t.Fatal(err)
 	}
-	if taken := take("stream-1"); taken.Next != 60 || taken.Cut != 5 {
-		t.Errorf("the same stream is taken at %d, cut at %d", taken.Next, taken.Cut)
+	if assigned := acquire("stream-1"); assigned.Next != 60 || assigned.Cut != 5 {
+		t.Errorf("the same stream is acquired at %d, cut at %d", assigned.Next, assigned.Cut)
 	}
-	if taken := take("stream-2"); taken.Next != 0 || taken.Cut != -1 {
-		t.Errorf("another stream is taken at %d, cut at %d", taken.Next, taken.Cut)
+	if assigned := acquire("stream-2"); assigned.Next != 0 || assigned.Cut != -1 {
+		t.Errorf("another stream is acquired at %d, cut at %d", assigned.Next, assigned.Cut)
 	}
 	want := lane.Gap{From: 3, Next: 7}
 	if got, err := f.Store.ReportGap(t.Context(), l.Lane, want); err != nil || got != want {
-		t.Errorf("%+v is noted as %+v: %v", want, got, err)
+		t.Errorf("%+v is recorded as %+v: %v", want, got, err)
 	}
 }

@@ -13,11 +13,11 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// TestLooksReadTheIndex looks many ids up in a small table. The planner would
+// TestLookUpsReadTheIndex looks many ids up in a small table. The planner would
 // read all of it for that, which is right today and ruinous when the table has
 // grown; and a connection may keep its plan for that long, whichever way of
 // claiming it was made for.
-func TestLooksReadTheIndex(t *testing.T) {
+func TestLookUpsReadTheIndex(t *testing.T) {
 	t.Parallel()
 	for name, ways := range map[string][]int{
 		"copy": {1}, "on conflict": {math.MaxInt}, "copy after on conflict": {math.MaxInt, 1},
@@ -25,7 +25,7 @@ func TestLooksReadTheIndex(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			looks := int64(0)
 			for _, copyFrom := range ways {
 				f.CopyFrom = copyFrom
@@ -60,7 +60,7 @@ func TestLooksReadTheIndex(t *testing.T) {
 // TestTheSinkIsPlannedAsEver has a sink look at what was set for the looks.
 func TestTheSinkIsPlannedAsEver(t *testing.T) {
 	bothWays(t, func(t *testing.T, f *fixture) {
-		l := f.take("kafka", "orders/0")
+		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch("a"))
 		writes := 0
 		f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
@@ -88,8 +88,8 @@ func TestLargeGroupsAreCopied(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			l := f.take("kafka", "orders/0")
-			f.meetTwin(l, true, ids("more", n-2)...)
+			l := f.acquire("kafka", "orders/0")
+			f.meetDuplicate(l, true, ids("more", n-2)...)
 			f.wantBooks(l, books{applied: int64(n - 2), resent: 2, next: int64(n)})
 			if got := testutil.ToFloat64(f.Metrics.Retries("concurrent_duplicate")); got != want {
 				t.Errorf("%g retries for a twin, want %g", got, want)

@@ -9,7 +9,7 @@ import (
 )
 
 // batchAsOf is a batch whose messages were sent at one time.
-func (l *takenLane) batchAsOf(at time.Time, ids ...string) lane.Batch {
+func (l *ownedLane) batchAsOf(at time.Time, ids ...string) lane.Batch {
 	b := l.batch(ids...)
 	for i := range b.Messages {
 		b.Messages[i].Time = at
@@ -18,7 +18,7 @@ func (l *takenLane) batchAsOf(at time.Time, ids ...string) lane.Batch {
 }
 
 // wantClock checks how far a lane's clock has come, to the minute.
-func (f *fixture) wantClock(l *takenLane, want time.Time) {
+func (f *fixture) wantClock(l *ownedLane, want time.Time) {
 	f.t.Helper()
 	var got *time.Time
 	if err := f.pool.QueryRow(f.t.Context(), `SELECT stream_time FROM dedupd.books WHERE source = $1 AND lane = $2`, l.Source, l.Name).Scan(&got); err != nil {
@@ -35,7 +35,7 @@ func TestAProducersClockDoesNotMoveALanes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	start := time.Now()
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batchAsOf(start, "a"))
 	f.rotate()
 	f.passTime(3 * expiryWindow)
@@ -69,7 +69,7 @@ func TestAQueuesClockIsThatOfTheOldestOutstanding(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	start := time.Now()
-	l := f.takeQueue("nats")
+	l := f.acquireQueue("nats")
 	land := func(outstanding time.Time, sent time.Time, ids ...string) {
 		t.Helper()
 		b := l.batchAsOf(sent, ids...)
@@ -126,7 +126,7 @@ func TestALanesClockComesBack(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	const jump = 2 * 365 * 24 * time.Hour
-	busy, quiet := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	busy, quiet := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	f.handle(busy.batch("a"), quiet.batch("b"))
 	f.rotate()
 	f.passTime(jump)
@@ -153,7 +153,7 @@ func TestAResetBackStopsExpiry(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	start := time.Now()
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batchAsOf(start, "a", "b"))
 	f.rotate()
 	f.passTime(2 * expiryWindow)
@@ -161,11 +161,11 @@ func TestAResetBackStopsExpiry(t *testing.T) {
 	late.BrokerPosition = 2
 	f.handle(late)
 
-	taken, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: 0, HonourReset: true})
-	if err != nil || !taken.Reset || taken.Next != 0 {
-		t.Fatalf("reset: %+v, %v", taken, err)
+	assigned, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: 0, HonourReset: true})
+	if err != nil || !assigned.Reset || assigned.Next != 0 {
+		t.Fatalf("reset: %+v, %v", assigned, err)
 	}
-	l.Assignment, l.at = taken, 0
+	l.Assignment, l.at = assigned, 0
 	if n := f.expire(); n != 0 {
 		t.Errorf("%d generations expired though a lane was moved back", n)
 	}
@@ -189,7 +189,7 @@ func TestABatchWithoutMessagesDoesNotMoveALanesClock(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	start := time.Now()
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batchAsOf(start, "a"))
 	f.rotate()
 	f.passTime(3 * expiryWindow)
@@ -215,7 +215,7 @@ func TestPoisonDoesNotSpeakForItsLane(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	start := time.Now()
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batchAsOf(start, "a"))
 	f.rotate()
 	f.passTime(3 * expiryWindow)

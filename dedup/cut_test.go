@@ -9,13 +9,13 @@ import (
 )
 
 // takeAgain is what the next owner of a lane is told.
-func (f *fixture) takeAgain(l *takenLane) lane.Assignment {
+func (f *fixture) acquireAgain(l *ownedLane) lane.Assignment {
 	f.t.Helper()
-	taken, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: -1})
+	assigned, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: -1})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	return taken
+	return assigned
 }
 
 // The leader epochs go with the position: those of what stands below it, and none
@@ -23,26 +23,26 @@ func (f *fixture) takeAgain(l *takenLane) lane.Assignment {
 func TestLeaderEpochsGoWithThePosition(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	b := l.batch("a", "b", "c")
 	b.LeaderEpochs = []lane.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}, {Epoch: 6, From: 3}}
 	f.handle(b)
 	want := []lane.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}}
-	if diff := cmp.Diff(want, f.takeAgain(l).LeaderEpochs); diff != "" {
+	if diff := cmp.Diff(want, f.acquireAgain(l).LeaderEpochs); diff != "" {
 		t.Error(diff)
 	}
-	l = f.take("kafka", "orders/0")
+	l = f.acquire("kafka", "orders/0")
 	f.handle(l.batch("d"))
-	if taken := f.takeAgain(l); taken.LeaderEpochs != nil || taken.Next != 4 {
-		t.Errorf("of a batch without any, %v are kept", taken.LeaderEpochs)
+	if assigned := f.acquireAgain(l); assigned.LeaderEpochs != nil || assigned.Next != 4 {
+		t.Errorf("of a batch without any, %v are kept", assigned.LeaderEpochs)
 	}
-	l = f.take("kafka", "orders/0")
+	l = f.acquire("kafka", "orders/0")
 	b = l.batch("e")
 	b.LeaderEpochs = want
 	f.handle(b)
 	f.setPosition(l, 4)
-	if taken := f.takeAgain(l); taken.LeaderEpochs != nil {
-		t.Errorf("of a position that was set, %v are kept", taken.LeaderEpochs)
+	if assigned := f.acquireAgain(l); assigned.LeaderEpochs != nil {
+		t.Errorf("of a position that was set, %v are kept", assigned.LeaderEpochs)
 	}
 }
 
@@ -50,27 +50,27 @@ func TestLeaderEpochsGoWithThePosition(t *testing.T) {
 func TestLeaderEpochsOfADividedBatch(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	b := l.batch("a", "b", "c", "d")
 	b.LeaderEpochs = []lane.LeaderEpoch{{Epoch: 3, From: 0}, {Epoch: 5, From: 2}}
 	b.Messages, b.Next = b.Messages[:2], 2
 	f.handle(b)
-	if diff := cmp.Diff([]lane.LeaderEpoch{{Epoch: 3, From: 0}}, f.takeAgain(l).LeaderEpochs); diff != "" {
+	if diff := cmp.Diff([]lane.LeaderEpoch{{Epoch: 3, From: 0}}, f.acquireAgain(l).LeaderEpochs); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestLogCut(t *testing.T) {
 	t.Parallel()
-	cut := func(f *fixture, l *takenLane, at int64, follow bool) {
+	cut := func(f *fixture, l *ownedLane, at int64, follow bool) {
 		t.Helper()
 		if err := f.Store.ReportLogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: at, Follow: follow}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	begin := func(t *testing.T) (*fixture, *takenLane) {
+	begin := func(t *testing.T) (*fixture, *ownedLane) {
 		f := newFixture(t)
-		l := f.take("kafka", "orders/0")
+		l := f.acquire("kafka", "orders/0")
 		b := l.batch("a", "b", "c", "d")
 		b.LeaderEpochs = []lane.LeaderEpoch{{Epoch: 3, From: 0}}
 		b.BrokerPosition = 4
@@ -81,32 +81,32 @@ func TestLogCut(t *testing.T) {
 		t.Parallel()
 		f, l := begin(t)
 		cut(f, l, 2, false)
-		first := f.takeAgain(l)
-		again := f.takeAgain(l)
+		first := f.acquireAgain(l)
+		again := f.acquireAgain(l)
 		if first.Cut != 2 || again.Cut != 2 || again.Next != 4 || again.Reached != 4 || again.StreamID != l.StreamID || len(again.LeaderEpochs) != 1 {
-			t.Errorf("taken as %+v", again)
+			t.Errorf("acquired as %+v", again)
 		}
 		if s := f.laneStates()["kafka orders/0"]; s.CutAt == nil || *s.CutAt != 2 {
 			t.Errorf("listed as %+v", s)
 		}
 		f.setPosition(l, 2)
-		moved := f.takeAgain(l)
+		moved := f.acquireAgain(l)
 		if moved.Cut != -1 || moved.Next != 2 || moved.Reached != 2 || moved.StreamID == l.StreamID {
-			t.Errorf("taken as %+v: its positions are those of other messages", moved)
+			t.Errorf("acquired as %+v: its positions are those of other messages", moved)
 		}
-		if again := f.takeAgain(l); again.StreamID != moved.StreamID || again.Cut != -1 {
-			t.Errorf("taken as %+v after %+v", again, moved)
+		if again := f.acquireAgain(l); again.StreamID != moved.StreamID || again.Cut != -1 {
+			t.Errorf("acquired as %+v after %+v", again, moved)
 		}
 	})
 	t.Run("is followed", func(t *testing.T) {
 		t.Parallel()
 		f, l := begin(t)
 		cut(f, l, 2, false)
-		l.Assignment = f.takeAgain(l)
+		l.Assignment = f.acquireAgain(l)
 		cut(f, l, 2, true)
-		taken := f.takeAgain(l)
-		if taken.Cut != -1 || taken.Next != 2 || taken.BrokerPosition != -1 || taken.StreamID == l.StreamID {
-			t.Errorf("taken as %+v", taken)
+		assigned := f.acquireAgain(l)
+		if assigned.Cut != -1 || assigned.Next != 2 || assigned.BrokerPosition != -1 || assigned.StreamID == l.StreamID {
+			t.Errorf("acquired as %+v", assigned)
 		}
 		if s := f.laneStates()["kafka orders/0"]; s.StreamTime != nil || s.CutAt != nil {
 			t.Errorf("listed as %+v: claims may expire that are asked for again", s)
@@ -115,10 +115,10 @@ func TestLogCut(t *testing.T) {
 	t.Run("is told by its owner only", func(t *testing.T) {
 		t.Parallel()
 		f, l := begin(t)
-		f.takeAgain(l)
+		f.acquireAgain(l)
 		wantFenced(t, f.Store.ReportLogCut(t.Context(), lane.LogCut{Lane: l.Lane, Epoch: l.Epoch, At: 2, Follow: true}), l)
-		if taken := f.takeAgain(l); taken.Cut != -1 || taken.Next != 4 {
-			t.Errorf("taken as %+v", taken)
+		if assigned := f.acquireAgain(l); assigned.Cut != -1 || assigned.Next != 4 {
+			t.Errorf("acquired as %+v", assigned)
 		}
 	})
 	t.Run("is over where the group was reset to below", func(t *testing.T) {
@@ -126,9 +126,9 @@ func TestLogCut(t *testing.T) {
 		for committed, held := range map[int64]bool{1: false, 2: false, 3: true} {
 			f, l := begin(t)
 			cut(f, l, 2, false)
-			got := f.takeCommitted(l, committed)
+			got := f.acquireCommitted(l, committed)
 			if got.Next != committed || got.Reached != 4 || (got.Cut == 2) != held || (got.StreamID == l.StreamID) != held {
-				t.Errorf("reset to %d, it is taken as %+v", committed, got.Assignment)
+				t.Errorf("reset to %d, it is acquired as %+v", committed, got.Assignment)
 			}
 		}
 	})

@@ -109,42 +109,42 @@ func attach(t *testing.T, db *pgtest.DB) *fixture {
 }
 
 // lane is an ordered lane that was taken.
-type takenLane struct {
+type ownedLane struct {
 	message.Lane
 	lane.Assignment
 	at      int64
 	ordered bool
 }
 
-func (f *fixture) take(source, name string) *takenLane {
+func (f *fixture) acquire(source, name string) *ownedLane {
 	f.t.Helper()
 	l := message.Lane{Source: source, Name: name}
-	taken, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l, Ordered: true, Committed: -1})
+	assigned, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l, Ordered: true, Committed: -1})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	return &takenLane{l, taken, taken.Next, true}
+	return &ownedLane{l, assigned, assigned.Next, true}
 }
 
-func (f *fixture) takeQueue(source string) *takenLane {
+func (f *fixture) acquireQueue(source string) *ownedLane {
 	f.t.Helper()
 	l := message.Lane{Source: source, Name: "queue"}
-	taken, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l, LogID: "stream-1", Committed: -1})
+	assigned, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l, LogID: "stream-1", Committed: -1})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	return &takenLane{l, taken, 0, false}
+	return &ownedLane{l, assigned, 0, false}
 }
 
 // batch makes the lane's next messages: one for each id, with the value "v", or
 // what stands behind "=" in the id. An empty id makes a message without one.
-func (l *takenLane) batch(ids ...string) lane.Batch {
+func (l *ownedLane) batch(ids ...string) lane.Batch {
 	b := l.batchAt(l.at, ids...)
 	l.at = b.Next
 	return b
 }
 
-func (l *takenLane) batchAt(at int64, ids ...string) lane.Batch {
+func (l *ownedLane) batchAt(at int64, ids ...string) lane.Batch {
 	b := lane.Batch{Lane: l.Lane, Ordered: l.ordered, StreamID: l.StreamID, Epoch: l.Epoch, From: at, Next: at + int64(len(ids)), Lag: 0, BrokerPosition: -1, Checkpoint: l.Checkpoint}
 	for i, id := range ids {
 		id, value, ok := strings.Cut(id, "=")
@@ -190,7 +190,7 @@ type books struct {
 	next                                                       int64
 }
 
-func (f *fixture) wantBooks(l *takenLane, want books) {
+func (f *fixture) wantBooks(l *ownedLane, want books) {
 	f.t.Helper()
 	all, err := f.Store.Books(f.t.Context())
 	if err != nil {
@@ -213,12 +213,12 @@ func (f *fixture) wantBooks(l *takenLane, want books) {
 
 func (f *fixture) wantDead(want ...string) {
 	f.t.Helper()
-	letters, err := f.Store.DeadLetters(f.t.Context(), dedup.DeadLetterFilter{})
+	deadLetters, err := f.Store.DeadLetters(f.t.Context(), dedup.DeadLetterFilter{})
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	var got []string
-	for _, d := range letters {
+	for _, d := range deadLetters {
 		got = append(got, fmt.Sprintf("%s@%d", d.Class, d.Position))
 	}
 	slices.Sort(got)
@@ -244,9 +244,9 @@ func bothWays(t *testing.T, test func(t *testing.T, f *fixture)) {
 func TestEachIDOnce(t *testing.T) { bothWays(t, testEachIDOnce) }
 
 func testEachIDOnce(t *testing.T, f *fixture) {
-	l := f.take("kafka", "orders/0")
-	other := f.take("kafka", "orders/1")
-	elsewhere := f.take("nats", "lane-0")
+	l := f.acquire("kafka", "orders/0")
+	other := f.acquire("kafka", "orders/1")
+	elsewhere := f.acquire("nats", "lane-0")
 
 	f.handle(l.batch("a", "b", "a", "c"), other.batch("b", "d"))
 	f.wantLanded("a", "b", "c", "d")
@@ -261,10 +261,10 @@ func testEachIDOnce(t *testing.T, f *fixture) {
 	f.wantDead()
 }
 
-func TestRedeliveryIsToldFromResend(t *testing.T) { bothWays(t, testRedeliveryIsToldFromResend) }
+func TestRedeliveryDiffersFromResend(t *testing.T) { bothWays(t, testRedeliveryDiffersFromResend) }
 
-func testRedeliveryIsToldFromResend(t *testing.T, f *fixture) {
-	l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+func testRedeliveryDiffersFromResend(t *testing.T, f *fixture) {
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	f.handle(l.batch("a", "b"), other.batch("x", "y"))
 	// An operator moved the lanes back: the same places come again.
 	if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET next_position = 0`); err != nil {
@@ -283,7 +283,7 @@ func TestConflicts(t *testing.T) {
 		t.Run(string(policy), func(t *testing.T) {
 			bothWays(t, func(t *testing.T, f *fixture) {
 				f.OnConflict = policy
-				l := f.take("kafka", "orders/0")
+				l := f.acquire("kafka", "orders/0")
 				f.handle(l.batch("a=1", "a=2", "a=1"))
 				f.handle(l.batch("a=3", "a=1"))
 				f.wantLanded("a")
@@ -307,7 +307,7 @@ func TestConflicts(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
 		f.OnConflict = dedup.ConflictStop
-		l := f.take("kafka", "orders/0")
+		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch("a=1"))
 		wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("b", "a=2")}), "another payload")
 		f.wantLanded("a")
@@ -316,7 +316,7 @@ func TestConflicts(t *testing.T) {
 	t.Run("without fingerprints", func(t *testing.T) {
 		bothWays(t, func(t *testing.T, f *fixture) {
 			f.Fingerprint, _ = claimkey.NewFingerprint([]string{"none"})
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			f.handle(l.batch("a=1", "a=2"))
 			f.handle(l.batch("a=3"))
 			f.wantBooks(l, books{applied: 1, resent: 2, next: 3})
@@ -328,20 +328,20 @@ func TestConflicts(t *testing.T) {
 // another configuration isn't compared, also while workers of both are at work.
 func TestFingerprintsOfAnotherConfiguration(t *testing.T) {
 	bothWays(t, func(t *testing.T, f *fixture) {
-		l := f.take("kafka", "orders/0")
+		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch(`a={"n":1,"at":1}`, `b={"n":2,"at":1}`))
 		next := attach(t, f.db)
 		next.CopyFrom = f.CopyFrom
 		next.Fingerprint, _ = claimkey.NewFingerprint([]string{"json:n"})
 		f.exec(`UPDATE dedupd.lanes SET next_position = 0`)
-		l = next.take("kafka", "orders/0")
+		l = next.acquire("kafka", "orders/0")
 		// A redelivery, and a resend that differs only by what isn't looked at now.
 		next.handle(l.batch(`a={"n":1,"at":1}`, `b={"n":2,"at":1}`, `a={"n":1,"at":2}`))
 		next.wantBooks(l, books{applied: 2, redelivered: 2, resent: 1, next: 3})
 		// Claims of the new one are compared by it, and not by the old.
 		next.handle(l.batch(`c={"n":3,"at":1}`, `c={"n":3,"at":2}`, `c={"n":4,"at":1}`))
 		next.wantBooks(l, books{applied: 3, redelivered: 2, resent: 2, conflicts: 1, next: 6})
-		old := f.take("kafka", "orders/0")
+		old := f.acquire("kafka", "orders/0")
 		f.handle(old.batch(`c={"n":3,"at":9}`, `a={"n":7,"at":1}`))
 		f.wantBooks(old, books{applied: 3, redelivered: 2, resent: 3, conflicts: 2, next: 8})
 		f.wantDead("conflict@5", "conflict@7")
@@ -352,7 +352,7 @@ func TestFingerprintsOfAnotherConfiguration(t *testing.T) {
 func TestConflictsOfAnotherStream(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	q := f.takeQueue("nats")
+	q := f.acquireQueue("nats")
 	f.handle(q.batchAt(1, "a=1", "a=2"), q.batchAt(2, "a=2")) // delivered twice, kept once
 	f.wantDead("conflict@2")
 	q.StreamID = "stream-2"
@@ -376,14 +376,14 @@ func wantHold(t *testing.T, err error, texts ...string) {
 // A message of which the source could not read all goes to no sink, with or without an id.
 func TestADamagedMessageIsDead(t *testing.T) {
 	bothWays(t, func(t *testing.T, f *fixture) {
-		l := f.take("kafka", "orders/0")
+		l := f.acquire("kafka", "orders/0")
 		b := l.batch("a", "b", "", "c")
 		b.Messages[1].Damaged, b.Messages[2].Damaged = "its headers are gone", "its headers are gone"
 		f.handle(b)
 		f.wantLanded("a", "c")
 		f.wantBooks(l, books{applied: 2, dead: 2, next: 4})
 		f.wantDead("poison@1", "no_id@2")
-		for _, d := range f.letters() {
+		for _, d := range f.deadLetters() {
 			if !strings.HasSuffix(d.Reason, "its headers are gone") {
 				t.Errorf("the dead letter of %d says %q", d.Position, d.Reason)
 			}
@@ -395,7 +395,7 @@ func TestMissingIDs(t *testing.T) {
 	t.Parallel()
 	t.Run("dead_letter", func(t *testing.T) {
 		bothWays(t, func(t *testing.T, f *fixture) {
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			f.handle(l.batch("a", "", "b", ""))
 			f.wantLanded("a", "b")
 			f.wantBooks(l, books{applied: 2, dead: 2, next: 4})
@@ -414,7 +414,7 @@ func TestMissingIDs(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
 		f.Missing = dedup.MissingPosition
-		l := f.take("kafka", "orders/0")
+		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch("a", "", ""))
 		f.wantBooks(l, books{applied: 3, next: 3})
 		if got := f.landed(); len(got) != 3 || got[1] == got[2] {
@@ -425,7 +425,7 @@ func TestMissingIDs(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
 		f.Missing = dedup.MissingStop
-		l := f.take("kafka", "orders/0")
+		l := f.acquire("kafka", "orders/0")
 		wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("a", "")}), "id.missing is stop")
 		f.wantLanded()
 	})
@@ -434,7 +434,7 @@ func TestMissingIDs(t *testing.T) {
 		f := newFixture(t)
 		f.Missing = dedup.MissingPosition // there is an id: its place is no substitute
 		f.Identity, _ = message.NewIdentity([]string{"header:id"}, 8)
-		l := f.take("kafka", "orders/0")
+		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch("12345678", "123456789"))
 		f.wantLanded("12345678")
 		f.wantDead("bad_id@1")
@@ -445,7 +445,7 @@ func TestHostileIDs(t *testing.T) { bothWays(t, testHostileIDs) }
 
 func testHostileIDs(t *testing.T, f *fixture) {
 	f.sink.fail = func(m *message.Message) error { m.ID = fmt.Sprintf("%x", m.ID); return nil } // text can't hold them
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	ids := []string{"\x00", "\x00\x00", "\xff", "\xff\xfe", "é", "e\u0301", strings.Repeat("x", 64<<10), "ab", "AB", "\U0001F600"}
 	f.handle(l.batch(ids...))
 	f.handle(l.batch(ids...))
@@ -456,7 +456,7 @@ func TestDuplicatesToDeadLetters(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.OnDuplicate = dedup.DuplicateDeadLetter
-	q := f.takeQueue("nats")
+	q := f.acquireQueue("nats")
 	f.handle(q.batch("a", "b", "a"))
 	f.wantDead("duplicate@2")
 	// The queue delivers everything once more: a redelivery is the broker's doing,

@@ -89,7 +89,7 @@ func TestDoubtfulPoisonIsFoundAlone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, _ := newDoubtful(t, d)
-			l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+			l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 			f.handle(l.batch(numbered(40, map[int]string{0: "=bad", 1: "=bad", 17: "=bad", 39: "=bad"})...), other.batch("alone=bad"))
 			f.wantBooks(l, books{applied: 36, dead: 4, next: 40})
 			f.wantBooks(other, books{dead: 1, next: 1})
@@ -98,15 +98,15 @@ func TestDoubtfulPoisonIsFoundAlone(t *testing.T) {
 			if len(landed) != 36 || !slices.IsSortedFunc(landed, func(a, b string) int { return num(a) - num(b) }) {
 				t.Errorf("the neighbours of poison are missing or out of order: %q", landed)
 			}
-			letters, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Limit: 1})
-			if err != nil || letters[0].SQLState == nil || *letters[0].SQLState != d.state {
-				t.Errorf("%v; the dead letter's SQLSTATE is %v, want %s", err, letters[0].SQLState, d.state)
+			deadLetters, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Limit: 1})
+			if err != nil || deadLetters[0].SQLState == nil || *deadLetters[0].SQLState != d.state {
+				t.Errorf("%v; the dead letter's SQLSTATE is %v, want %s", err, deadLetters[0].SQLState, d.state)
 			}
 		})
 		t.Run(name+" alone in its lane", func(t *testing.T) {
 			t.Parallel()
 			f, _ := newDoubtful(t, d)
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			f.handle(l.batch("before"))
 			for range 3 {
 				l.at = 1
@@ -127,10 +127,10 @@ func TestDoubtfulPoisonIsFoundAlone(t *testing.T) {
 func TestDoubtfulPoisonOfAQueue(t *testing.T) {
 	t.Parallel()
 	f, _ := newDoubtful(t, doubts["a trigger's RAISE"])
-	q := f.takeQueue("nats")
+	q := f.acquireQueue("nats")
 	bad := func() lane.Batch { return q.batchAt(7, "a=bad") }
 	wantHold(t, f.Handle(t.Context(), []lane.Batch{bad()}), "position 7")
-	elsewhere := f.take("kafka", "orders/0")
+	elsewhere := f.acquire("kafka", "orders/0")
 	f.handle(elsewhere.batch("x")) // another source: no proof
 	wantHold(t, f.Handle(t.Context(), []lane.Batch{bad()}), "position 7")
 	f.handle(q.batchAt(8, "b"))
@@ -146,7 +146,7 @@ func TestDoubtfulPoisonOfAQueue(t *testing.T) {
 func TestProofIsNewer(t *testing.T) {
 	t.Parallel()
 	f, _ := newDoubtful(t, doubts["a trigger's RAISE"])
-	l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	inner := f.Sink
 	entered, release := make(chan struct{}), make(chan struct{})
 	f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
@@ -181,7 +181,7 @@ func TestTableAtFaultHoldsTheLane(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d messages", name, n), func(t *testing.T) {
 				t.Parallel()
 				f, writes := newDoubtful(t, doubtful{state, raising(state, "true") + triggerBefore, intoRows, "v", "v"})
-				l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+				l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 				ids := numbered(n, nil)
 				for range 3 {
 					l.at, other.at = 0, 0
@@ -224,7 +224,7 @@ func TestTableIsMendedInTheMiddle(t *testing.T) {
 		for n := range 5 {
 			ids = append(ids, fmt.Sprintf("%d-%d", mendAt, n))
 		}
-		l, other, q := f.take(source, "orders/0"), f.take(source, "orders/1"), f.takeQueue(source+"q")
+		l, other, q := f.acquire(source, "orders/0"), f.acquire(source, "orders/1"), f.acquireQueue(source+"q")
 		for {
 			l.at, other.at = 0, 0
 			err := f.Handle(t.Context(), []lane.Batch{l.batch(ids[:3]...), other.batch(ids[3]), q.batchAt(1, ids[4])})
@@ -261,7 +261,7 @@ func TestSinkSeesThatTheTableIsAtFault(t *testing.T) {
 	t.Parallel()
 	f, writes := newDoubtful(t, doubtful{"42P01", `SELECT`, intoRows, "v", "v"})
 	f.Sink = preparing{f.Sink}
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.exec(`ALTER TABLE public.rows RENAME TO elsewhere`)
 	wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch(numbered(100, nil)...)}), `relation "public.rows" does not exist`)
 	if w := writes.Load(); w != 1 {
@@ -288,7 +288,7 @@ func TestDoubtThatPasses(t *testing.T) {
 				}
 				return nil
 			}
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			f.handle(l.batch("a"))
 			f.wantLanded("a")
 			f.handle(l.batch("b", "c"))
@@ -305,7 +305,7 @@ func TestDoubtfulPoisonCountsAsDead(t *testing.T) {
 	if err := f.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch(numbered(10, map[int]string{3: "=bad", 5: "=bad"})...))
 	f.wantDead("poison@3", "poison@5")
 	wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("a", "b=bad", "c")}), "max_share")
@@ -317,7 +317,7 @@ func TestDoubtBesideCertainty(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec(raising("P0001", "NEW.value = 'bad'") + triggerBefore)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch(numbered(20, map[int]string{0: "=check", 1: "=bad", 2: "=check", 9: "=bad", 19: "=check"})...))
 	f.wantDead("poison@0", "poison@1", "poison@2", "poison@9", "poison@19")
 	f.wantBooks(l, books{applied: 15, dead: 5, next: 20})
@@ -339,7 +339,7 @@ func TestDeferredConstraintInASharedSchema(t *testing.T) {
 		}
 		return nil
 	})
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a", "b=orphan", "c"))
 	f.wantDead("poison@1")
 	f.wantBooks(l, books{applied: 2, dead: 1, next: 3})

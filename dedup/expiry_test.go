@@ -45,7 +45,7 @@ func (f *fixture) expire() int {
 func backlog(t *testing.T, f *fixture) (early, expired int, applied []string) {
 	start := time.Now()
 	applied = ids("day-0-", 24)
-	fast, slow := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	fast, slow := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	f.handle(fast.batchAsOf(start, applied...), slow.batchAsOf(start, applied[:12]...))
 	f.rotate()
 
@@ -54,7 +54,7 @@ func backlog(t *testing.T, f *fixture) (early, expired int, applied []string) {
 	early = f.expire()
 	next := attach(t, f.db)
 	next.Store.Generations().ChunkClaims = 10
-	lanes := []*takenLane{next.take("kafka", "orders/0"), next.take("kafka", "orders/1")}
+	lanes := []*ownedLane{next.acquire("kafka", "orders/0"), next.acquire("kafka", "orders/1")}
 	for i, l := range lanes {
 		for from := 0; from < 72; from += 4 {
 			var b lane.Batch
@@ -141,7 +141,7 @@ func TestACrashInAnyStepLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.Store.Generations().ChunkClaims = 2
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a", "b", "c"))
 	filter := func(f *fixture) error {
 		_, _, err := f.Store.Generations().BuildFilter(t.Context())
@@ -220,7 +220,7 @@ func states(all []generations.Generation) (states []string) {
 func TestSweepDropsWhatTheCatalogDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	f.rotate()
 	f.buildFilters()
@@ -262,7 +262,7 @@ func TestSweepDropsWhatTheCatalogDoesNotKnow(t *testing.T) {
 func TestALostTableHoldsTheLane(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch(ids("a", 50)...))
 	f.rotate()
 	f.handle(l.batch("a1", "b")) // the connection knows the table
@@ -274,13 +274,13 @@ func TestALostTableHoldsTheLane(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for name, w := range map[string]*fixture{"warm": f, "cold": next} {
-		l = w.take("kafka", "orders/0")
+		l = w.acquire("kafka", "orders/0")
 		wantHold(t, w.Handle(ctx, []lane.Batch{l.batchAt(l.at, "a2")}), `claims_test_1`)
 		wantHold(t, w.Handle(ctx, []lane.Batch{l.batchAt(l.at, ids("c", 50)...)}), `claims_test_1`)
 		err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-			won, err := w.Store.Claim(t.Context(), tx, []string{"a3"})
+			isNew, err := w.Store.Claim(t.Context(), tx, []string{"a3"})
 			if err == nil {
-				t.Errorf("%s: a3 was claimed: %v", name, won)
+				t.Errorf("%s: a3 was claimed: %v", name, isNew)
 			}
 			return err
 		})
@@ -296,7 +296,7 @@ func TestALostTableHoldsTheLane(t *testing.T) {
 
 // stalls applies messages until the channel is closed, and tells how long the
 // slowest took.
-func (f *fixture) stalls(l *takenLane, end <-chan struct{}) (longest time.Duration) {
+func (f *fixture) stalls(l *ownedLane, end <-chan struct{}) (longest time.Duration) {
 	for n := 0; ; n++ {
 		select {
 		case <-end:
@@ -318,11 +318,11 @@ func (f *fixture) stalls(l *takenLane, end <-chan struct{}) (longest time.Durati
 func TestADropGivesWayToALongReader(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a", "b", "c"))
 	f.rotate()
 	stale := attach(t, f.db)
-	behind := stale.take("kafka", "orders/1")
+	behind := stale.acquire("kafka", "orders/1")
 	if err := stale.Store.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -380,7 +380,7 @@ func TestARotationGivesWayToALongTransaction(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	other := attach(t, f.db)
-	l := other.take("kafka", "orders/0")
+	l := other.acquire("kafka", "orders/0")
 	if _, err := f.Store.Generations().Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -478,7 +478,7 @@ func TestARotationOutlastsTransactionsOfSeconds(t *testing.T) {
 func TestASweepWithinARestoreDropsNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	f.rotate()
 	f.handle(l.batch("b"))
@@ -502,7 +502,7 @@ func TestASweepWithinARestoreDropsNothing(t *testing.T) {
 func TestALeaderThatFreezesLetsClaimsGoOn(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	if _, err := f.Store.Generations().Prepare(t.Context()); err != nil {
 		t.Fatal(err)
@@ -536,8 +536,8 @@ func TestALeaderThatFreezesLetsClaimsGoOn(t *testing.T) {
 // would be applied beside it.
 func TestExpiryWaitsForTransactionsUnderWay(t *testing.T) {
 	t.Parallel()
-	for name, begin := range map[string]func(f *fixture, l *takenLane) (end func()){
-		"a worker's": func(f *fixture, l *takenLane) func() {
+	for name, begin := range map[string]func(f *fixture, l *ownedLane) (end func()){
+		"a worker's": func(f *fixture, l *ownedLane) func() {
 			g := newGate(f.t, f.sink)
 			f.Sink = g
 			done := make(chan error, 1)
@@ -550,8 +550,8 @@ func TestExpiryWaitsForTransactionsUnderWay(t *testing.T) {
 				}
 			}
 		},
-		"a replay's": func(f *fixture, _ *takenLane) func() {
-			end := f.replayHeld(f.letters()[0].ID)
+		"a replay's": func(f *fixture, _ *ownedLane) func() {
+			end := f.replayHeld(f.deadLetters()[0].ID)
 			return func() {
 				if got := end(); got != "applied" {
 					f.t.Errorf("replayed: %s", got)
@@ -562,7 +562,7 @@ func TestExpiryWaitsForTransactionsUnderWay(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			f.handle(l.batch("a=check"))
 			f.mend()
 			f.rotate() // the claim is sealed
@@ -589,7 +589,7 @@ func TestExpiryWaitsForTransactionsUnderWay(t *testing.T) {
 			if g := f.generation("sealed"); g != 1 {
 				t.Error("generation 1 was taken out of the catalog under a transaction that knows it")
 			}
-			other.handle(other.take("kafka", "orders/1").batch("a=check"))
+			other.handle(other.acquire("kafka", "orders/1").batch("a=check"))
 			end()
 			if err := <-expired; err != nil || n != 1 {
 				t.Errorf("%d generations expired after that, want 1: %v", n, err)

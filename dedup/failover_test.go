@@ -83,7 +83,7 @@ func replicated(t *testing.T) (f *fixture, replica func() (failOver func())) {
 func TestAQueueNoticesAFailover(t *testing.T) {
 	t.Parallel()
 	f, replica := replicated(t)
-	l := f.takeQueue("nats")
+	l := f.acquireQueue("nats")
 	if l.Rewound {
 		t.Error("a new queue was rewound")
 	}
@@ -113,9 +113,9 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 		}
 	}
 	refused()
-	again := f.retake(l)
+	again := f.reacquire(l)
 	if !again.Rewound || again.BrokerPosition != 17 {
-		t.Errorf("taken after a failover: %+v", again.Assignment)
+		t.Errorf("acquired after a failover: %+v", again.Assignment)
 	}
 	third = again.batchAt(third.From, "c")
 	refused() // the broker has yet to be asked
@@ -131,12 +131,12 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 	f.handle(again.batchAt(second.From, "b"))
 	f.handle(third)
 	f.wantLanded("a", "b", "c")
-	if l := f.retake(again); l.Rewound {
+	if l := f.reacquire(again); l.Rewound {
 		t.Error("a queue that has resumed was rewound again")
 	}
 	// A stream that was made anew has other positions, and no durable of ours.
-	if taken, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, LogID: "stream-2", Committed: -1}); err != nil || taken.BrokerPosition != -1 {
-		t.Errorf("taken from a stream made anew: %+v, %v", taken, err)
+	if assigned, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, LogID: "stream-2", Committed: -1}); err != nil || assigned.BrokerPosition != -1 {
+		t.Errorf("acquired from a stream made anew: %+v, %v", assigned, err)
 	}
 }
 
@@ -144,18 +144,18 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 func TestAFailoverLosesALane(t *testing.T) {
 	t.Parallel()
 	f, replica := replicated(t)
-	f.handle(f.take("kafka", "orders/0").batch("a"))
+	f.handle(f.acquire("kafka", "orders/0").batch("a"))
 	failOver := replica()
-	l := f.take("kafka", "orders/1")
+	l := f.acquire("kafka", "orders/1")
 	f.handle(l.batch("b", "c"))
 	failOver()
-	take := lane.Acquire{Lane: l.Lane, Ordered: true, Committed: 2, Start: 2, OffsetMetadata: l.OffsetMetadata}
+	acquire := lane.Acquire{Lane: l.Lane, Ordered: true, Committed: 2, Start: 2, OffsetMetadata: l.OffsetMetadata}
 	f.again(func() (err error) {
-		l.Assignment, err = f.Store.Acquire(t.Context(), take)
+		l.Assignment, err = f.Store.Acquire(t.Context(), acquire)
 		return err
 	})
 	if l.Next != 0 || !l.Rewound {
-		t.Fatalf("taken after a failover: %+v", l.Assignment)
+		t.Fatalf("acquired after a failover: %+v", l.Assignment)
 	}
 	l.at = l.Next
 	f.handleAgain(l.batch("b", "c", "d"))
@@ -176,7 +176,7 @@ func TestACommitIsDurableWhateverIsSet(t *testing.T) {
 		f = attach(t, f.db) // with connections of its own
 		s := &settings{sink: f.sink}
 		f.Sink = s
-		l := f.take("kafka", "orders/0")
+		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch("a"))
 		if s.synchronous != want || s.isolation != "read committed" {
 			t.Errorf("set to %s, serializable: the transaction is %s, %s", set, s.synchronous, s.isolation)
@@ -222,12 +222,12 @@ func TestATriggerDoesNotMakeACommitLessDurable(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			f.handle(l.batch("a", "b=check"))
 			if _, err := f.pool.Exec(t.Context(), `ALTER TABLE public.rows DROP CONSTRAINT rows_value_check`); err != nil {
 				t.Fatal(err)
 			}
-			if r, err := f.Replay(t.Context(), "ann@host", f.letters()[0].ID); err != nil || r.Outcome != dedup.ReplayApplied {
+			if r, err := f.Replay(t.Context(), "ann@host", f.deadLetters()[0].ID); err != nil || r.Outcome != dedup.ReplayApplied {
 				t.Fatalf("replay: %+v, %v", r, err)
 			}
 			f.wantLanded("a", "b")
@@ -245,15 +245,15 @@ func TestATriggerDoesNotMakeACommitLessDurable(t *testing.T) {
 func TestAQueueThatForgetsIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	take := func() error {
+	acquire := func() error {
 		_, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: message.Lane{Source: "nats", Name: "queue"}, LogID: "stream-1", Committed: -1, Consumed: true})
 		return err
 	}
-	if err := take(); !errors.Is(err, lane.ErrLoss) {
+	if err := acquire(); !errors.Is(err, lane.ErrLoss) {
 		t.Errorf("without a standby: %v, want %v", err, lane.ErrLoss)
 	}
 	f.Store.AcceptLoss()
-	if err := take(); err != nil {
+	if err := acquire(); err != nil {
 		t.Errorf("accepted, and refused all the same: %v", err)
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-func wantFenced(t *testing.T, err error, lanes ...*takenLane) {
+func wantFenced(t *testing.T, err error, lanes ...*ownedLane) {
 	t.Helper()
 	var fenced *lane.FencedError
 	if !errors.As(err, &fenced) {
@@ -41,10 +41,10 @@ func wantFenced(t *testing.T, err error, lanes ...*takenLane) {
 func TestAnOldOwnerWritesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	zombie, neighbour := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	zombie, neighbour := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	f.handle(zombie.batch("a"))
 
-	owner := f.take("kafka", "orders/0")
+	owner := f.acquire("kafka", "orders/0")
 	if owner.Next != 1 || owner.Epoch <= zombie.Epoch {
 		t.Fatalf("the next owner starts at %d under epoch %d after %d", owner.Next, owner.Epoch, zombie.Epoch)
 	}
@@ -59,7 +59,7 @@ func TestAnOldOwnerWritesNothing(t *testing.T) {
 func TestABatchOutOfStepWritesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a", "b"))
 	wantFenced(t, f.Handle(t.Context(), []lane.Batch{l.batchAt(5, "c")}), l)
 	f.wantLanded("a", "b")
@@ -74,7 +74,7 @@ func TestABatchOutOfStepWritesNothing(t *testing.T) {
 func TestStartRule(t *testing.T) {
 	t.Parallel()
 	l := message.Lane{Source: "kafka", Name: "orders/0"}
-	take := lane.Acquire{Lane: l, Ordered: true, GroupGeneration: 3, Start: 7, Committed: -1, HonourReset: true}
+	acquire := lane.Acquire{Lane: l, Ordered: true, GroupGeneration: 3, Start: 7, Committed: -1, HonourReset: true}
 	for name, c := range map[string]struct {
 		row    string // what the lane's row is set to
 		change func(*lane.Acquire)
@@ -106,14 +106,14 @@ func TestStartRule(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			if c.row != "" {
-				if _, err := f.Store.Acquire(t.Context(), take); err != nil {
+				if _, err := f.Store.Acquire(t.Context(), acquire); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET `+c.row); err != nil {
 					t.Fatal(err)
 				}
 			}
-			asked := take
+			asked := acquire
 			if c.change != nil {
 				c.change(&asked)
 			}
@@ -147,16 +147,16 @@ func TestALogCreatedAnewHoldsItsLane(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	l := message.Lane{Source: "kafka", Name: "orders/0"}
-	take := func(log string) (lane.Assignment, error) {
+	acquire := func(log string) (lane.Assignment, error) {
 		return f.Store.Acquire(t.Context(), lane.Acquire{Lane: l, Ordered: true, LogID: log, Committed: -1})
 	}
 	must := func(log string, next int64) string {
 		t.Helper()
-		taken, err := take(log)
-		if err != nil || taken.Next != next {
-			t.Fatalf("got %+v, %v, want position %d", taken, err, next)
+		assigned, err := acquire(log)
+		if err != nil || assigned.Next != next {
+			t.Fatalf("got %+v, %v, want position %d", assigned, err, next)
 		}
-		return taken.StreamID
+		return assigned.StreamID
 	}
 	setPosition := func(to int64) {
 		t.Helper()
@@ -176,7 +176,7 @@ func TestALogCreatedAnewHoldsItsLane(t *testing.T) {
 		t.Errorf("a position set in the same log changes it to %s", same)
 	}
 	for range 2 {
-		_, err := take("second")
+		_, err := acquire("second")
 		wantHold(t, err, "created anew", "second", "first", "dedupd lanes set-position kafka orders/0 0")
 	}
 	must("first", 7) // as one of several brokers may still tell
@@ -184,14 +184,14 @@ func TestALogCreatedAnewHoldsItsLane(t *testing.T) {
 	if second := must("second", 0); second == unknown {
 		t.Errorf("positions of the new log make ids under %s", second)
 	}
-	_, err := take("first")
+	_, err := acquire("first")
 	wantHold(t, err, "created anew")
 }
 
 func TestQueueBatchesShareOneRow(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	q := f.takeQueue("nats")
+	q := f.acquireQueue("nats")
 	f.handle(q.batchAt(5, "a", "b"), q.batchAt(1, "c", "b"))
 	f.wantBooks(q, books{applied: 3, resent: 1, next: 7})
 	f.handle(q.batchAt(3, "d"))
@@ -277,7 +277,7 @@ func TestLostAnswerToCommit(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Processor.Store = store
-	l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	const rounds = 60
 	var want []string
 	for i := range rounds {
@@ -328,7 +328,7 @@ func TestWorkersRaceForTheSameIDs(t *testing.T) {
 			worker.CopyFrom = 1
 			worker.SetCopyPause(0)
 		}
-		l := worker.take("kafka", fmt.Sprint("orders/", w))
+		l := worker.acquire("kafka", fmt.Sprint("orders/", w))
 		all.Go(func() {
 			random := rand.New(rand.NewPCG(1, uint64(w)))
 			for range rounds {
@@ -353,15 +353,15 @@ func TestWorkersRaceForTheSameIDs(t *testing.T) {
 	}
 }
 
-// TestATwinWaitsForTheFirst holds a claim open: the twin must neither land nor
+// TestAConcurrentDuplicateWaits holds a claim open: the twin must neither land nor
 // be called a duplicate before the first one's transaction has ended.
-func TestATwinWaitsForTheFirst(t *testing.T) {
+func TestAConcurrentDuplicateWaits(t *testing.T) {
 	t.Parallel()
 	for _, commit := range []bool{true, false} {
 		t.Run(fmt.Sprint("commit ", commit), func(t *testing.T) {
 			bothWays(t, func(t *testing.T, f *fixture) {
-				l := f.take("kafka", "orders/0")
-				f.meetTwin(l, commit)
+				l := f.acquire("kafka", "orders/0")
+				f.meetDuplicate(l, commit)
 				if commit {
 					f.wantLanded()
 					f.wantBooks(l, books{resent: 2, next: 2})
@@ -373,9 +373,9 @@ func TestATwinWaitsForTheFirst(t *testing.T) {
 	}
 }
 
-// TestACopyGivesUpOnTwins has twins committed behind the back of a look: the copy
+// TestACopyGivesUpOnConcurrentDuplicates has twins committed behind the back of a look: the copy
 // fails, which costs a try, and then for a while there is no copy.
-func TestACopyGivesUpOnTwins(t *testing.T) {
+func TestACopyGivesUpOnConcurrentDuplicates(t *testing.T) {
 	t.Parallel()
 	for hold, want := range map[time.Duration]float64{time.Minute: 1, 0: 2} {
 		t.Run(fmt.Sprint(hold), func(t *testing.T) {
@@ -383,9 +383,9 @@ func TestACopyGivesUpOnTwins(t *testing.T) {
 			f := newFixture(t)
 			f.CopyFrom = 1
 			f.SetCopyPause(hold)
-			l := f.take("kafka", "orders/0")
-			f.meetTwin(l, true)
-			f.meetTwin(l, true)
+			l := f.acquire("kafka", "orders/0")
+			f.meetDuplicate(l, true)
+			f.meetDuplicate(l, true)
 			f.wantBooks(l, books{resent: 4, next: 4})
 			if got := testutil.ToFloat64(f.Metrics.Retries("concurrent_duplicate")); got != want {
 				t.Errorf("%g retries for a twin, want %g", got, want)
@@ -396,7 +396,7 @@ func TestACopyGivesUpOnTwins(t *testing.T) {
 
 // meetTwin hands over two ids, and more, while another transaction has just
 // claimed those two, and ends that one some time after.
-func (f *fixture) meetTwin(l *takenLane, commit bool, more ...string) {
+func (f *fixture) meetDuplicate(l *ownedLane, commit bool, more ...string) {
 	t := f.t
 	t.Helper()
 	ids := []string{fmt.Sprint("a", l.at), fmt.Sprint("b", l.at)}
@@ -405,8 +405,8 @@ func (f *fixture) meetTwin(l *takenLane, commit bool, more ...string) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	if won, err := f.Store.Claim(t.Context(), tx, []string{ids[0], ids[1], ids[0]}); err != nil || !won[0] || !won[1] || won[2] {
-		t.Fatalf("claim: %v, %v", won, err)
+	if isNew, err := f.Store.Claim(t.Context(), tx, []string{ids[0], ids[1], ids[0]}); err != nil || !isNew[0] || !isNew[1] || isNew[2] {
+		t.Fatalf("claim: %v, %v", isNew, err)
 	}
 	done := make(chan error, 1)
 	b := l.batch(append(ids, more...)...)
@@ -440,7 +440,7 @@ func (f *fixture) meetTwin(l *takenLane, commit bool, more ...string) {
 func TestARotationIsNoticed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	if _, err := f.pool.Exec(t.Context(), `
 		BEGIN;
@@ -466,9 +466,9 @@ func TestARotationIsNoticed(t *testing.T) {
 func TestManyWritersNoticeOneRotation(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	var lanes []*takenLane
+	var lanes []*ownedLane
 	for i := range 4 {
-		lanes = append(lanes, f.take("kafka", fmt.Sprint("orders/", i)))
+		lanes = append(lanes, f.acquire("kafka", fmt.Sprint("orders/", i)))
 	}
 	for round := range 25 {
 		if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.scopes SET catalog_epoch = catalog_epoch + 1, catalog = gen_random_uuid()`); err != nil {

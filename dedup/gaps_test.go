@@ -14,22 +14,22 @@ import (
 func TestGaps(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.takeQueue("nats")
+	l := f.acquireQueue("nats")
 	f.handle(l.batch("a", "b"))
-	note := func(found, want lane.Gap) {
+	report := func(found, want lane.Gap) {
 		t.Helper()
 		if got, err := f.Store.ReportGap(t.Context(), l.Lane, found); err != nil || got != want {
-			t.Errorf("%+v: noted are %+v, want %+v: %v", found, got, want, err)
+			t.Errorf("%+v: on record are %+v, want %+v: %v", found, got, want, err)
 		}
 	}
 	none := lane.Gap{}
-	note(none, none)
+	report(none, none)
 	f.exec(`UPDATE dedupd.lanes SET stream_time = '2026-01-02T00:00:00Z'`)
 	clock := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
-	note(lane.Gap{From: 10, Next: 20, Before: clock}, none) // the lane has come so far
-	note(lane.Gap{From: 10, Next: 20, Before: clock.Add(time.Second)}, lane.Gap{From: 10, Next: 20})
-	note(lane.Gap{From: 15, Next: 30}, lane.Gap{From: 10, Next: 30})
-	note(none, lane.Gap{From: 10, Next: 30})
+	report(lane.Gap{From: 10, Next: 20, Before: clock}, none) // the lane has come so far
+	report(lane.Gap{From: 10, Next: 20, Before: clock.Add(time.Second)}, lane.Gap{From: 10, Next: 20})
+	report(lane.Gap{From: 15, Next: 30}, lane.Gap{From: 10, Next: 30})
+	report(none, lane.Gap{From: 10, Next: 30})
 	if s := f.laneStates()["nats queue"]; s.GapFrom == nil || *s.GapFrom != 10 || s.GapNext == nil || *s.GapNext != 30 {
 		t.Errorf("the lane is listed as %+v", s)
 	}
@@ -44,7 +44,7 @@ func TestGaps(t *testing.T) {
 	if line, detail := f.audited(); !strings.HasSuffix(line, "lanes set-position lane queue of source nats") || detail["to"] != 40.0 {
 		t.Errorf("audited %q: %v", line, detail)
 	}
-	note(none, none)
+	report(none, none)
 	if s := f.laneStates()["nats queue"]; s.NextPosition != 30 || s.GapNext != nil { // the stream may be no longer than that
 		t.Errorf("the lane stands at %+v", s)
 	}
@@ -53,15 +53,15 @@ func TestGaps(t *testing.T) {
 		t.Errorf("without a gap: %v", err)
 	}
 
-	note(lane.Gap{From: 50, Next: 60}, lane.Gap{From: 50, Next: 60})
+	report(lane.Gap{From: 50, Next: 60}, lane.Gap{From: 50, Next: 60})
 	if err := f.Store.AcceptGap(t.Context(), l.Lane, 60); err != nil {
 		t.Fatal(err)
 	}
-	note(none, none)
-	note(lane.Gap{From: 50, Next: 60}, none) // as another worker finds it, too
-	note(lane.Gap{From: 50, Next: 61}, lane.Gap{From: 60, Next: 61})
+	report(none, none)
+	report(lane.Gap{From: 50, Next: 60}, none) // as another worker finds it, too
+	report(lane.Gap{From: 50, Next: 61}, lane.Gap{From: 60, Next: 61})
 	if _, err := f.Store.ForgetLane(t.Context(), "test", "nats", "queue", true); err != nil {
 		t.Errorf("a queue with a gap can't be forgotten: %v", err)
 	}
-	note(lane.Gap{From: 60, Next: 61}, none) // of no queue
+	report(lane.Gap{From: 60, Next: 61}, none) // of no queue
 }

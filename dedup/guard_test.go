@@ -44,7 +44,7 @@ func wantHeldLane(t *testing.T, err error, l message.Lane) {
 }
 
 // recentDead is what a lane's row remembers.
-func (f *fixture) recentDead(l *takenLane) (recent []int64) {
+func (f *fixture) recentDead(l *ownedLane) (recent []int64) {
 	f.t.Helper()
 	if err := f.pool.QueryRow(f.t.Context(), `SELECT recent_dead FROM dedupd.lanes WHERE source = $1 AND lane = $2`, l.Source, l.Name).Scan(&recent); err != nil {
 		f.t.Fatal(err)
@@ -57,7 +57,7 @@ func (f *fixture) recentDead(l *takenLane) (recent []int64) {
 func TestEachLaneAnswersForItsOwnDeadLetters(t *testing.T) {
 	t.Parallel()
 	f := newGuarded(t, 10, 100)
-	a, b, c := f.take("kafka", "orders/0"), f.take("kafka", "orders/1"), f.take("kafka", "orders/2")
+	a, b, c := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1"), f.acquire("kafka", "orders/2")
 
 	// Each of them alone is within its bounds; all together aren't.
 	f.handle(a.batch(somewhatDead("a", 8, 20)...), b.batch(somewhatDead("b", 9, 20)...), c.batch(ids("c", 20)...))
@@ -92,7 +92,7 @@ func TestEachLaneAnswersForItsOwnDeadLetters(t *testing.T) {
 func TestAQueuesBatchesShareTheirDeadLetters(t *testing.T) {
 	t.Parallel()
 	f := newGuarded(t, 10, 100)
-	neighbour, q := f.take("kafka", "orders/0"), f.takeQueue("nats")
+	neighbour, q := f.acquire("kafka", "orders/0"), f.acquireQueue("nats")
 	err := f.Handle(t.Context(), []lane.Batch{
 		q.batchAt(100, somewhatDead("x", 6, 6)...), neighbour.batch(somewhatDead("n", 1, 3)...), q.batchAt(200, somewhatDead("y", 6, 6)...),
 	})
@@ -117,7 +117,7 @@ func TestTheWindowOfDeadLetters(t *testing.T) {
 			t.Run(fmt.Sprintf("%d between, %d batches", test.between, batches), func(t *testing.T) {
 				t.Parallel()
 				f := newGuarded(t, 1, window)
-				l := f.take("kafka", "orders/0")
+				l := f.acquire("kafka", "orders/0")
 				all := append(append(append(ids("before", 15), ""), ids("m", test.between)...), "")
 				switch batches {
 				case 2: // the dead one is the first of its own
@@ -147,7 +147,7 @@ func TestTheWindowOfDeadLetters(t *testing.T) {
 	t.Run("fewer messages than the window", func(t *testing.T) {
 		t.Parallel()
 		f := newGuarded(t, 1, window)
-		wantHold(t, f.Handle(t.Context(), []lane.Batch{f.take("kafka", "orders/0").batch("a", "", "")}), "2 of the last 3 messages")
+		wantHold(t, f.Handle(t.Context(), []lane.Batch{f.acquire("kafka", "orders/0").batch("a", "", "")}), "2 of the last 3 messages")
 	})
 }
 
@@ -180,7 +180,7 @@ func TestAHalfThatFailsWhilePoisonIsFound(t *testing.T) {
 					}
 					return f.sink.Write(ctx, tx, msgs)
 				})
-				l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+				l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 				group := []lane.Batch{l.batch(ids.first...)}
 				if ids.second != nil {
 					group = append(group, other.batch(ids.second...))
@@ -220,7 +220,7 @@ func TestASinkThatNamesAMessageItWasNotGiven(t *testing.T) {
 				}
 				return f.sink.Write(ctx, tx, msgs)
 			})
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			f.handle(l.batch("a", "b", "bad", "c", "d"))
 			f.wantLanded("a", "b", "c", "d")
 			f.wantDead("poison@2")
@@ -255,7 +255,7 @@ func TestSummariesOfHoldsQuoteNoMessage(t *testing.T) {
 			t.Parallel()
 			f := newGuarded(t, 1, 100)
 			c.change(f)
-			err := f.Handle(t.Context(), []lane.Batch{f.take("kafka", "orders/0").batch(c.ids...)})
+			err := f.Handle(t.Context(), []lane.Batch{f.acquire("kafka", "orders/0").batch(c.ids...)})
 			var hold *lane.HoldError
 			if !errors.As(err, &hold) {
 				t.Fatalf("got %v, want a hold", err)

@@ -40,7 +40,7 @@ func (f *fixture) wantImport(seq iter.Seq2[string, error], want dedup.Imported) 
 func TestImport(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("sealed"))
 	f.rotate()
 	f.handle(l.batch("open"))
@@ -67,7 +67,7 @@ func TestImport(t *testing.T) {
 func TestImportBesideALane(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.wantImport(func(yield func(string, error) bool) {
 		for i, id := range append(ids("id-", 20_001), "meanwhile", "id-0") {
 			if i == 20_000 {

@@ -19,7 +19,7 @@ import (
 func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	gone := func(all ...*takenLane) (names []string) {
+	gone := func(all ...*ownedLane) (names []string) {
 		t.Helper()
 		var told []lane.Heartbeat
 		for _, l := range all {
@@ -41,15 +41,15 @@ func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 			t.Errorf("%q are gone, want %q", got, names)
 		}
 	}
-	still, stolen, missing, back, moved := f.take("kafka", "still"), f.take("kafka", "stolen"), f.take("kafka", "missing"), f.take("kafka", "back"), f.take("kafka", "moved")
-	q := f.takeQueue("nats")
-	all := []*takenLane{still, stolen, missing, back, moved, q}
+	still, stolen, missing, back, moved := f.acquire("kafka", "still"), f.acquire("kafka", "stolen"), f.acquire("kafka", "missing"), f.acquire("kafka", "back"), f.acquire("kafka", "moved")
+	q := f.acquireQueue("nats")
+	all := []*ownedLane{still, stolen, missing, back, moved, q}
 	for _, l := range all {
 		f.handle(l.batch(l.Name+"-a", l.Name+"-b"))
 	}
 	want(gone(all...))
 
-	f.take("kafka", "stolen")
+	f.acquire("kafka", "stolen")
 	f.exec(`DELETE FROM dedupd.lanes WHERE lane = 'missing'`)
 	f.exec(`UPDATE dedupd.lanes SET next_position = 1 WHERE lane = 'back'`)
 	as := moved.at
@@ -62,7 +62,7 @@ func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 	want(gone(still, q))
 	f.exec(`UPDATE dedupd.lanes SET checkpoint = 0 WHERE lane = 'queue'`)
 	want(gone(still, q), "queue")
-	if again := f.retake(q); !again.Rewound {
+	if again := f.reacquire(q); !again.Rewound {
 		t.Error("the queue was taken anew, and not rewound")
 	}
 	q.Checkpoint = lane.Checkpoint{Instance: "another"}
@@ -74,7 +74,7 @@ func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 func TestAQuietLaneIsNotGoneWhileItsRowIsLocked(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
@@ -99,7 +99,7 @@ func TestAQuietLaneIsNotGoneWhileItsRowIsLocked(t *testing.T) {
 func TestAQuietLaneGoesBackWithTheDatabase(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	restore := f.backup()
 	lost := l.batch("b", "c")
@@ -114,17 +114,17 @@ func TestAQuietLaneGoesBackWithTheDatabase(t *testing.T) {
 	if asTold {
 		t.Fatal("the lane is as told, though its last batch is lost")
 	}
-	again := f.take("kafka", "orders/0")
+	again := f.acquire("kafka", "orders/0")
 	f.handle(again.batchAt(again.Next, "b", "c"))
 	f.wantOnce("a", "b", "c")
 }
 
 // What the broker has confirmed since the last batch goes into the row it was
 // confirmed of: one that stands there or above, under the epoch.
-func TestCopied(t *testing.T) {
+func TestBrokerConfirmed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l, queue := f.take("kafka", "orders/0"), f.takeQueue("nats")
+	l, queue := f.acquire("kafka", "orders/0"), f.acquireQueue("nats")
 	f.handle(l.batch("a", "b", "c", "d"))
 	f.handle(queue.batch("e", "f"))
 	confirm := func(epoch, position int64, want string) {
@@ -146,25 +146,25 @@ func TestCopied(t *testing.T) {
 	confirm(l.Epoch-1, 4, "")
 	confirm(l.Epoch, 5, "")
 	confirm(l.Epoch, 4, "orders/0@4")
-	take := func(committed int64) lane.Assignment {
+	acquire := func(committed int64) lane.Assignment {
 		t.Helper()
-		taken, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: committed, HonourReset: true})
+		assigned, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: committed, HonourReset: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return taken
+		return assigned
 	}
-	if taken := take(1); !taken.Reset || taken.Next != 1 {
-		t.Errorf("a group set back to 1 from 4: %+v", taken)
+	if assigned := acquire(1); !assigned.Reset || assigned.Next != 1 {
+		t.Errorf("a group set back to 1 from 4: %+v", assigned)
 	}
 	// An owner that was killed told nothing of what the broker has by then.
-	l.Assignment, l.at = take(1), 1
+	l.Assignment, l.at = acquire(1), 1
 	f.handle(l.batch("b", "c", "d"))
-	if taken := take(3); taken.Reset || taken.Next != 4 || taken.BrokerPosition != 3 {
-		t.Errorf("a group that stands at 3: %+v", taken)
+	if assigned := acquire(3); assigned.Reset || assigned.Next != 4 || assigned.BrokerPosition != 3 {
+		t.Errorf("a group that stands at 3: %+v", assigned)
 	}
-	if taken := take(2); !taken.Reset || taken.Next != 2 {
-		t.Errorf("a group set back to 2 from 3: %+v", taken)
+	if assigned := acquire(2); !assigned.Reset || assigned.Next != 2 {
+		t.Errorf("a group set back to 2 from 3: %+v", assigned)
 	}
 }
 
@@ -173,8 +173,8 @@ func TestCopied(t *testing.T) {
 func TestABatchThatKnowsLessOfTheBroker(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l, queue := f.take("kafka", "orders/0"), f.takeQueue("nats")
-	move := func(l *takenLane, position int64, id string, want string) {
+	l, queue := f.acquire("kafka", "orders/0"), f.acquireQueue("nats")
+	move := func(l *ownedLane, position int64, id string, want string) {
 		t.Helper()
 		b := l.batch(id)
 		b.BrokerPosition = position
@@ -227,7 +227,7 @@ func (f *fixture) laneNumbers() (n int64) {
 
 // Lanes have numbers, of which there are two thousand million: a take draws none for a
 // lane that has one.
-func TestATakeDrawsNoNumber(t *testing.T) {
+func TestAcquiringDrawsNoNumber(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	const workers, takes = 4, 10
@@ -237,8 +237,8 @@ func TestATakeDrawsNoNumber(t *testing.T) {
 		for range workers {
 			all.Go(func() {
 				for range takes {
-					for _, take := range lanes {
-						if _, err := f.Store.Acquire(t.Context(), take); err != nil && !errors.Is(err, lane.ErrStale) {
+					for _, acquire := range lanes {
+						if _, err := f.Store.Acquire(t.Context(), acquire); err != nil && !errors.Is(err, lane.ErrStale) {
 							t.Error(err)
 						}
 					}
@@ -270,9 +270,9 @@ func TestATakeDrawsNoNumber(t *testing.T) {
 
 // What a take waits for may end in either way: the row comes or doesn't, or goes or
 // stays.
-func TestATakeWaitsForTheRow(t *testing.T) {
+func TestAcquiringWaitsForTheRow(t *testing.T) {
 	t.Parallel()
-	take := lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Start: 7, Committed: -1, GroupGeneration: 3}
+	acquire := lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Start: 7, Committed: -1, GroupGeneration: 3}
 	const insert = `INSERT INTO dedupd.lanes (scope, source, lane, ordered, stream_id, epoch, group_generation, owner, next_position)
 		VALUES ('test', 'kafka', 'orders/0', true, '/6f9a3d2e-0000-4000-8000-000000000000', 1, $1, 'another', 20)`
 	for name, c := range map[string]struct {
@@ -316,11 +316,11 @@ func TestATakeWaitsForTheRow(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), c.sql, args...); err != nil {
 				t.Fatal(err)
 			}
-			var taken lane.Assignment
+			var assigned lane.Assignment
 			done := make(chan error, 1)
 			go func() {
 				var err error
-				taken, err = f.Store.Acquire(t.Context(), take)
+				assigned, err = f.Store.Acquire(t.Context(), acquire)
 				done <- err
 			}()
 			for !f.waitsForLock() {
@@ -338,8 +338,8 @@ func TestATakeWaitsForTheRow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := <-done; !errors.Is(err, c.err) || taken.Next != c.next {
-				t.Errorf("the lane is at %d, %v, want %d, %v", taken.Next, err, c.next, c.err)
+			if err := <-done; !errors.Is(err, c.err) || assigned.Next != c.next {
+				t.Errorf("the lane is at %d, %v, want %d, %v", assigned.Next, err, c.next, c.err)
 			}
 		})
 	}
@@ -349,16 +349,16 @@ func TestLanesNumbersEnd(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec(`ALTER TABLE dedupd.lanes ALTER COLUMN id RESTART WITH 2147483647`)
-	last := f.take("kafka", "orders/0")
+	last := f.acquire("kafka", "orders/0")
 	f.handle(last.batch("a"))
 	_, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/1"}, Ordered: true, Committed: -1})
 	if err == nil || !strings.Contains(err.Error(), `ALTER TABLE "dedupd"."lanes" ALTER COLUMN id RESTART WITH`) {
 		t.Errorf("got %v, want what to do about it", err)
 	}
-	last = f.take("kafka", "orders/0") // it has its number
+	last = f.acquire("kafka", "orders/0") // it has its number
 	f.handle(last.batch("b"))
 	f.exec(`ALTER TABLE dedupd.lanes ALTER COLUMN id RESTART WITH 1`)
-	other := f.take("kafka", "orders/1")
+	other := f.acquire("kafka", "orders/1")
 	f.handle(other.batch("c"))
 	f.wantLanded("a", "b", "c")
 }

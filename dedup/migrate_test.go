@@ -139,7 +139,7 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 	f := newFixture(t)
 	f.Store, f.pool = store, pool
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a", "", "a", "b=1", "b=2"))
 	f.wantBooks(l, books{applied: 2, resent: 1, conflicts: 1, dead: 1, next: 5})
 	f.wantDead("no_id@1", "conflict@4")
@@ -166,12 +166,12 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 	lacks()
 	// A queue confirms, and resumes after its database went back.
-	q := f.takeQueue("nats")
+	q := f.acquireQueue("nats")
 	f.handle(q.batch("q"))
 	if err := f.confirm(q, true); err != nil {
 		t.Errorf("confirm: %v", err)
 	}
-	q = f.retake(q)
+	q = f.reacquire(q)
 	if sure, err := store.ConfirmRewind(t.Context(), q.Lane, q.Assignment, 0); err != nil || sure != 100 {
 		t.Errorf("resume: %d, %v", sure, err)
 	}
@@ -223,14 +223,14 @@ func TestLeastPrivilege(t *testing.T) {
 	var audited int
 	// A person may act on dead letters with the worker's configuration.
 	f.handle(l.batch("d=check", "e=check", "f=check"))
-	if r, err := f.Replay(t.Context(), "ann@host", f.letters()[0].ID); err != nil || r.Outcome != dedup.ReplayDead {
+	if r, err := f.Replay(t.Context(), "ann@host", f.deadLetters()[0].ID); err != nil || r.Outcome != dedup.ReplayDead {
 		t.Fatalf("replay: %+v, %v", r, err)
 	}
 	exec(`ALTER TABLE public.rows DROP CONSTRAINT rows_value_check`)
-	if r, err := f.Replay(t.Context(), "ann@host", f.letters()[0].ID); err != nil || r.Outcome != dedup.ReplayApplied {
+	if r, err := f.Replay(t.Context(), "ann@host", f.deadLetters()[0].ID); err != nil || r.Outcome != dedup.ReplayApplied {
 		t.Fatalf("replay: %+v, %v", r, err)
 	}
-	if gone, err := store.DiscardDeadLetters(t.Context(), "ann@host", []int64{f.letters()[0].ID}, nil); err != nil || len(gone) != 1 {
+	if gone, err := store.DiscardDeadLetters(t.Context(), "ann@host", []int64{f.deadLetters()[0].ID}, nil); err != nil || len(gone) != 1 {
 		t.Fatalf("discard: %v, %v", gone, err)
 	}
 	f.wantDead(fmt.Sprintf("poison@%d", l.at-1))
@@ -295,7 +295,7 @@ func TestGrantsNameEveryFunction(t *testing.T) {
 		}
 		f := newFixture(t)
 		f.Store, f.pool = store, pool
-		f.handle(f.take("kafka", "orders/0").batch("a"))
+		f.handle(f.acquire("kafka", "orders/0").batch("a"))
 		f.wantLanded("a")
 		if _, err := pool.Exec(t.Context(), `REVOKE EXECUTE ON FUNCTION dedupd.leave() FROM `+role); err != nil {
 			t.Fatal(err)
@@ -314,14 +314,14 @@ func isDenied(err error) bool {
 func TestScopesShareADatabase(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	store := newStore(t, f.pool, "dedupd", "other")
 	if _, err := store.Schema().Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	f.Store = store
-	f.handle(f.take("kafka", "orders/0").batch("a"))
+	f.handle(f.acquire("kafka", "orders/0").batch("a"))
 	f.wantLanded("a", "a") // each scope applies it once
 	var claims int
 	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM dedupd.claims WHERE key = $1::uuid AND lane = 'orders/0'`, claimkey.Of("a").String()).Scan(&claims); err != nil || claims != 2 {
@@ -348,7 +348,7 @@ func TestNamesThatNoTableCouldBear(t *testing.T) {
 func TestTheCatalogIsLost(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	for _, sql := range []string{`UPDATE dedupd.generations SET state = 'sealed', sealed_at = now()`, `UPDATE dedupd.scopes SET catalog = gen_random_uuid()`} {
 		if _, err := f.pool.Exec(t.Context(), sql); err != nil {

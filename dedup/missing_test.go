@@ -24,7 +24,7 @@ func (f *fixture) dropTables(generations ...int) {
 func TestALostNextTableIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	if _, err := f.Store.Generations().Prepare(t.Context()); err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func TestALostOpenTableIsGivenUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			f.handle(l.batch("a", "b"))
 			f.rotate()
 			f.handle(l.batch("c"))
@@ -112,7 +112,7 @@ func TestALostOpenTableIsGivenUp(t *testing.T) {
 func TestAnOpenTableIsGivenUpOnce(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	f.dropTables(1)
 	var group sync.WaitGroup

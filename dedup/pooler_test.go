@@ -26,14 +26,14 @@ func delivered(b lane.Batch, times int) lane.Batch {
 }
 
 // Whoever puts such a pooler between and doesn't say so is told what is missing.
-func TestAPoolerThatNobodyHasToldOf(t *testing.T) {
+func TestAPoolerThatIsNotConfigured(t *testing.T) {
 	t.Parallel()
 	for _, code := range []string{"26000", "42P05"} {
 		f := newFixture(t)
 		f.sink.fail = func(*message.Message) error {
 			return &pgconn.PgError{Severity: "ERROR", Code: code, Message: "prepared statement \"dedupd_begin\""}
 		}
-		err := f.Handle(t.Context(), []lane.Batch{f.take("kafka", "orders/0").batch("a")})
+		err := f.Handle(t.Context(), []lane.Batch{f.acquire("kafka", "orders/0").batch("a")})
 		wantHold(t, err, code, "database.pooler: pgbouncer_transaction")
 		if hold := (*lane.HoldError)(nil); errors.As(err, &hold) && !strings.Contains(hold.Summary, "database.pooler") {
 			t.Errorf("/readyz would say %q", hold.Summary)
@@ -66,9 +66,9 @@ func TestBehindATransactionPooler(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Store.Generations().ChunkClaims = 300
-	var lanes []*takenLane
+	var lanes []*ownedLane
 	for _, name := range []string{"orders/0", "orders/1", "orders/2", "orders/3"} {
-		lanes = append(lanes, f.take("kafka", name))
+		lanes = append(lanes, f.acquire("kafka", name))
 	}
 	old := ids("old-", 1000)
 	for round := range 3 {
@@ -101,8 +101,8 @@ func TestBehindATransactionPooler(t *testing.T) {
 	f.handle(lanes[0].batch("p=check", "q=check"))
 	f.replayAll("dead", "dead")
 	f.mend()
-	f.replay(f.letters()[0].ID)
-	if gone, err := f.Store.DiscardDeadLetters(t.Context(), "ann@host", []int64{f.letters()[0].ID}, nil); err != nil || len(gone) != 1 {
+	f.replay(f.deadLetters()[0].ID)
+	if gone, err := f.Store.DiscardDeadLetters(t.Context(), "ann@host", []int64{f.deadLetters()[0].ID}, nil); err != nil || len(gone) != 1 {
 		t.Errorf("discard: %v, %v", gone, err)
 	}
 	f.wantDead()
@@ -141,9 +141,9 @@ func TestBehindATransactionPooler(t *testing.T) {
 	// The catalog has changed since the store last saw it: the first try is refused.
 	for try := range 2 {
 		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-			won, err := f.Store.Claim(t.Context(), tx, []string{"old-1", "library"})
-			if err == nil && (!won[0] || !won[1]) {
-				t.Errorf("claims of the library: %v", won)
+			isNew, err := f.Store.Claim(t.Context(), tx, []string{"old-1", "library"})
+			if err == nil && (!isNew[0] || !isNew[1]) {
+				t.Errorf("claims of the library: %v", isNew)
 			}
 			return err
 		})
@@ -152,7 +152,7 @@ func TestBehindATransactionPooler(t *testing.T) {
 		}
 	}
 	// What may have ended a process; its lane holds up expiry until it is caught up.
-	queue := f.takeQueue("nats")
+	queue := f.acquireQueue("nats")
 	if err := f.Handle(t.Context(), []lane.Batch{delivered(queue.batch("often"), 9)}); err != nil {
 		t.Error("a message that was delivered often: ", err)
 	}

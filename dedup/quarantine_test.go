@@ -64,7 +64,7 @@ func (f *fixture) livesUntil(most int, lanes map[string][]string) (ended int) {
 		w := f.life()
 		var batches []lane.Batch
 		for name, ids := range lanes {
-			l := w.take("kafka", name)
+			l := w.acquire("kafka", name)
 			if l.at < int64(len(ids)) {
 				batches = append(batches, l.batch(ids[l.at:]...))
 			}
@@ -81,7 +81,7 @@ func (f *fixture) livesUntil(most int, lanes map[string][]string) (ended int) {
 	return ended
 }
 
-func (f *fixture) noted() (n int) {
+func (f *fixture) recorded() (n int) {
 	f.t.Helper()
 	if err := f.pool.QueryRow(f.t.Context(), `SELECT count(*) FROM dedupd.attempts`).Scan(&n); err != nil {
 		f.t.Fatal(err)
@@ -98,23 +98,23 @@ func numbered(n int, others map[int]string) (ids []string) {
 
 func TestMessageThatEndsTheProcess(t *testing.T) {
 	t.Parallel()
-	t.Run("is buried alone", func(t *testing.T) {
+	t.Run("is dead-lettered alone", func(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
 		die(t, f, "deadly")
 		ended := f.livesUntil(5, map[string][]string{"orders/0": numbered(200, map[int]string{137: "=deadly"})})
 		t.Logf("%d processes ended", ended)
-		f.wantBooks(&takenLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, books{applied: 199, dead: 1, next: 200})
+		f.wantBooks(&ownedLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, books{applied: 199, dead: 1, next: 200})
 		f.wantDead("poison@137")
 		if landed := f.landed(); len(landed) != 199 || !slices.IsSortedFunc(landed, func(a, b string) int { return num(a) - num(b) }) {
 			t.Errorf("the neighbours are missing or out of order: %q", landed)
 		}
-		if n := f.noted(); n != 0 {
-			t.Errorf("%d attempts stay noted", n)
+		if n := f.recorded(); n != 0 {
+			t.Errorf("%d attempts stay on record", n)
 		}
-		letters, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Limit: 1})
-		if err != nil || letters[0].Attempts != 3 || !strings.Contains(letters[0].Reason, "the worker ended 3 times while it applied this message, between 20") {
-			t.Errorf("%v; after %d attempts, the reason: %q", err, letters[0].Attempts, letters[0].Reason)
+		deadLetters, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Limit: 1})
+		if err != nil || deadLetters[0].Attempts != 3 || !strings.Contains(deadLetters[0].Reason, "the worker ended 3 times while it applied this message, between 20") {
+			t.Errorf("%v; after %d attempts, the reason: %q", err, deadLetters[0].Attempts, deadLetters[0].Reason)
 		}
 	})
 	t.Run("and so is the next", func(t *testing.T) {
@@ -125,7 +125,7 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 		ended := f.livesUntil(8, map[string][]string{"orders/0": numbered(200, map[int]string{37: "=deadly", 38: "=deadly"})})
 		t.Logf("%d processes ended", ended)
 		f.wantDead("poison@37", "poison@38")
-		f.wantBooks(&takenLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, books{applied: 198, dead: 2, next: 200})
+		f.wantBooks(&ownedLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, books{applied: 198, dead: 2, next: 200})
 	})
 	t.Run("not those of other lanes that died with it", func(t *testing.T) {
 		t.Parallel()
@@ -144,8 +144,8 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 		die(t, f, "deadly")
 		f.livesUntil(5, map[string][]string{"orders/0": numbered(80, map[int]string{3: "=check", 37: "=deadly", 79: "=check"})})
 		f.wantDead("poison@3", "poison@37", "poison@79")
-		if n := f.noted(); n != 0 {
-			t.Errorf("%d attempts stay noted", n)
+		if n := f.recorded(); n != 0 {
+			t.Errorf("%d attempts stay on record", n)
 		}
 	})
 	t.Run("of a queue", func(t *testing.T) {
@@ -158,12 +158,12 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 				t.Fatal("six processes have ended, and so does the next")
 			}
 			w := f.life()
-			b := w.takeQueue("nats").batch(ids...)
+			b := w.acquireQueue("nats").batch(ids...)
 			for i := range b.Messages {
 				b.Messages[i].Deliveries = deliveries
 			}
 			// New ones come all the time.
-			fresh := w.takeQueue("nats").batchAt(int64(1000+deliveries), fmt.Sprint("new", deliveries))
+			fresh := w.acquireQueue("nats").batchAt(int64(1000+deliveries), fmt.Sprint("new", deliveries))
 			b.Messages = append(b.Messages, fresh.Messages...)
 			if err, ok := w.survives(b); ok {
 				if err != nil {
@@ -177,8 +177,8 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 		if landed := f.landed(); len(landed) < 150 || slices.Contains(landed, "m77") {
 			t.Errorf("%d landed", len(landed))
 		}
-		if n := f.noted(); n != 0 {
-			t.Errorf("%d attempts stay noted", n)
+		if n := f.recorded(); n != 0 {
+			t.Errorf("%d attempts stay on record", n)
 		}
 	})
 	t.Run("isn't given to the sink while the guard holds the lane", func(t *testing.T) {
@@ -188,30 +188,30 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 		die(t, f, "deadly")
 		for range 5 {
 			w := f.life()
-			if _, ok := w.survives(w.take("kafka", "orders/0").batch("a=deadly")); ok {
+			if _, ok := w.survives(w.acquire("kafka", "orders/0").batch("a=deadly")); ok {
 				t.Fatal("survived")
 			}
 		}
 		for range 3 {
 			w := f.life()
-			err, ok := w.survives(w.take("kafka", "orders/0").batch("a=deadly"))
+			err, ok := w.survives(w.acquire("kafka", "orders/0").batch("a=deadly"))
 			if !ok {
 				t.Fatal("the sink was given it once more")
 			}
 			wantHold(t, err, "max_share")
 		}
-		if n := f.noted(); n != 1 {
-			t.Errorf("%d attempts are noted", n)
+		if n := f.recorded(); n != 1 {
+			t.Errorf("%d attempts are on record", n)
 		}
 	})
 }
 
 // suspect takes a lane as workers do that end each time.
-func (f *fixture) suspect(source, name string) *takenLane {
+func (f *fixture) quarantine(source, name string) *ownedLane {
 	f.t.Helper()
-	f.take(source, name)
-	f.take(source, name)
-	return f.take(source, name)
+	f.acquire(source, name)
+	f.acquire(source, name)
+	return f.acquire(source, name)
 }
 
 // countWrites counts the calls of the sink, each with its messages.
@@ -224,7 +224,7 @@ func (f *fixture) countWrites() (sizes func() []int) {
 	return func() []int { s := all; all = nil; return s }
 }
 
-func TestSuspicion(t *testing.T) {
+func TestQuarantine(t *testing.T) {
 	t.Parallel()
 	start := func(t *testing.T) (*fixture, func() []int) {
 		t.Parallel()
@@ -240,7 +240,7 @@ func TestSuspicion(t *testing.T) {
 	}
 	t.Run("ends after a batch's worth", func(t *testing.T) {
 		f, sizes := start(t)
-		l := f.suspect("kafka", "orders/0")
+		l := f.quarantine("kafka", "orders/0")
 		f.handle(l.batch(numbered(70, nil)...))
 		want(t, sizes(), 64, 6)
 		f.handle(l.batch("a", "b", "c"))
@@ -248,27 +248,27 @@ func TestSuspicion(t *testing.T) {
 		want(t, sizes(), 3, 64, 13)
 		f.handle(l.batch(numbered(250, nil)[150:]...))
 		want(t, sizes(), 100)
-		if n := f.noted(); n != 0 {
-			t.Errorf("%d attempts stay noted", n)
+		if n := f.recorded(); n != 0 {
+			t.Errorf("%d attempts stay on record", n)
 		}
 	})
 	t.Run("ends when the lane is caught up", func(t *testing.T) {
 		f, sizes := start(t)
-		l := f.suspect("kafka", "orders/0")
+		l := f.quarantine("kafka", "orders/0")
 		if _, err := f.Store.Heartbeat(t.Context(), []lane.Heartbeat{{Lane: l.Lane, Epoch: l.Epoch, Next: l.Next, Checkpoint: l.Checkpoint}}); err != nil {
 			t.Fatal(err)
 		}
 		f.handle(l.batch(numbered(70, nil)...))
 		want(t, sizes(), 70)
-		f.take("kafka", "orders/0")
-		f.handle(f.take("kafka", "orders/0").batch(numbered(140, nil)[70:]...))
+		f.acquire("kafka", "orders/0")
+		f.handle(f.acquire("kafka", "orders/0").batch(numbered(140, nil)[70:]...))
 		want(t, sizes(), 70)
 	})
-	t.Run("isn't had of a lane that was let go", func(t *testing.T) {
+	t.Run("isn't for a lane that was released", func(t *testing.T) {
 		f, sizes := start(t)
-		var l *takenLane
+		var l *ownedLane
 		for range 10 {
-			l = f.take("kafka", "orders/0")
+			l = f.acquire("kafka", "orders/0")
 			if err := f.Store.Release(t.Context(), l.Lane, l.Epoch); err != nil {
 				t.Fatal(err)
 			}
@@ -278,27 +278,27 @@ func TestSuspicion(t *testing.T) {
 	})
 	t.Run("is had when somebody else lets it go", func(t *testing.T) {
 		f, sizes := start(t)
-		was := f.take("kafka", "orders/0")
-		f.take("kafka", "orders/0")
+		was := f.acquire("kafka", "orders/0")
+		f.acquire("kafka", "orders/0")
 		if err := f.Store.Release(t.Context(), was.Lane, was.Epoch); err != nil {
 			t.Fatal(err)
 		}
-		f.handle(f.take("kafka", "orders/0").batch(numbered(70, nil)...))
+		f.handle(f.acquire("kafka", "orders/0").batch(numbered(70, nil)...))
 		want(t, sizes(), 64, 6)
 	})
 	t.Run("isn't had of a lane that moves", func(t *testing.T) {
 		f, sizes := start(t)
 		for i := range 5 {
-			f.handle(f.take("kafka", "orders/0").batch(fmt.Sprint(i)))
+			f.handle(f.acquire("kafka", "orders/0").batch(fmt.Sprint(i)))
 		}
 		sizes()
-		f.handle(f.take("kafka", "orders/0").batch(numbered(70, nil)...))
+		f.handle(f.acquire("kafka", "orders/0").batch(numbered(70, nil)...))
 		want(t, sizes(), 70)
 	})
 	t.Run("is had of a lane alone", func(t *testing.T) {
 		f, sizes := start(t)
-		suspect := f.suspect("kafka", "b")
-		f.handle(f.take("kafka", "a").batch("a1", "a2"), suspect.batch("b1"), f.take("kafka", "c").batch("c1"))
+		quarantined := f.quarantine("kafka", "b")
+		f.handle(f.acquire("kafka", "a").batch("a1", "a2"), quarantined.batch("b1"), f.acquire("kafka", "c").batch("c1"))
 		want(t, sizes(), 3, 1)
 		f.wantLanded("a1", "a2", "c1", "b1")
 	})
@@ -307,18 +307,18 @@ func TestSuspicion(t *testing.T) {
 		die(t, f, "deadly")
 		for range 3 {
 			w := f.life()
-			w.survives(w.take("kafka", "orders/0").batch("a=deadly"))
+			w.survives(w.acquire("kafka", "orders/0").batch("a=deadly"))
 		}
-		if f.noted() != 1 {
-			t.Fatalf("%d attempts are noted", f.noted())
+		if f.recorded() != 1 {
+			t.Fatalf("%d attempts are on record", f.recorded())
 		}
 		if _, err := f.Store.SetPosition(t.Context(), "somebody", "kafka", "orders/0", 1); err != nil {
 			t.Fatal(err)
 		}
 		w := f.life()
-		l := w.take("kafka", "orders/0")
-		if n := f.noted(); n != 0 {
-			t.Errorf("%d attempts stay noted", n)
+		l := w.acquire("kafka", "orders/0")
+		if n := f.recorded(); n != 0 {
+			t.Errorf("%d attempts stay on record", n)
 		}
 		sizes()
 		w.handle(l.batch("b"))
@@ -340,23 +340,23 @@ func TestAnsweredAttempts(t *testing.T) {
 			f.sink.fail = func(*message.Message) error { return answer }
 			for range 8 {
 				w := f.life()
-				if err, ok := w.survives(w.take("kafka", "orders/0").batch("a", "b")); err == nil || !ok {
+				if err, ok := w.survives(w.acquire("kafka", "orders/0").batch("a", "b")); err == nil || !ok {
 					t.Fatalf("%v, %t", err, ok)
 				}
 			}
 			for i := range 8 {
 				w := f.life()
-				b := delivered(w.takeQueue("nats").batch("qa", "qb"), i+1)
+				b := delivered(w.acquireQueue("nats").batch("qa", "qb"), i+1)
 				if err, ok := w.survives(b); err == nil || !ok || strings.Contains(err.Error(), "never acquired") {
 					t.Fatalf("%v, %t", err, ok)
 				}
 			}
-			if n := f.noted(); n != 0 {
-				t.Errorf("%d attempts stay noted", n)
+			if n := f.recorded(); n != 0 {
+				t.Errorf("%d attempts stay on record", n)
 			}
 			f.sink.fail = nil
 			w := f.life()
-			w.handle(w.take("kafka", "orders/0").batch("a", "b"), w.takeQueue("nats").batch("qa", "qb"))
+			w.handle(w.acquire("kafka", "orders/0").batch("a", "b"), w.acquireQueue("nats").batch("qa", "qb"))
 			w.wantLanded("qa", "qb", "a", "b") // what is suspect comes last
 			w.wantDead()
 		})
@@ -366,7 +366,7 @@ func TestAnsweredAttempts(t *testing.T) {
 // A database that goes away within a try keeps its note, and the worker can't take
 // it back before it is there again. It ended nobody: however often that happens, and
 // whoever tries in between, only real ends count.
-func TestAnOutageIsNoEnd(t *testing.T) {
+func TestAnOutageIsNoCrash(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	type life struct {
@@ -382,7 +382,7 @@ func TestAnOutageIsNoEnd(t *testing.T) {
 		cut.armed.Store(1)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		w.takeQueue("nats")
+		w.acquireQueue("nats")
 		if err := w.Handle(ctx, []lane.Batch{delivered(b, 4)}); err == nil || cut.armed.Load() != 0 {
 			t.Fatalf("the database was there: %v", err)
 		}
@@ -392,21 +392,21 @@ func TestAnOutageIsNoEnd(t *testing.T) {
 		t.Helper()
 		for i, w := range lives {
 			w.cut.down.Store(false)
-			w.handle(w.takeQueue("nats").batchAt(int64(100+i), fmt.Sprint("other", i)))
+			w.handle(w.acquireQueue("nats").batchAt(int64(100+i), fmt.Sprint("other", i)))
 		}
 		lives = nil
 	}
-	q := f.takeQueue("nats")
+	q := f.acquireQueue("nats")
 	for range 2 { // each time as many as would make a dead letter
 		for range 4 {
 			outage(q.batchAt(7, "good"))
 		}
-		if n := f.noted(); n != 1 {
-			t.Fatalf("%d attempts are noted", n)
+		if n := f.recorded(); n != 1 {
+			t.Fatalf("%d attempts are on record", n)
 		}
 		back()
-		if n := f.noted(); n != 0 {
-			t.Fatalf("%d attempts stay noted", n)
+		if n := f.recorded(); n != 0 {
+			t.Fatalf("%d attempts stay on record", n)
 		}
 	}
 
@@ -414,7 +414,7 @@ func TestAnOutageIsNoEnd(t *testing.T) {
 	outage(q.batchAt(7, "good"))
 	die(t, f, "v")
 	dead := f.life()
-	dead.takeQueue("nats")
+	dead.acquireQueue("nats")
 	if _, ok := dead.survives(delivered(q.batchAt(7, "good"), 5)); ok {
 		t.Fatal("survived")
 	}
@@ -425,7 +425,7 @@ func TestAnOutageIsNoEnd(t *testing.T) {
 		t.Errorf("%d tries, %v; want the one that ended a worker", tries, err)
 	}
 	w := f.life()
-	w.takeQueue("nats")
+	w.acquireQueue("nats")
 	w.handle(delivered(q.batchAt(7, "good"), 6))
 	f.wantDead()
 	if !slices.Contains(f.landed(), "good") {
@@ -437,7 +437,7 @@ func TestAnOutageIsNoEnd(t *testing.T) {
 func TestAnswerThatComesTooLate(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.suspect("kafka", "orders/0")
+	l := f.quarantine("kafka", "orders/0")
 	f.sink.fail = func(*message.Message) error {
 		time.Sleep(5500 * time.Millisecond)
 		return context.DeadlineExceeded
@@ -447,8 +447,8 @@ func TestAnswerThatComesTooLate(t *testing.T) {
 	if err := f.Handle(ctx, []lane.Batch{l.batch("a")}); err == nil {
 		t.Fatal("no error")
 	}
-	if n := f.noted(); n != 1 {
-		t.Errorf("%d attempts are noted", n)
+	if n := f.recorded(); n != 1 {
+		t.Errorf("%d attempts are on record", n)
 	}
 	// The same process goes on after all: that one doesn't count.
 	f.sink.fail = func(*message.Message) error { runtime.Goexit(); return nil }
@@ -465,9 +465,9 @@ func TestAttemptOfAZombie(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	die(t, f, "deadly")
-	zombie := f.suspect("kafka", "orders/0")
+	zombie := f.quarantine("kafka", "orders/0")
 	owner := f.life()
-	mine := owner.take("kafka", "orders/0")
+	mine := owner.acquire("kafka", "orders/0")
 	if _, ok := owner.survives(mine.batch("a=deadly")); ok {
 		t.Fatal("survived")
 	}
@@ -490,13 +490,13 @@ func TestAttemptOfAZombie(t *testing.T) {
 func TestAttemptsAreAlone(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	suspect, other := f.suspect("kafka", "a"), f.take("kafka", "b")
+	quarantined, other := f.quarantine("kafka", "a"), f.acquire("kafka", "b")
 	var inside, together atomic.Int32
 	f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 		n := inside.Add(1)
 		defer inside.Add(-1)
 		time.Sleep(5 * time.Millisecond)
-		if msgs[0].Position.Lane == suspect.Lane && (n > 1 || inside.Load() > 1) {
+		if msgs[0].Position.Lane == quarantined.Lane && (n > 1 || inside.Load() > 1) {
 			together.Add(1)
 		}
 		return f.sink.Write(ctx, tx, msgs)
@@ -512,7 +512,7 @@ func TestAttemptsAreAlone(t *testing.T) {
 		done <- nil
 	}()
 	for i := range 20 {
-		f.handle(suspect.batch(fmt.Sprint("a", i)))
+		f.handle(quarantined.batch(fmt.Sprint("a", i)))
 	}
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -532,29 +532,29 @@ func TestGuardSurvivesRestarts(t *testing.T) {
 	f.MaxDeadShare, f.DeadWindow = 0.1, 100
 	f = f.life()
 	// Two batches of a queue share its row.
-	q := f.takeQueue("nats")
+	q := f.acquireQueue("nats")
 	f.handle(q.batch("qa", "", "qb"), q.batch("", "qc"))
 	for i := range 10 {
 		w := f.life()
-		w.handle(w.take("kafka", "orders/0").batch(fmt.Sprint(i), ""))
+		w.handle(w.acquire("kafka", "orders/0").batch(fmt.Sprint(i), ""))
 	}
 	w := f.life()
-	l := w.take("kafka", "orders/0")
+	l := w.acquire("kafka", "orders/0")
 	wantHold(t, w.Handle(t.Context(), []lane.Batch{l.batch("a", "")}), "11 of the last 22 messages")
 	for i := range 8 {
 		w := f.life()
-		w.takeQueue("nats")
+		w.acquireQueue("nats")
 		w.handle(q.batch("", fmt.Sprint("q", i)))
 	}
 	w = f.life()
-	w.takeQueue("nats")
+	w.acquireQueue("nats")
 	wantHold(t, w.Handle(t.Context(), []lane.Batch{q.batch("")}), "max_share")
 	// Good ones push them out of the window.
 	w = f.life()
-	l = w.take("kafka", "orders/0")
+	l = w.acquire("kafka", "orders/0")
 	w.handle(l.batch(numbered(90, nil)...))
 	w = f.life()
-	l = w.take("kafka", "orders/0")
+	l = w.acquire("kafka", "orders/0")
 	w.handle(l.batch("", "", "", "", "", ""))
 	wantHold(t, w.Handle(t.Context(), []lane.Batch{l.batch("", "", "", "", "", "")}), "max_share")
 	w.wantBooks(l, books{applied: 100, dead: 16, next: 116})
@@ -571,12 +571,12 @@ func one[T any](f *fixture, sql string) (v T) {
 	return v
 }
 
-// TestTakeMeetsAMove has a lane taken while its last owner's transaction, which has
+// TestAcquiringMeetsAMove has a lane taken while its last owner's transaction, which has
 // forgotten its notes, is about to move it: the one waits for the other.
-func TestTakeMeetsAMove(t *testing.T) {
+func TestAcquiringMeetsAMove(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a", "b"))
 	f.exec(`INSERT INTO dedupd.attempts (lane, position, worker) SELECT id, 0, gen_random_uuid() FROM dedupd.lanes`)
 	tx, err := f.pool.Begin(t.Context())
@@ -587,10 +587,10 @@ func TestTakeMeetsAMove(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `DELETE FROM dedupd.attempts`); err != nil {
 		t.Fatal(err)
 	}
-	taken := make(chan error, 1)
+	assigned := make(chan error, 1)
 	go func() {
 		_, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: -1})
-		taken <- err
+		assigned <- err
 	}()
 	f.awaitLock()
 	if _, err := tx.Exec(t.Context(), `UPDATE dedupd.lanes SET updated_at = now()`); err != nil {
@@ -599,7 +599,7 @@ func TestTakeMeetsAMove(t *testing.T) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-taken; err != nil {
+	if err := <-assigned; err != nil {
 		t.Fatal(err)
 	}
 	var left int

@@ -106,13 +106,13 @@ type modelWorker struct {
 
 type modelLane struct {
 	message.Lane
-	ordered     bool
-	incarnation string
-	owner       *modelWorker
-	next        int64
-	broker      int64 // -1: none
-	stream      *int  // nil: not known
-	books       dedup.Books
+	ordered  bool
+	streamID string
+	owner    *modelWorker
+	next     int64
+	broker   int64 // -1: none
+	stream   *int  // nil: not known
+	books    dedup.Books
 }
 
 type modelGeneration struct {
@@ -154,7 +154,7 @@ func newMachine(t *rapid.T, tb *exampleTB) *machine {
 	}
 	for _, l := range []message.Lane{{Source: "kafka", Name: "orders/0"}, {Source: "kafka", Name: "orders/1"}, {Source: "nats", Name: "lane-0"}, {Source: "nats", Name: "queue"}} {
 		lane := &modelLane{Lane: l, ordered: l.Name != "queue", broker: -1}
-		m.take(t, m.workers[0], lane)
+		m.acquire(t, m.workers[0], lane)
 		m.lanes = append(m.lanes, lane)
 	}
 	return m
@@ -190,15 +190,15 @@ func (m *machine) worker(t *rapid.T) *modelWorker {
 	return m.workers[rapid.IntRange(0, len(m.workers)-1).Draw(t, "worker")]
 }
 
-func (m *machine) take(t *rapid.T, w *modelWorker, l *modelLane) {
-	taken, err := w.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: l.ordered, LogID: l.incarnation, Committed: -1})
+func (m *machine) acquire(t *rapid.T, w *modelWorker, l *modelLane) {
+	assigned, err := w.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: l.ordered, LogID: l.streamID, Committed: -1})
 	if err != nil {
 		t.Fatalf("take: %v", err)
 	}
-	if taken.Next != l.next {
-		t.Fatalf("lane %s starts at %d, want %d", l.Lane, taken.Next, l.next)
+	if assigned.Next != l.next {
+		t.Fatalf("lane %s starts at %d, want %d", l.Lane, assigned.Next, l.next)
 	}
-	l.incarnation, l.owner, w.epochs[l] = taken.StreamID, w, taken
+	l.streamID, l.owner, w.epochs[l] = assigned.StreamID, w, assigned
 }
 
 // id is the text of the nth id: hashed ones, UUIDs of two versions, and ULIDs.
@@ -257,7 +257,7 @@ func (m *machine) inState(state string) (numbers []int) {
 
 // batch draws messages for a lane, and the hours that its clock goes by.
 func (m *machine) batch(t *rapid.T, l *modelLane, w *modelWorker) (b lane.Batch, hours []int) {
-	b = lane.Batch{Lane: l.Lane, Ordered: l.ordered, StreamID: l.incarnation, Epoch: w.epochs[l].Epoch, Checkpoint: w.epochs[l].Checkpoint, From: l.next, Lag: 0, BrokerPosition: l.next - 1}
+	b = lane.Batch{Lane: l.Lane, Ordered: l.ordered, StreamID: l.streamID, Epoch: w.epochs[l].Epoch, Checkpoint: w.epochs[l].Checkpoint, From: l.next, Lag: 0, BrokerPosition: l.next - 1}
 	if !l.ordered && rapid.Bool().Draw(t, "delivered again") {
 		b.From = rapid.Int64Range(0, l.next).Draw(t, "from")
 	}
@@ -302,7 +302,7 @@ func (m *machine) Handle(t *rapid.T) {
 			continue
 		}
 		if _, known := w.epochs[l]; !known || l.owner != w {
-			m.take(t, w, l)
+			m.acquire(t, w, l)
 		}
 		b, h := m.batch(t, l, w)
 		batches, lanes, hours = append(batches, b), append(lanes, l), append(hours, h)
@@ -385,9 +385,9 @@ func (m *machine) Claim(t *rapid.T) {
 	for i := range list {
 		list[i] = m.id(t)
 	}
-	won, err := m.claim(t, w, list, commit)
+	isNew, err := m.claim(t, w, list, commit)
 	if codeOf(err) == "DD002" {
-		won, err = m.claim(t, w, list, commit)
+		isNew, err = m.claim(t, w, list, commit)
 	}
 	if err != nil {
 		t.Fatalf("claim: %v", err)
@@ -399,8 +399,8 @@ func (m *machine) Claim(t *rapid.T) {
 		if _, ok := firsts[key]; ok {
 			claimed = true
 		}
-		if won[i] == claimed {
-			t.Fatalf("id %q: won is %v, want %v", text, won[i], !claimed)
+		if isNew[i] == claimed {
+			t.Fatalf("id %q: isNew is %v, want %v", text, isNew[i], !claimed)
 		}
 		if !claimed {
 			firsts[key] = modelClaim{}
@@ -411,9 +411,9 @@ func (m *machine) Claim(t *rapid.T) {
 	}
 }
 
-func (m *machine) claim(t *rapid.T, w *modelWorker, list []string, commit bool) (won []bool, err error) {
+func (m *machine) claim(t *rapid.T, w *modelWorker, list []string, commit bool) (isNew []bool, err error) {
 	err = pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-		won, err = w.Store.Claim(t.Context(), tx, list)
+		isNew, err = w.Store.Claim(t.Context(), tx, list)
 		if err == nil && !commit {
 			err = errRollback
 		}
@@ -422,7 +422,7 @@ func (m *machine) claim(t *rapid.T, w *modelWorker, list []string, commit bool) 
 	if errors.Is(err, errRollback) {
 		err = nil
 	}
-	return won, err
+	return isNew, err
 }
 
 var errRollback = errors.New("the model wants it so")
@@ -456,11 +456,11 @@ func (m *machine) Reset(t *rapid.T) {
 		t.Skip("the broker has confirmed nothing")
 	}
 	to := rapid.Int64Range(0, l.broker-1).Draw(t, "to")
-	taken, err := w.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: to, HonourReset: true})
-	if err != nil || !taken.Reset || taken.Next != to {
-		t.Fatalf("reset to %d: %+v, %v", to, taken, err)
+	assigned, err := w.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: to, HonourReset: true})
+	if err != nil || !assigned.Reset || assigned.Next != to {
+		t.Fatalf("reset to %d: %+v, %v", to, assigned, err)
 	}
-	l.owner, w.epochs[l] = w, taken
+	l.owner, w.epochs[l] = w, assigned
 	l.next, l.broker, l.books.NextPosition, l.stream = to, to, to, nil
 }
 
@@ -568,12 +568,12 @@ func (m *machine) CatchUp(t *rapid.T) {
 	var told []lane.Heartbeat
 	var lost []message.Lane
 	for _, l := range m.lanes {
-		taken, known := w.epochs[l]
+		assigned, known := w.epochs[l]
 		if !known || rapid.IntRange(0, 3).Draw(t, l.String()) == 0 {
 			continue
 		}
 		age := 5 * rapid.IntRange(0, 2).Draw(t, "age/5")
-		told = append(told, lane.Heartbeat{Lane: l.Lane, Epoch: taken.Epoch, Next: l.next, Checkpoint: taken.Checkpoint, Age: time.Duration(age) * time.Hour})
+		told = append(told, lane.Heartbeat{Lane: l.Lane, Epoch: assigned.Epoch, Next: l.next, Checkpoint: assigned.Checkpoint, Age: time.Duration(age) * time.Hour})
 		if l.owner == w || !l.ordered {
 			l.follow(m.hours - age)
 		} else {

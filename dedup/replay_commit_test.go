@@ -70,12 +70,12 @@ func (c *replayConn) Write(b []byte) (int, error) {
 func TestReplayWhoseCommitIsLost(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	const letters = 40
-	l := f.take("kafka", "orders/0")
-	f.handle(l.batch(values("m", letters, "check")...))
+	const deadLetters = 40
+	l := f.acquire("kafka", "orders/0")
+	f.handle(l.batch(values("m", deadLetters, "check")...))
 	f.mend()
 	broken, cut := f.attachBroken()
-	for i, d := range f.letters() {
+	for i, d := range f.deadLetters() {
 		how, dies := int32(1+i%2), i%4 > 1
 		ctx, cancel := context.WithCancel(t.Context())
 		cut.then.Store(nil)
@@ -100,11 +100,11 @@ func TestReplayWhoseCommitIsLost(t *testing.T) {
 			t.Errorf("%d died: %+v, %v, and then %s", i, r, err, again)
 		}
 	}
-	f.wantOnce(ids("m", letters)...)
+	f.wantOnce(ids("m", deadLetters)...)
 	f.wantDead()
-	f.wantBooks(l, books{applied: int64(letters), next: int64(letters)})
-	if n := f.audits(); n != letters {
-		t.Errorf("%d lines of audit, want %d", n, letters)
+	f.wantBooks(l, books{applied: int64(deadLetters), next: int64(deadLetters)})
+	if n := f.audits(); n != deadLetters {
+		t.Errorf("%d lines of audit, want %d", n, deadLetters)
 	}
 }
 
@@ -113,9 +113,9 @@ func TestReplayWhoseCommitIsLost(t *testing.T) {
 func TestReplayWhoseCommitIsLostAndThenDiscarded(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.handle(f.take("kafka", "orders/0").batch("a=check"))
+	f.handle(f.acquire("kafka", "orders/0").batch("a=check"))
 	f.mend()
-	id := f.letters()[0].ID
+	id := f.deadLetters()[0].ID
 	broken, cut := f.attachBroken()
 	cut.then.Store(new(func() {
 		// The server learns of the lost connection, and lets the dead letter go.
@@ -157,19 +157,19 @@ func (f *fixture) attachBroken() (*fixture, *commitCutter) {
 func TestReplayInAllTheNoise(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	const letters, rounds = 120, 6
-	l := f.take("kafka", "orders/0")
-	f.handle(l.batch(values("m", letters, "check")...))
+	const deadLetters, rounds = 120, 6
+	l := f.acquire("kafka", "orders/0")
+	f.handle(l.batch(values("m", deadLetters, "check")...))
 	f.mend()
 	numbers, err := f.Store.DeadLetterIDs(t.Context(), dedup.DeadLetterFilter{})
-	if err != nil || len(numbers) != letters {
+	if err != nil || len(numbers) != deadLetters {
 		t.Fatal(len(numbers), err)
 	}
 	var all sync.WaitGroup
 	for i := range 3 {
 		person := attach(t, f.db)
 		all.Go(func() {
-			for _, n := range rand.Perm(letters) {
+			for _, n := range rand.Perm(deadLetters) {
 				if _, err := person.Replay(t.Context(), fmt.Sprint("person ", i), numbers[n]); err != nil {
 					t.Error(err)
 				}
@@ -178,12 +178,12 @@ func TestReplayInAllTheNoise(t *testing.T) {
 	}
 	for i := range 2 {
 		worker := attach(t, f.db)
-		name := worker.take("kafka", fmt.Sprint("resends/", i))
+		name := worker.acquire("kafka", fmt.Sprint("resends/", i))
 		all.Go(func() {
 			for range rounds {
-				b := values("m", letters, "check")
+				b := values("m", deadLetters, "check")
 				rand.Shuffle(len(b), func(i, j int) { b[i], b[j] = b[j], b[i] })
-				if err := worker.Handle(t.Context(), []lane.Batch{name.batch(b[:letters/2]...)}); err != nil {
+				if err := worker.Handle(t.Context(), []lane.Batch{name.batch(b[:deadLetters/2]...)}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -196,7 +196,7 @@ func TestReplayInAllTheNoise(t *testing.T) {
 		}
 	})
 	all.Go(func() {
-		for n := 0; n < letters; n += 10 {
+		for n := 0; n < deadLetters; n += 10 {
 			if _, err := keeper.Store.DiscardDeadLetters(t.Context(), "bob", numbers[n:n+2], nil); err != nil {
 				t.Error(err)
 			}
@@ -209,8 +209,8 @@ func TestReplayInAllTheNoise(t *testing.T) {
 		(SELECT count(*) FROM dedupd.audit WHERE action = 'dlq discard'), (SELECT sum(applied) FROM dedupd.books) FROM public.rows`).Scan(&rows, &distinct, &replays, &discards, &balance); err != nil {
 		t.Fatal(err)
 	}
-	if rows != distinct || rows != replays || replays+discards != letters || balance != rows {
-		t.Errorf("%d rows of %d ids, %d applied by the books; %d replays, %d discards of %d", rows, distinct, balance, replays, discards, letters)
+	if rows != distinct || rows != replays || replays+discards != deadLetters || balance != rows {
+		t.Errorf("%d rows of %d ids, %d applied by the books; %d replays, %d discards of %d", rows, distinct, balance, replays, discards, deadLetters)
 	}
 	f.wantNoDeadlocks()
 }

@@ -21,15 +21,15 @@ import (
 func TestTwoReplayAtOnce(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	const letters, people = 50, 3
-	l := f.take("kafka", "orders/0")
-	f.handle(l.batch(values("m", letters, "check")...))
+	const deadLetters, people = 50, 3
+	l := f.acquire("kafka", "orders/0")
+	f.handle(l.batch(values("m", deadLetters, "check")...))
 	f.mend()
 	var workers []*fixture
 	for range people {
 		workers = append(workers, attach(t, f.db))
 	}
-	for _, d := range f.letters() {
+	for _, d := range f.deadLetters() {
 		var all sync.WaitGroup
 		outcomes := make([]string, people)
 		start := make(chan struct{})
@@ -50,11 +50,11 @@ func TestTwoReplayAtOnce(t *testing.T) {
 			t.Errorf("%q", outcomes)
 		}
 	}
-	f.wantOnce(ids("m", letters)...)
-	f.wantBooks(l, books{applied: int64(letters), next: int64(letters)})
+	f.wantOnce(ids("m", deadLetters)...)
+	f.wantBooks(l, books{applied: int64(deadLetters), next: int64(deadLetters)})
 	f.wantNoDeadlocks()
-	if n := f.audits(); n != letters {
-		t.Errorf("%d lines of audit, want %d", n, letters)
+	if n := f.audits(); n != deadLetters {
+		t.Errorf("%d lines of audit, want %d", n, deadLetters)
 	}
 }
 
@@ -79,14 +79,14 @@ func (f *fixture) wantNoDeadlocks() {
 // replay: with the claim in place, and without.
 func TestReplayBesideAResend(t *testing.T) {
 	t.Parallel()
-	const letters = 60
+	const deadLetters = 60
 	f := newFixture(t)
 	worker := attach(t, f.db)
-	l, other := f.take("kafka", "orders/0"), worker.take("kafka", "orders/1")
-	f.handle(l.batch(values("m", letters, "check")...))
+	l, other := f.acquire("kafka", "orders/0"), worker.acquire("kafka", "orders/1")
+	f.handle(l.batch(values("m", deadLetters, "check")...))
 	f.mend()
 	outcomes := map[string]int{}
-	for i, d := range f.letters() {
+	for i, d := range f.deadLetters() {
 		if i%3 > 0 {
 			f.forget(string(d.MessageID))
 		}
@@ -103,14 +103,14 @@ func TestReplayBesideAResend(t *testing.T) {
 		})
 		all.Wait()
 	}
-	f.wantOnce(append(ids("m", letters), ids("other", letters)...)...)
+	f.wantOnce(append(ids("m", deadLetters), ids("other", deadLetters)...)...)
 	f.wantDead()
 	f.wantNoDeadlocks()
-	if outcomes["applied"]+outcomes["duplicate"] != letters || outcomes["applied"] < letters/3 || outcomes["duplicate"] == 0 {
+	if outcomes["applied"]+outcomes["duplicate"] != deadLetters || outcomes["applied"] < deadLetters/3 || outcomes["duplicate"] == 0 {
 		t.Errorf("outcomes %v", outcomes)
 	}
-	f.wantBooks(l, books{applied: int64(outcomes["applied"]), resent: int64(outcomes["duplicate"]), next: int64(letters)})
-	f.wantBooks(other, books{applied: int64(letters + outcomes["duplicate"]), resent: int64(outcomes["applied"]), next: int64(2 * letters)})
+	f.wantBooks(l, books{applied: int64(outcomes["applied"]), resent: int64(outcomes["duplicate"]), next: int64(deadLetters)})
+	f.wantBooks(other, books{applied: int64(deadLetters + outcomes["duplicate"]), resent: int64(outcomes["applied"]), next: int64(2 * deadLetters)})
 }
 
 // gate is a sink that waits, within its transaction, until open is called.
@@ -162,11 +162,11 @@ func (f *fixture) replayHeld(id int64) (end func() string) {
 func TestAClaimIsNotForgottenWithinAReplay(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=check"))
 	f.rotate() // the claim is sealed
 	f.mend()
-	end := f.replayHeld(f.letters()[0].ID)
+	end := f.replayHeld(f.deadLetters()[0].ID)
 	other := attach(t, f.db)
 	var replayed atomic.Bool
 	forgotten := make(chan error, 1)
@@ -200,7 +200,7 @@ func TestAClaimIsNotForgottenWithinAReplay(t *testing.T) {
 func TestAClaimThatIsForgottenBeforeAReplay(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=check"))
 	f.rotate()
 	f.mend()
@@ -214,7 +214,7 @@ func TestAClaimThatIsForgottenBeforeAReplay(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		r, err := f.Replay(context.Background(), "ann@host", f.letters()[0].ID)
+		r, err := f.Replay(context.Background(), "ann@host", f.deadLetters()[0].ID)
 		if r.Outcome != dedup.ReplayApplied {
 			err = errors.Join(err, errors.New(r.Outcome))
 		}
@@ -238,11 +238,11 @@ func TestAClaimThatIsForgottenBeforeAReplay(t *testing.T) {
 func TestReplayBesideRotations(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	const letters = 60
-	l := f.take("kafka", "orders/0")
-	f.handle(l.batch(values("m", letters, "check")...))
+	const deadLetters = 60
+	l := f.acquire("kafka", "orders/0")
+	f.handle(l.batch(values("m", deadLetters, "check")...))
 	f.mend()
-	for i, id := range ids("m", letters) {
+	for i, id := range ids("m", deadLetters) {
 		if i%2 == 0 {
 			f.forget(id)
 		}
@@ -263,7 +263,7 @@ func TestReplayBesideRotations(t *testing.T) {
 			}
 		}
 	})
-	for i, d := range f.letters() {
+	for i, d := range f.deadLetters() {
 		for rotations.Load() < int64(i/5) { // else none may come in between
 			time.Sleep(time.Millisecond)
 		}
@@ -273,9 +273,9 @@ func TestReplayBesideRotations(t *testing.T) {
 	}
 	close(end)
 	all.Wait()
-	f.handle(l.batch(values("m", letters, "check")...)) // all are known
-	f.wantOnce(ids("m", letters)...)
-	f.wantBooks(l, books{applied: int64(letters), resent: int64(letters), next: int64(2 * letters)})
+	f.handle(l.batch(values("m", deadLetters, "check")...)) // all are known
+	f.wantOnce(ids("m", deadLetters)...)
+	f.wantBooks(l, books{applied: int64(deadLetters), resent: int64(deadLetters), next: int64(2 * deadLetters)})
 }
 
 // TestExpiryPassesAReplayOver: it neither waits for the dead letter nor takes it
@@ -283,10 +283,10 @@ func TestReplayBesideRotations(t *testing.T) {
 func TestExpiryPassesAReplayOver(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=check", "b=check", "c=check"))
 	f.mend()
-	end := f.replayHeld(f.letters()[1].ID)
+	end := f.replayHeld(f.deadLetters()[1].ID)
 	f.passTime(time.Hour)
 	keeper := attach(t, f.db)
 	if n, led, err := keeper.Store.ExpireDeadLetters(t.Context(), time.Minute); n != 2 || !led || err != nil {
@@ -301,15 +301,15 @@ func TestExpiryPassesAReplayOver(t *testing.T) {
 	f.wantBooks(l, books{applied: 1, dead: 2, next: 3})
 }
 
-// TestBuryingDoesntWaitForAReplay has a worker bury a message again whose dead
+// TestDeadLetteringDoesntWaitForAReplay has a worker bury a message again whose dead
 // letter is locked by a replay, which would have to wait for the worker's claims.
-func TestBuryingDoesntWaitForAReplay(t *testing.T) {
+func TestDeadLetteringDoesntWaitForAReplay(t *testing.T) {
 	t.Parallel()
 	t.Run("conflict", func(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
 		worker := attach(t, f.db)
-		q := worker.takeQueue("nats")
+		q := worker.acquireQueue("nats")
 		worker.handle(q.batchAt(0, "a=1", "a=2"))
 		g := newGate(t, worker.sink)
 		worker.Sink = g
@@ -317,7 +317,7 @@ func TestBuryingDoesntWaitForAReplay(t *testing.T) {
 		go func() { handled <- worker.Handle(context.Background(), []lane.Batch{q.batchAt(1, "a=2", "b")}) }()
 		<-g.entered // it has looked at the claim, and found a conflict
 		f.forget("a")
-		end := f.replayHeld(f.letters()[0].ID)
+		end := f.replayHeld(f.deadLetters()[0].ID)
 		g.open()
 		select {
 		case err := <-handled:
@@ -338,11 +338,11 @@ func TestBuryingDoesntWaitForAReplay(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
 		worker := attach(t, f.db)
-		l := worker.take("kafka", "orders/0")
+		l := worker.acquire("kafka", "orders/0")
 		worker.handle(l.batch("a=check"))
 		worker.forget("a")
 		worker.setPosition(l, 0)
-		l = worker.takeCommitted(l, -1)
+		l = worker.acquireCommitted(l, -1)
 		l.at = 0
 		// The sink names the message, and waits when it is given the other one alone.
 		g := newGate(t, worker.sink)
@@ -358,7 +358,7 @@ func TestBuryingDoesntWaitForAReplay(t *testing.T) {
 		f.mend()
 		replayed := make(chan dedup.Replayed, 1)
 		go func() {
-			r, err := f.Replay(context.Background(), "ann@host", f.letters()[0].ID)
+			r, err := f.Replay(context.Background(), "ann@host", f.deadLetters()[0].ID)
 			if err != nil {
 				t.Error(err)
 			}

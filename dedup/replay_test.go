@@ -24,7 +24,7 @@ func (f *fixture) mend() {
 }
 
 // letters are all dead letters, the oldest first.
-func (f *fixture) letters() []dedup.DeadLetter {
+func (f *fixture) deadLetters() []dedup.DeadLetter {
 	f.t.Helper()
 	all, err := f.Store.DeadLetters(f.t.Context(), dedup.DeadLetterFilter{})
 	if err != nil {
@@ -47,7 +47,7 @@ func (f *fixture) replay(id int64) dedup.Replayed {
 func (f *fixture) replayAll(want ...string) {
 	f.t.Helper()
 	var got []string
-	for _, d := range f.letters() {
+	for _, d := range f.deadLetters() {
 		got = append(got, f.replay(d.ID).Outcome)
 	}
 	if !slices.Equal(got, want) {
@@ -65,25 +65,25 @@ func (f *fixture) forget(id string) {
 func TestReplayAfterMending(t *testing.T) { bothWays(t, testReplayAfterMending) }
 
 func testReplayAfterMending(t *testing.T, f *fixture) {
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=check", "b", "c=check"))
 	f.wantBooks(l, books{applied: 1, dead: 2, next: 3})
-	buried := f.letters()[0]
-	if buried.Attempts != 1 || !buried.LastAt.Equal(buried.CreatedAt) {
-		t.Errorf("buried: %d attempts, the last at %s, the first at %s", buried.Attempts, buried.LastAt, buried.CreatedAt)
+	original := f.deadLetters()[0]
+	if original.Attempts != 1 || !original.LastAt.Equal(original.CreatedAt) {
+		t.Errorf("at first: %d attempts, the last at %s, the first at %s", original.Attempts, original.LastAt, original.CreatedAt)
 	}
 
 	// Nothing is mended yet.
-	r := f.replay(buried.ID)
+	r := f.replay(original.ID)
 	if r.Outcome != dedup.ReplayDead || r.SQLState != "23514" || !strings.Contains(r.Reason, "rows_value_check") || string(r.MessageID) != "a" {
 		t.Errorf("%+v", r)
 	}
 	line, detail := f.audited()
-	if line != fmt.Sprintf("test ann@host dlq replay dead letter %d", buried.ID) || detail["outcome"] != "dead" || detail["class"] != "poison" || detail["message_id"] != "a" {
+	if line != fmt.Sprintf("test ann@host dlq replay dead letter %d", original.ID) || detail["outcome"] != "dead" || detail["class"] != "poison" || detail["message_id"] != "a" {
 		t.Errorf("audit: %s, %v", line, detail)
 	}
-	d := f.letters()[0]
-	if d.Attempts != 2 || !d.LastAt.After(d.CreatedAt) || !d.CreatedAt.Equal(buried.CreatedAt) || d.Class != "poison" {
+	d := f.deadLetters()[0]
+	if d.Attempts != 2 || !d.LastAt.After(d.CreatedAt) || !d.CreatedAt.Equal(original.CreatedAt) || d.Class != "poison" {
 		t.Errorf("after a replay in vain: %+v", d)
 	}
 	f.wantBooks(l, books{applied: 1, dead: 2, next: 3})
@@ -105,7 +105,7 @@ func testReplayAfterMending(t *testing.T, f *fixture) {
 	f.handle(l.batch("a=check", "c=check"))
 	f.wantLanded("b", "a", "c")
 	f.wantBooks(l, books{applied: 3, resent: 2, next: 5})
-	if r := f.replay(buried.ID); r.Outcome != dedup.ReplayGone || f.audits() != 3 {
+	if r := f.replay(original.ID); r.Outcome != dedup.ReplayGone || f.audits() != 3 {
 		t.Errorf("once more: %+v, %d lines of audit", r, f.audits())
 	}
 }
@@ -120,7 +120,7 @@ func TestReplayGivesTheWholeMessage(t *testing.T) {
 		given = append(given, msgs...)
 		return sinks.Permanent(errors.New("not now"))
 	})
-	q := f.takeQueue("nats")
+	q := f.acquireQueue("nats")
 	b := q.batchAt(7, "a", "b")
 	b.Messages[0].Topic, b.Messages[0].Key = "t\x00\xff", []byte{0, 0xff}
 	b.Messages[0].Headers = append(b.Messages[0].Headers, message.Header{Key: "\xff", Value: nil}, message.Header{Key: "", Value: []byte{}})
@@ -143,32 +143,32 @@ func TestReplayGivesTheWholeMessage(t *testing.T) {
 
 func TestReplayOfMessagesWithoutID(t *testing.T) {
 	t.Parallel()
-	bury := func(t *testing.T) (*fixture, *takenLane) {
+	begin := func(t *testing.T) (*fixture, *ownedLane) {
 		t.Parallel()
 		f := newFixture(t)
-		l := f.take("kafka", "orders/0")
+		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch(`={"id":"x"}`, "a"))
 		f.wantDead("no_id@0")
 		return f, l
 	}
 	t.Run("still none", func(t *testing.T) {
-		f, l := bury(t)
+		f, l := begin(t)
 		f.replayAll("dead")
-		if d := f.letters()[0]; d.Attempts != 2 || d.SQLState != nil || d.Class != "no_id" {
+		if d := f.deadLetters()[0]; d.Attempts != 2 || d.SQLState != nil || d.Class != "no_id" {
 			t.Errorf("%+v", d)
 		}
 		f.Missing = dedup.MissingStop
 		f.replayAll("dead")
 		f.Missing, f.Identity = dedup.MissingPosition, mustIdentity(t, 2, "json:id")
 		f.replayAll("dead") // there is something, but too long
-		if d := f.letters()[0]; d.Attempts != 4 {
+		if d := f.deadLetters()[0]; d.Attempts != 4 {
 			t.Errorf("%+v", d)
 		}
 		f.wantBooks(l, books{applied: 1, dead: 1, next: 2})
 		f.wantLanded("a")
 	})
 	t.Run("by its place", func(t *testing.T) {
-		f, l := bury(t)
+		f, l := begin(t)
 		f.Missing = dedup.MissingPosition
 		f.replayAll("applied")
 		f.wantBooks(l, books{applied: 2, next: 2})
@@ -177,14 +177,14 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 			t.Errorf("%d claims, want 2; %v", claims, err)
 		}
 		f.setPosition(l, 0)
-		l = f.takeCommitted(l, -1)
+		l = f.acquireCommitted(l, -1)
 		f.handle(l.batchAt(0, `={"id":"x"}`, "a"))
 		f.wantBooks(l, books{applied: 2, redelivered: 2, next: 2})
 	})
 	t.Run("id.from was mended", func(t *testing.T) {
-		f, l := bury(t)
+		f, l := begin(t)
 		f.Identity = mustIdentity(t, 100, "json:id")
-		r := f.replay(f.letters()[0].ID)
+		r := f.replay(f.deadLetters()[0].ID)
 		if r.Outcome != dedup.ReplayApplied || string(r.MessageID) != "x" {
 			t.Errorf("%+v", r)
 		}
@@ -193,7 +193,7 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 		f.wantBooks(l, books{applied: 2, resent: 1, next: 3})
 	})
 	t.Run("id.from was mended, and it came again", func(t *testing.T) {
-		f, l := bury(t)
+		f, l := begin(t)
 		f.Identity = mustIdentity(t, 100, "json:id")
 		f.handle(l.batch(`={"id":"x"}`))
 		f.replayAll("duplicate")
@@ -209,7 +209,7 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 func TestReplayOfAnIDThatWasClaimedBeside(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	f.handle(l.batch(`={"id":"x"}`), other.batch(`x={"id":"x"}`))
 	f.Identity = mustIdentity(t, 100, "json:id")
 	f.replayAll("duplicate")
@@ -229,14 +229,14 @@ func mustIdentity(t *testing.T, longest int, from ...string) *message.Identity {
 func TestReplayOfAConflict(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=1", "a=2"))
 	f.OnConflict = dedup.ConflictStop // a replay only tells
-	r := f.replay(f.letters()[0].ID)
+	r := f.replay(f.deadLetters()[0].ID)
 	if r.Outcome != dedup.ReplayConflict || r.Reason != "the id was claimed with another payload" {
 		t.Errorf("%+v", r)
 	}
-	if d := f.letters()[0]; d.Attempts != 2 || d.Class != "conflict" {
+	if d := f.deadLetters()[0]; d.Attempts != 2 || d.Class != "conflict" {
 		t.Errorf("%+v", d)
 	}
 	if _, detail := f.audited(); detail["outcome"] != "conflict" {
@@ -254,12 +254,12 @@ func TestReplayOfAConflict(t *testing.T) {
 	f.wantBooks(l, books{applied: 2, resent: 1, conflicts: 1, next: 4})
 }
 
-// TestReplayOfAConflictWithATwin has the winner and the conflict at the same
+// TestReplayOfAConflictAtTheSamePosition has the winner and the conflict at the same
 // position of two lanes, claimed and buried at the same moment.
-func TestReplayOfAConflictWithATwin(t *testing.T) {
+func TestReplayOfAConflictAtTheSamePosition(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	f.handle(l.batch("a=1"), other.batch("a=2"))
 	f.replayAll("conflict")
 	f.wantLanded("a")
@@ -269,12 +269,12 @@ func TestReplayOfADuplicate(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.OnDuplicate = dedup.DuplicateDeadLetter
-	l, other := f.take("kafka", "orders/0"), f.take("nats", "x")
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("nats", "x")
 	f.handle(l.batch("a", "a", "b", "b"), other.batch("a", "b"))
 	f.wantBooks(l, books{applied: 2, resent: 2, next: 4})
 	f.wantBooks(other, books{crossSource: 2, next: 2})
 	f.forget("b")
-	for _, d := range f.letters() {
+	for _, d := range f.deadLetters() {
 		// Of b, the first that is replayed wins. The books of each lane follow.
 		want := map[string]string{"a": "duplicate", "b": "applied"}[string(d.MessageID)]
 		if d.Lane == "x" && want == "applied" {
@@ -295,7 +295,7 @@ func TestReplayOfADuplicate(t *testing.T) {
 func TestReplayOfAnIDThatHadItsEffect(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l, other := f.take("kafka", "orders/0"), f.take("nats", "x")
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("nats", "x")
 	f.handle(l.batch("a=check", "b=check", "c=check"))
 	f.mend()
 	f.forget("a")
@@ -313,27 +313,27 @@ func TestReplayOfAnIDThatHadItsEffect(t *testing.T) {
 // forgotten: the claim that is there then looks like the dead letter's own.
 func TestReplayKnowsItsOwnClaim(t *testing.T) {
 	t.Parallel()
-	bury := func(t *testing.T) (*fixture, *takenLane) {
+	begin := func(t *testing.T) (*fixture, *ownedLane) {
 		t.Parallel()
 		f := newFixture(t)
-		l := f.take("kafka", "orders/0")
+		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch("a=check"))
 		f.forget("a")
 		f.setPosition(l, 0)
-		l = f.takeCommitted(l, -1)
+		l = f.acquireCommitted(l, -1)
 		l.at = 0
 		return f, l
 	}
 	t.Run("applied", func(t *testing.T) {
-		f, l := bury(t)
+		f, l := begin(t)
 		f.mend()
 		f.handle(l.batch("a=check"))
 		f.replayAll("duplicate")
 		f.wantLanded("a")
 		f.wantBooks(l, books{applied: 1, redelivered: 1, next: 1})
 	})
-	t.Run("buried once more", func(t *testing.T) {
-		f, l := bury(t)
+	t.Run("dead-lettered once more", func(t *testing.T) {
+		f, l := begin(t)
 		f.handle(l.batch("a=check"))
 		f.wantDead("poison@0", "poison@0")
 		f.mend()
@@ -346,11 +346,11 @@ func TestReplayKnowsItsOwnClaim(t *testing.T) {
 func TestReplayWhenTheClaimExpired(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=check", "b=check"))
 	f.rotate()
 	f.mend()
-	f.replay(f.letters()[0].ID) // its claim is sealed
+	f.replay(f.deadLetters()[0].ID) // its claim is sealed
 	f.wantLanded("a")
 	f.passTime(3 * expiryWindow)
 	f.caughtUp(l)
@@ -372,15 +372,15 @@ func TestReplayWhenTheLaneIsGone(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.Identity = mustIdentity(t, 1000, "position")
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=check", "b=check"))
 	f.mend()
 	f.exec(`DELETE FROM dedupd.lanes`)
 	f.Store.Generations().Forget("its lanes are gone")
-	f.replay(f.letters()[0].ID)
-	again := f.take("kafka", "orders/0")
+	f.replay(f.deadLetters()[0].ID)
+	again := f.acquire("kafka", "orders/0")
 	f.exec(`UPDATE dedupd.lanes SET dead = 1, fetched = 1`)
-	f.replay(f.letters()[0].ID)
+	f.replay(f.deadLetters()[0].ID)
 	if n := len(f.landed()); n != 2 {
 		t.Errorf("%d rows, want 2", n)
 	}
@@ -392,12 +392,12 @@ func TestReplayBooksNothingBelowZero(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.OnDuplicate = dedup.DuplicateDeadLetter
-	l, other := f.take("kafka", "orders/0"), f.take("nats", "x")
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("nats", "x")
 	f.handle(l.batch("a=1", "a=2", "a=1", "b=check"), other.batch("a=1"))
 	f.exec(`UPDATE dedupd.lanes SET fetched = 0, applied = 0, resent = 0, cross_source = 0, conflicts = 0, dead = 0`)
 	f.mend()
 	f.forget("a")
-	for _, d := range f.letters() {
+	for _, d := range f.deadLetters() {
 		f.replay(d.ID)
 	}
 	f.wantBooks(l, books{next: 4})
@@ -409,7 +409,7 @@ func TestReplayBooksNothingBelowZero(t *testing.T) {
 func TestReplayOfALaneThatIsGone(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=check"))
 	f.mend()
 	f.exec(`DELETE FROM dedupd.lanes`)
@@ -424,7 +424,7 @@ func TestReplayOfALaneThatIsGone(t *testing.T) {
 func TestReplayWaitsForWhatPasses(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=check"))
 	f.mend()
 	tries := 0
@@ -466,14 +466,14 @@ func TestReplayEndsWhereSomebodyHasToAct(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			f.handle(l.batch("a=check"))
-			before := f.letters()
+			before := f.deadLetters()
 			f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, _ []message.Message) error { return c.write(ctx, tx) })
 			if r, err := f.Replay(t.Context(), "ann@host", before[0].ID); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%+v, %v", r, err)
 			}
-			if diff := cmp.Diff(before, f.letters()); diff != "" {
+			if diff := cmp.Diff(before, f.deadLetters()); diff != "" {
 				t.Error(diff)
 			}
 			f.wantLanded()
@@ -496,20 +496,20 @@ func TestReplayIsRefusedInDoubt(t *testing.T) {
 	f := newFixture(t)
 	f.exec(raising("P0001", "NEW.value = 'bad'") + triggerBefore)
 	f.Sink = preparing{f.sink}
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=bad", "b"))
-	before := f.letters()[0]
+	before := f.deadLetters()[0]
 	if r, err := f.Replay(t.Context(), "ann@host", before.ID); err != nil || r.Outcome != dedup.ReplayDead || r.SQLState != "P0001" {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if after := f.letters()[0]; after.Attempts != before.Attempts+1 {
+	if after := f.deadLetters()[0]; after.Attempts != before.Attempts+1 {
 		t.Errorf("%d attempts", after.Attempts)
 	}
 	f.exec(`ALTER TABLE public.rows RENAME TO elsewhere`)
 	if r, err := f.Replay(t.Context(), "ann@host", before.ID); err == nil || !strings.Contains(err.Error(), "does not exist") {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if after := f.letters()[0]; after.Attempts != before.Attempts+1 {
+	if after := f.deadLetters()[0]; after.Attempts != before.Attempts+1 {
 		t.Errorf("%d attempts", after.Attempts)
 	}
 }

@@ -93,9 +93,9 @@ func (f *fixture) wantOnce(ids ...string) {
 // the copy was made, and has other claims now, of which it learns by a lane of
 // its own.
 func restored(t *testing.T, f *fixture, seals int) {
-	f.handle(f.take("kafka", "orders/0").batch(ids("before-", 300)...))
+	f.handle(f.acquire("kafka", "orders/0").batch(ids("before-", 300)...))
 	restore := f.backup()
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch(ids("lost-", 300)...))
 	f.rotate()
 	f.buildFilters()
@@ -107,16 +107,16 @@ func restored(t *testing.T, f *fixture, seals int) {
 	restore()
 
 	other := attach(t, f.db)
-	other.handle(other.take("kafka", "orders/1").batch(ids("since-", 300)...))
+	other.handle(other.acquire("kafka", "orders/1").batch(ids("since-", 300)...))
 	for range seals {
 		other.rotate()
 		other.buildFilters()
 	}
 	// A new lane: it has no position that went back, which would give all away.
-	var fresh *takenLane
+	var fresh *ownedLane
 	f.again(func() error {
-		taken, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/2"}, Ordered: true, Committed: -1})
-		fresh = &takenLane{message.Lane{Source: "kafka", Name: "orders/2"}, taken, taken.Next, true}
+		assigned, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/2"}, Ordered: true, Committed: -1})
+		fresh = &ownedLane{message.Lane{Source: "kafka", Name: "orders/2"}, assigned, assigned.Next, true}
 		return err
 	})
 	for _, list := range [][]string{ids("since-", 300), ids("before-", 300), ids("lost-", 300), ids("since-", 300), ids("lost-later-", 10)} {
@@ -173,7 +173,7 @@ func TestATableOfTheSameNumberIsAnotherTable(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	other := attach(t, f.db)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	if _, err := f.Store.Generations().Prepare(t.Context()); err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func TestATableOfTheSameNumberIsAnotherTable(t *testing.T) {
 		CREATE TABLE older.scopes AS SELECT * FROM dedupd.scopes;
 		CREATE TABLE older.generations AS SELECT * FROM dedupd.generations;
 		CREATE TABLE older.claims AS SELECT * FROM dedupd.claims_test_1`)
-	l = f.take("kafka", "orders/0")
+	l = f.acquire("kafka", "orders/0")
 	f.handle(l.batch("b"))
 	f.rotate()
 	f.handle(l.batch("c", "a"))
@@ -207,7 +207,7 @@ func TestATableOfTheSameNumberIsAnotherTable(t *testing.T) {
 		INSERT INTO dedupd.generations SELECT * FROM older.generations;
 		UPDATE dedupd.scopes s SET (catalog, catalog_epoch) = (SELECT catalog, catalog_epoch FROM older.scopes o WHERE o.id = s.id);
 		COMMIT`)
-	l2 := other.take("kafka", "orders/1")
+	l2 := other.acquire("kafka", "orders/1")
 	other.handle(l2.batch("e"))
 	other.rotate()
 	other.handle(l2.batch("f"))
@@ -247,25 +247,25 @@ func TestLanesThatWentBackAreReadAgain(t *testing.T) {
 		return all
 	}
 	a, b := log("a"), log("b")
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch(a[:20]...))
 	restore := f.backup()
-	l = f.take("kafka", "orders/0")
+	l = f.acquire("kafka", "orders/0")
 	f.handle(l.batch(a[20:40]...))
 	f.rotate()
 	f.buildFilters()
 	f.loadFilters()
-	missing := f.take("kafka", "orders/1")
+	missing := f.acquire("kafka", "orders/1")
 	f.handle(missing.batch(b[:20]...), l.batch(a[40:50]...))
 	restore()
 
 	other := attach(t, f.db)
-	another := other.take("kafka", "orders/2")
+	another := other.acquire("kafka", "orders/2")
 	// It has the missing lane's number, and stands where that one stood.
 	other.handle(another.batch(append(ids("c", 18), "a5", "b5")...))
 
 	var fenced *lane.FencedError
-	for _, lost := range []*takenLane{l, missing} {
+	for _, lost := range []*ownedLane{l, missing} {
 		next := lost.batch("a59", "b59")
 		for try := 0; ; try++ {
 			err := f.Handle(t.Context(), []lane.Batch{next})
@@ -278,20 +278,20 @@ func TestLanesThatWentBackAreReadAgain(t *testing.T) {
 		}
 		lost.at -= 2
 	}
-	retake := func(lost *takenLane, next int64) {
+	reacquire := func(lost *ownedLane, next int64) {
 		t.Helper()
-		take := lane.Acquire{Lane: lost.Lane, Ordered: true, Committed: lost.at, Start: lost.at, OffsetMetadata: lost.OffsetMetadata, HonourReset: true}
+		acquire := lane.Acquire{Lane: lost.Lane, Ordered: true, Committed: lost.at, Start: lost.at, OffsetMetadata: lost.OffsetMetadata, HonourReset: true}
 		f.again(func() (err error) {
-			lost.Assignment, err = f.Store.Acquire(t.Context(), take)
+			lost.Assignment, err = f.Store.Acquire(t.Context(), acquire)
 			return err
 		})
 		if lost.Next != next || !lost.Rewound {
-			t.Fatalf("lane %s was taken as %+v, want it to start at %d", lost.Lane, lost.Assignment, next)
+			t.Fatalf("lane %s was acquired as %+v, want it to start at %d", lost.Lane, lost.Assignment, next)
 		}
 		lost.at = next
 	}
-	retake(l, 20)
-	retake(missing, 0)
+	reacquire(l, 20)
+	reacquire(missing, 0)
 	f.handle(l.batch(a[20:]...), missing.batch(b...))
 	want := slices.Concat(a, b)
 	slices.Sort(want)
@@ -306,12 +306,12 @@ func TestLanesThatWentBackAreReadAgain(t *testing.T) {
 func TestALostEpochIsNotGivenOutAgain(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.handle(f.take("kafka", "orders/0").batch("a"))
+	f.handle(f.acquire("kafka", "orders/0").batch("a"))
 	restore := f.backup()
-	zombie := f.take("kafka", "orders/0")
+	zombie := f.acquire("kafka", "orders/0")
 	restore()
 	other := attach(t, f.db)
-	owner := other.take("kafka", "orders/0")
+	owner := other.acquire("kafka", "orders/0")
 	if owner.Epoch <= zombie.Epoch {
 		t.Errorf("epoch %d was given out after %d, which was lost", owner.Epoch, zombie.Epoch)
 	}
@@ -378,7 +378,7 @@ func TestForgettingWhileFiltersLoad(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.Store.Generations().ChunkClaims = 300
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	old := ids("old-", 1000)
 	f.handle(l.batch(old...))
 	f.rotate()
@@ -404,9 +404,9 @@ func TestForgettingWhileFiltersLoad(t *testing.T) {
 // generation expire, while its filter is read: there is nothing to load it into.
 func TestLoadingFiltersEndsWhenTheyAreForgotten(t *testing.T) {
 	t.Parallel()
-	for name, do := range map[string]func(f *fixture, l *takenLane){
-		"the catalog is forgotten": func(f *fixture, _ *takenLane) { f.Store.Generations().Forget("the database went back") },
-		"the generation expires": func(f *fixture, l *takenLane) {
+	for name, do := range map[string]func(f *fixture, l *ownedLane){
+		"the catalog is forgotten": func(f *fixture, _ *ownedLane) { f.Store.Generations().Forget("the database went back") },
+		"the generation expires": func(f *fixture, l *ownedLane) {
 			f.passTime(25 * time.Hour)
 			f.caughtUp(l)
 			if n, _, err := f.Store.Generations().Expire(f.t.Context(), 24*time.Hour, 28*24*time.Hour); err != nil || n != 1 {
@@ -418,7 +418,7 @@ func TestLoadingFiltersEndsWhenTheyAreForgotten(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			f.handle(l.batch("a", "b"))
 			f.rotate()
 			f.buildFilters()

@@ -20,7 +20,7 @@ func TestARetryForgetsWhatTheLastTryFound(t *testing.T) { bothWays(t, testARetry
 func testARetryForgets(t *testing.T, f *fixture) {
 	broken, cut := f.attachBroken()
 	broken.CopyFrom, broken.OnDuplicate = f.CopyFrom, dedup.DuplicateDeadLetter
-	mine, other := broken.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	mine, other := broken.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	// lose loses a hand-over's COMMIT before the server has it; meanwhile happens
 	// before the next try.
 	lose := func(meanwhile func(), ids ...string) {
@@ -71,11 +71,11 @@ func testARetryForgets(t *testing.T, f *fixture) {
 		f.exec(`DELETE FROM dedupd.claims_root WHERE position = 8; DELETE FROM dedupd.dead_letters WHERE class = 'no_id'`)
 	}, "")
 	f.wantBooks(mine, books{applied: 4, resent: 4, dead: 2, next: 9})
-	letters, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Classes: []string{"no_id"}})
-	if err != nil || len(letters) != 1 {
-		t.Fatalf("dead letters: %+v, %v", letters, err)
+	deadLetters, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Classes: []string{"no_id"}})
+	if err != nil || len(deadLetters) != 1 {
+		t.Fatalf("dead letters: %+v, %v", deadLetters, err)
 	}
-	if d := letters[0]; d.OriginalPosition != nil || d.OriginalLane != nil {
+	if d := deadLetters[0]; d.OriginalPosition != nil || d.OriginalLane != nil {
 		t.Errorf("a message whose place nobody had claimed tells of an original: %+v", d)
 	}
 }
@@ -109,7 +109,7 @@ func count(t *testing.T, reg *prometheus.Registry, name string) (n int) {
 func TestAClaimThatVanishes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
 	if _, err := f.pool.Exec(t.Context(), `
 		CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';

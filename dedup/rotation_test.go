@@ -87,7 +87,7 @@ func ids(prefix string, n int) []string {
 func TestClaimsAreKnownAfterRotations(t *testing.T) { bothWays(t, testClaimsAreKnownAfterRotations) }
 
 func testClaimsAreKnownAfterRotations(t *testing.T, f *fixture) {
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a", "b"))
 	f.rotate()
 	f.handle(l.batch("b", "c"))
@@ -121,7 +121,7 @@ func TestFiltersSpareLookUps(t *testing.T) { bothWays(t, testFiltersSpareLookUps
 
 func testFiltersSpareLookUps(t *testing.T, f *fixture) {
 	f.Store.Generations().ChunkClaims = 300
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	old := ids("old-", 1000)
 	f.handle(l.batch(old...))
 	f.rotate()
@@ -152,7 +152,7 @@ func testFiltersSpareLookUps(t *testing.T, f *fixture) {
 func TestTimeOrderedIDsNeedNoProbes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	at := 0
 	batch := func(n int) lane.Batch {
 		list := make([]string, n)
@@ -184,7 +184,7 @@ func TestTheBudgetOfFiltersIsKept(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.Store.Generations().ChunkClaims = 300
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	var all []string
 	for g := range 4 {
 		list := ids(fmt.Sprint(g, "-"), 900)
@@ -205,13 +205,13 @@ func TestTheBudgetOfFiltersIsKept(t *testing.T) {
 		if other.Store.Generations().FiltersBehind() {
 			t.Errorf("with a budget of %d it never comes to rest", budget)
 		}
-		lane := other.take("kafka", "orders/0")
+		lane := other.acquire("kafka", "orders/0")
 		other.handle(lane.batch(append(slices.Clone(all), fmt.Sprint("new-", budget))...))
 	}
 	// A newer generation's filter takes the place of an older one's.
 	f.Store.Generations().FilterMemory = whole
-	f.take("kafka", "orders/0")
-	l = f.take("kafka", "orders/0")
+	f.acquire("kafka", "orders/0")
+	l = f.acquire("kafka", "orders/0")
 	f.handle(l.batch(ids("last-", 900)...))
 	f.rotate()
 	f.buildFilters()
@@ -245,7 +245,7 @@ func TestBrokenFiltersAreBuiltAgain(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			f.Store.Generations().ChunkClaims = 300
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			old := ids("old-", 1000)
 			f.handle(l.batch(old...))
 			f.rotate()
@@ -277,7 +277,7 @@ func TestBrokenFiltersAreBuiltAgain(t *testing.T) {
 func TestExpiryFollowsTheSlowestLane(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	fast, slow := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	fast, slow := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	f.handle(fast.batch("a"), slow.batch("b"))
 	f.rotate()
 	expire := func() int {
@@ -328,7 +328,7 @@ func (f *fixture) passTime(d time.Duration) {
 }
 
 // caughtUp tells that a lane is, and whether it is the one that was told.
-func (f *fixture) caughtUp(l *takenLane) (asTold bool) {
+func (f *fixture) caughtUp(l *ownedLane) (asTold bool) {
 	f.t.Helper()
 	gone, err := f.Store.Heartbeat(f.t.Context(), []lane.Heartbeat{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint}})
 	if err != nil {
@@ -345,7 +345,7 @@ func TestAFilterBuiltAnewWithOtherChunksIsNotMixed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.Store.Generations().ChunkClaims = 300
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	old := ids("old-", 1000)
 	f.handle(l.batch(old...))
 	f.rotate()

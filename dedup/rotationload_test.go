@@ -154,7 +154,7 @@ func (l *rotationLoad) run(rotations int) {
 	var work, follow sync.WaitGroup
 	ctx, stop := context.WithCancel(l.t.Context())
 	for i, w := range l.workers {
-		lane := w.take("kafka", fmt.Sprint("orders/", i))
+		lane := w.acquire("kafka", fmt.Sprint("orders/", i))
 		l.lanes++
 		work.Go(func() { l.work(i, w, lane) })
 		follow.Go(func() {
@@ -179,7 +179,7 @@ func (l *rotationLoad) run(rotations int) {
 
 // work hands over one block after the other. Nobody is more than a block ahead of
 // the slowest, so that all copies of an id are under way at the same time.
-func (l *rotationLoad) work(i int, w *fixture, name *takenLane) {
+func (l *rotationLoad) work(i int, w *fixture, name *ownedLane) {
 	for block := 0; ; block++ {
 		l.mu.Lock()
 		l.progress[i] = block

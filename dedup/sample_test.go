@@ -23,7 +23,7 @@ func TestSample(t *testing.T) {
 	if v := sample(); len(v.Lanes) != 0 || len(v.Generations) != 1 || v.Stream == nil || v.LatestDuplicate != nil || v.Database == "" {
 		t.Errorf("a scope without lanes: %+v", v)
 	}
-	known, unknown := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	known, unknown := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	f.handle(known.batch("a", "b", "c"))
 	f.handle(known.batch("a", "d"))
 	f.caughtUp(known)

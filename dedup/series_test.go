@@ -35,10 +35,10 @@ func TestSeriesAreBounded(t *testing.T) {
 	f.MaxDeadShare = 1
 	random := rand.New(rand.NewPCG(1, 2))
 	text := func() string { return fmt.Sprintf("%x", random.Uint64()) }
-	lanes := []*takenLane{f.take("kafka", "orders/0"), f.take("nats", "orders/0")}
+	lanes := []*ownedLane{f.acquire("kafka", "orders/0"), f.acquire("nats", "orders/0")}
 	// some is one message of each outcome: new, twice, with another payload, without an
 	// id, and refused by the sink; and n more.
-	some := func(l *takenLane, n int) lane.Batch {
+	some := func(l *ownedLane, n int) lane.Batch {
 		a := text()
 		ids := []string{a, a, a + "=other", "", text() + "=check"}
 		for range n {

@@ -37,7 +37,7 @@ func TestPoisonIsFoundAlone(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			f.sink.fail = fail
-			l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+			l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 			var ids []string
 			for i := range 100 {
 				id := fmt.Sprint("m", i)
@@ -80,7 +80,7 @@ func TestPermanentAtNeedsNoSearch(t *testing.T) {
 		}
 		return f.sink.Write(ctx, tx, msgs)
 	})
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a", "b=bad", "c", "d=bad", "e"))
 	f.wantLanded("a", "c", "e")
 	f.wantDead("poison@1", "poison@3")
@@ -102,7 +102,7 @@ func TestSystemicPoisonHoldsTheLane(t *testing.T) {
 	if err := f.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("", "", "", "", "", "", "", "", "", ""))
 	b := l.batch("a", "", "b")
 	wantHold(t, f.Handle(t.Context(), []lane.Batch{b}), "max_share")
@@ -154,7 +154,7 @@ func TestSinksThatBreakTheirPromise(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, _ []message.Message) error { return c.write(ctx, tx) })
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("a")}), c.want)
 			f.Sink, l.at = f.sink, 0
 			if strings.HasPrefix(name, "commits") {

@@ -20,7 +20,7 @@ func TestClaimsTakeWhatIsEstimated(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			l := f.take("kafka", "orders/0")
+			l := f.acquire("kafka", "orders/0")
 			rng := rand.New(rand.NewPCG(1, 2))
 			for b := range batches {
 				ids := make([]string, of)

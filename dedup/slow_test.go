@@ -47,9 +47,9 @@ func (f *fixture) handSlowly(within time.Duration, tries int, batches ...lane.Ba
 func TestABatchThatIsTooSlowIsDivided(t *testing.T) {
 	t.Parallel()
 	const n = 16
-	for name, take := range map[string]func(f *fixture) *takenLane{
-		"ordered": func(f *fixture) *takenLane { return f.take("kafka", "orders/0") },
-		"a queue": func(f *fixture) *takenLane { return f.takeQueue("nats") },
+	for name, acquire := range map[string]func(f *fixture) *ownedLane{
+		"ordered": func(f *fixture) *ownedLane { return f.acquire("kafka", "orders/0") },
+		"a queue": func(f *fixture) *ownedLane { return f.acquireQueue("nats") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -59,7 +59,7 @@ func TestABatchThatIsTooSlowIsDivided(t *testing.T) {
 			f.MaxMessages = n
 			f.SetSlowAfter(time.Second)
 			s.each.Store(int64(400 * time.Millisecond)) // four of them fit, or two
-			l := take(f)
+			l := acquire(f)
 			b := l.batch(ids("m", n)...)
 			if err := f.handSlowly(2500*time.Millisecond, 40, b); err != nil {
 				t.Fatalf("it never lands: %v", err)
@@ -94,7 +94,7 @@ func TestAMessageThatIsTooSlowAlone(t *testing.T) {
 		}
 		return f.sink.Write(ctx, tx, msgs)
 	})
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 	err := f.handSlowly(1500*time.Millisecond, 30, l.batch("a", "b", "c", "s3cret", "d"))
 	wantHold(t, err, "position 3", "alone")
 	f.wantLanded("a", "b", "c")
@@ -110,7 +110,7 @@ func TestWhatDoesntSpeakOfABatchsSize(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.SetSlowAfter(time.Second)
-	l, other := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	s := &slowSink{Sink: f.sink}
 	f.Sink = s
 	s.each.Store(int64(10 * time.Second))

@@ -77,7 +77,7 @@ func (f *lonely) standbys(names string) {
 func TestACommitThatNoStandbyHasIsNotAcknowledged(t *testing.T) {
 	t.Parallel()
 	f := newLonely(t)
-	l := f.take("kafka", "orders/0")
+	l := f.acquire("kafka", "orders/0")
 
 	f.standbys("ghost")
 	b := l.batch("a", "a")
@@ -98,7 +98,7 @@ func TestACommitThatNoStandbyHasIsNotAcknowledged(t *testing.T) {
 func TestACommitWhoseWaitIsCancelledIsNotAcknowledged(t *testing.T) {
 	t.Parallel()
 	f := newLonely(t)
-	l, q := f.take("kafka", "orders/0"), f.takeQueue("nats")
+	l, q := f.acquire("kafka", "orders/0"), f.acquireQueue("nats")
 
 	f.standbys("ghost")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -29,7 +29,7 @@ func TestStatusNamesTheLaneBehind(t *testing.T) {
 		t.Errorf("a scope without lanes: %+v", s)
 	}
 
-	fast, slow := f.take("kafka", "orders/0"), f.take("kafka", "orders/1")
+	fast, slow := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	f.handle(fast.batch("a"))
 	if s := f.status(); s.Lane != "kafka:orders/1" || s.LaneTime != nil || !s.Stream.IsZero() {
 		t.Errorf("a lane of which nothing is known: %+v", s)

@@ -48,7 +48,7 @@ func TestAnUpgradeUnderRunningWorkers(t *testing.T) {
 	failed := make(chan error, workers)
 	for w := range workers {
 		worker := attach(t, f.db)
-		l := worker.take("kafka", fmt.Sprint("orders/", w))
+		l := worker.acquire("kafka", fmt.Sprint("orders/", w))
 		go func() {
 			failed <- func() error {
 				for i := range batches {
