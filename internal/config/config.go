@@ -1,6 +1,6 @@
-// Package config reads dedupd's one YAML file: strictly, with every problem
-// found at once and told with its place, and with the environment's few keys on
-// top. It knows nothing of what sinks want: each kind decodes its own part.
+// Package config reads dedupd's YAML file, strictly. It reports every problem at
+// once, each with its place. A few environment variables override the file. Each kind
+// of sink decodes its own part.
 package config
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 )
 
-// Config is the whole configuration, complete with defaults once Load has
-// returned it. Durations are never negative; sizes are bytes.
+// Config is the whole configuration. Load fills in the defaults. Durations are never
+// negative; sizes are bytes.
 type Config struct {
 	// The consumer's name; ids are unique within it. Lower-case letters, digits, _ and -, at most 40.
 	Scope string `yaml:"scope" required:"true"`
@@ -20,19 +20,19 @@ type Config struct {
 	Database Database `yaml:"database"`
 	// Where a message's id is found.
 	ID ID `yaml:"id"`
-	// What is done with duplicates.
+	// What happens to duplicates.
 	Dedup Dedup `yaml:"dedup"`
-	// What a message's effect is: exactly one kind, which decodes its own keys.
+	// What a message does: exactly one kind of sink, which decodes its own keys.
 	Sink Sink `yaml:"sink" required:"true"`
 	// How much goes into one transaction and into memory.
 	Batch Batch `yaml:"batch"`
 	// How long claims are kept.
 	Retention Retention `yaml:"retention"`
-	// When messages that can't be applied are too many, and how long they are kept.
+	// How many messages may fail before a lane stops, and how long they are kept.
 	DeadLetters DeadLetters `yaml:"dead_letters"`
 	// The server for /metrics, /livez, /readyz and /startupz.
 	HTTP HTTP `yaml:"http"`
-	// How the worker ends.
+	// How the worker stops.
 	Shutdown Shutdown `yaml:"shutdown"`
 	// The log, on stderr.
 	Log Log `yaml:"log"`
@@ -53,23 +53,23 @@ type Source struct {
 
 // Kafka is a consumer group's subscription.
 type Kafka struct {
-	// Brokers to begin with, as host:port; a list, or text with commas.
+	// Brokers to connect to first, as host:port; a list, or text with commas.
 	Brokers Addresses `yaml:"brokers" required:"true"`
 	// Topics to read.
 	Topics StringList `yaml:"topics" required:"true"`
 	// The consumer group. Default: the scope.
 	Group string `yaml:"group"`
-	// Where a lane without a position begins if the group has committed none either; group: nowhere, the lane is held until it has.
+	// Where a lane without a position begins if the group has committed none either; group: nowhere, the lane is held until the group has.
 	Start kafka.StartPolicy `yaml:"start"`
-	// Whether messages of transactions that are open or were aborted are read.
+	// Whether to read messages of open and aborted transactions.
 	Isolation kafka.IsolationLevel `yaml:"isolation"`
-	// An operator moved the group's offsets back: read again from there, or go on.
+	// An operator moved the group's offsets back: read again from there, or ignore it.
 	OnGroupReset kafka.GroupResetPolicy `yaml:"on_group_reset"`
 	// The broker no longer has the next position: stop the lane, or skip to what is left.
 	OnGap kafka.GapPolicy `yaml:"on_gap"`
 	// Encryption, and the client's certificate.
 	TLS TLS `yaml:"tls"`
-	// Who we are to the brokers.
+	// How to log in to the brokers.
 	SASL SASL `yaml:"sasl"`
 }
 
@@ -89,11 +89,11 @@ type NATS struct {
 	Lanes int `yaml:"lanes" min:"0" max:"1024"`
 	// Where a new durable consumer begins.
 	Start nats.StartPolicy `yaml:"start"`
-	// The most messages that all workers together may have in hand, unacknowledged; 0: ample, or as many as the server allows.
+	// The most unacknowledged messages that all workers together may have; 0: ample, or as many as the server allows.
 	MaxAckPending int `yaml:"max_ack_pending" min:"0"`
-	// The stream has discarded messages before they were read: stop the queue, or skip to what is left.
+	// The stream discarded messages before they were read: stop the queue, or skip to what is left.
 	OnGap nats.GapPolicy `yaml:"on_gap"`
-	// A credentials file (JWT and seed), read again at each connect.
+	// A credentials file (JWT and seed); read again at each connect.
 	CredsFile string `yaml:"creds_file"`
 	// A file with the nkey's seed.
 	NKeySeedFile string `yaml:"nkey_seed_file"`
@@ -101,11 +101,11 @@ type NATS struct {
 	TLS TLS `yaml:"tls"`
 }
 
-// TLS is how a broker connection is encrypted. All files are PEM.
+// TLS says how to encrypt a broker connection. All files are PEM.
 type TLS struct {
 	// Whether to encrypt.
 	Enabled bool `yaml:"enabled"`
-	// The authorities that may have signed the server's certificate. Default: the system's.
+	// The authorities that may sign the server's certificate. Default: the system's.
 	CAFile string `yaml:"ca_file"`
 	// The client's certificate; with key_file.
 	CertFile string `yaml:"cert_file"`
@@ -115,11 +115,11 @@ type TLS struct {
 	ServerName string `yaml:"server_name"`
 }
 
-// SASL is how the worker says who it is to Kafka. An empty mechanism: not at all.
+// SASL says how to log in to Kafka. An empty mechanism: not at all.
 type SASL struct {
 	// The mechanism; empty: none. oauthbearer: not in this version yet.
 	Mechanism kafka.Mechanism `yaml:"mechanism"`
-	// The user.
+	// The user name.
 	Username string `yaml:"username"`
 	// The password.
 	Password Secret `yaml:"password"`
@@ -135,43 +135,43 @@ type Database struct {
 	URLFile string `yaml:"url_file"`
 	// The schema of dedupd's own tables.
 	Schema string `yaml:"schema"`
-	// Connections in all; one is kept for retention and lanes, the others write.
+	// The most connections; one serves retention and lanes, the others write.
 	MaxConnections int `yaml:"max_connections" min:"2" max:"1000"`
-	// Whether to upgrade the schema at start, under a lock; false: refuse an old one.
+	// Whether to upgrade the schema at start, under a lock; false: refuse an old schema.
 	Migrate bool `yaml:"migrate"`
 	// What stands between us and Postgres.
 	Pooler Pooler `yaml:"pooler"`
 }
 
-// ID is where a message's identity is found.
+// ID says where a message's id is.
 type ID struct {
 	// header:NAME, key, json:PATH, cloudevent, nats-msg-id or position; a list of them is joined.
 	From StringList `yaml:"from"`
-	// What becomes of a message without an id; position: its place is its id.
+	// What happens to a message without an id; position: its position is its id.
 	Missing dedup.MissingPolicy `yaml:"missing"`
-	// The longest id; longer ones make the message a dead letter.
+	// The longest id; a message with a longer one becomes a dead letter.
 	MaxBytes Size `yaml:"max_bytes"`
 }
 
-// Dedup is what is done with a message whose id was seen before.
+// Dedup says what happens to a message whose id was seen before.
 type Dedup struct {
 	// claim: each id once; sequence: producers' sequence numbers (not in this version yet).
 	Strategy Strategy `yaml:"strategy"`
-	// What becomes of a duplicate. reply: not in this version yet.
+	// What happens to a duplicate. reply: not in this version yet.
 	OnDuplicate dedup.DuplicatePolicy `yaml:"on_duplicate"`
-	// What becomes of a message with a known id and another payload.
+	// What happens to a message with a known id and another payload.
 	OnConflict dedup.ConflictPolicy `yaml:"on_conflict"`
-	// What must be equal for two copies to be the same: value, none, or one or several json:PATH.
+	// What must be equal for two messages to be copies: value, none, or one or several json:PATH.
 	Fingerprint StringList `yaml:"fingerprint"`
 	// Strategy sequence.
 	Sequence Sequence `yaml:"sequence"`
 }
 
-// Sequence is where strategy sequence finds producer and number.
+// Sequence says where strategy sequence finds producer and number.
 type Sequence struct {
 	// Who produced the message.
 	Producer string `yaml:"producer"`
-	// The producer's number of the message.
+	// The producer's sequence number.
 	Seq string `yaml:"seq"`
 	// What a missing number means.
 	Gaps SequenceGapPolicy `yaml:"gaps"`
@@ -179,37 +179,37 @@ type Sequence struct {
 
 // Batch bounds one transaction, and memory.
 type Batch struct {
-	// Messages in one transaction at most.
+	// The most messages in one transaction.
 	MaxMessages int `yaml:"max_messages" min:"1" max:"100000"`
-	// Bytes of messages in one transaction; a larger message goes alone.
+	// The most bytes of messages in one transaction; a larger message goes alone.
 	MaxBytes Size `yaml:"max_bytes"`
-	// Bytes of all messages in memory at a time, over all sources.
+	// The most bytes of messages in memory, over all sources.
 	InflightBytes Size `yaml:"inflight_bytes"`
-	// What one of Kafka's record batches may come to in memory, decompressed; a larger one holds its lane. Default: inflight_bytes.
+	// The most that one of Kafka's record batches may take in memory, decompressed; a larger one holds its lane. Default: inflight_bytes.
 	MaxInflatedBytes Size `yaml:"max_inflated_bytes"`
 }
 
-// Retention is how long claims are kept, counted in stream time.
+// Retention says how long claims are kept, in stream time.
 type Retention struct {
-	// Claims are kept at least this long: copies that come later are applied again.
+	// Claims are kept at least this long; copies that come later are applied again.
 	Window Duration `yaml:"window"`
 	// How long one generation of claims stays open.
 	Generation Duration `yaml:"generation"`
-	// Or until it holds this many.
+	// Or until it holds this many claims.
 	GenerationMaxClaims int64 `yaml:"generation_max_claims" min:"1000"`
-	// Memory for sealed generations' filters; beyond it they are probed through their index.
+	// Memory for sealed generations' filters; generations beyond it are probed through their index.
 	FilterMemory Size `yaml:"filter_memory"`
-	// How often the leader looks for what to seal and drop.
+	// How often the leader checks what to seal and drop.
 	Schedule Duration `yaml:"schedule"`
-	// A lane that never moves holds claims no longer than this.
+	// A lane that never moves keeps claims no longer than this.
 	MaxHold Duration `yaml:"max_hold"`
 }
 
-// DeadLetters bounds what can't be applied.
+// DeadLetters bounds the messages that can't be applied.
 type DeadLetters struct {
-	// The share of poison, of the last messages of a lane, above which the lane stops.
+	// The share of poison among a lane's last messages above which the lane stops.
 	MaxShare float64 `yaml:"max_share" min:"0" max:"1"`
-	// How many last messages that share is taken of.
+	// How many last messages count for that share.
 	Window int `yaml:"window" min:"1" max:"1000000"`
 	// How long dead letters are kept.
 	Retention Duration `yaml:"retention"`
@@ -217,21 +217,21 @@ type DeadLetters struct {
 
 // HTTP is the operators' server.
 type HTTP struct {
-	// Where to listen, as host:port. Port 0 takes a free one.
+	// Where to listen, as host:port. Port 0: any free one.
 	Listen string `yaml:"listen"`
 	// Whether to serve /debug/pprof.
 	Pprof bool `yaml:"pprof"`
 }
 
-// Shutdown is how the worker ends.
+// Shutdown says how the worker stops.
 type Shutdown struct {
-	// How long transactions in hand may still take.
+	// How long in-flight transactions may still take.
 	Drain Duration `yaml:"drain"`
 }
 
 // Log is what goes to stderr.
 type Log struct {
-	// The least level that is logged.
+	// The lowest level that is logged.
 	Level LogLevel `yaml:"level"`
 	// text for people, json for machines.
 	Format LogFormat `yaml:"format"`

@@ -13,8 +13,8 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// decoder fills Go values from nodes. It goes on after a problem, so that all of
-// them are told at once, and notes where each value came from.
+// decoder fills Go values from nodes. It goes on after a problem, to report all of
+// them at once, and records where each value came from.
 type decoder struct {
 	file     string
 	problems Problems
@@ -45,8 +45,7 @@ func (d *decoder) note(path string, line, column int, n *node) {
 	d.places[path] = place{line: line, column: column, origin: origin}
 }
 
-// decode fills v, which can be set, from n. Nothing (a key without a value)
-// leaves v as it is.
+// decode fills the settable v from n. A key without a value leaves v as it is.
 func (d *decoder) decode(n *node, path string, v reflect.Value) {
 	if n.kind == nullNode {
 		return
@@ -61,26 +60,8 @@ func (d *decoder) decode(n *node, path string, v reflect.Value) {
 		d.decode(n, path, v.Elem())
 		return
 	}
-	if v.CanAddr() {
-		switch x := v.Addr().Interface().(type) {
-		case nodeDecoder:
-			x.decodeNode(d, n, path)
-			return
-		case unmarshaler:
-			d.custom(n, path, x)
-			return
-		case encoding.TextUnmarshaler:
-			d.text(n, path, x)
-			return
-		case *yaml.MapSlice:
-			if d.want(n, path, mapNode) {
-				for _, e := range n.entries {
-					d.note(join(path, e.key), e.line, e.column, e.value)
-					*x = append(*x, yaml.MapItem{Key: e.key, Value: plain(e.value)})
-				}
-			}
-			return
-		}
+	if v.CanAddr() && d.byItself(n, path, v.Addr().Interface()) {
+		return
 	}
 	switch v.Kind() {
 	case reflect.Struct:
@@ -88,19 +69,7 @@ func (d *decoder) decode(n *node, path string, v reflect.Value) {
 	case reflect.Map:
 		d.mapping(n, path, v)
 	case reflect.Slice:
-		if !d.want(n, path, listNode) {
-			return
-		}
-		list := reflect.MakeSlice(v.Type(), len(n.items), len(n.items))
-		for i, item := range n.items {
-			at := index(path, i)
-			d.note(at, item.line, item.column, item)
-			if x, ok := list.Index(i).Addr().Interface().(defaulter); ok {
-				x.setDefaults()
-			}
-			d.decode(item, at, list.Index(i))
-		}
-		v.Set(list)
+		d.list(n, path, v)
 	case reflect.Interface:
 		if v.NumMethod() == 0 {
 			v.Set(reflect.ValueOf(plain(n)))
@@ -110,6 +79,29 @@ func (d *decoder) decode(n *node, path string, v reflect.Value) {
 	default:
 		d.scalar(n, path, v)
 	}
+}
+
+// byItself decodes into a type that has its own way of reading a node. It returns
+// whether the type is one.
+func (d *decoder) byItself(n *node, path string, to any) bool {
+	switch x := to.(type) {
+	case nodeDecoder:
+		x.decodeNode(d, n, path)
+	case unmarshaler:
+		d.custom(n, path, x)
+	case encoding.TextUnmarshaler:
+		d.text(n, path, x)
+	case *yaml.MapSlice:
+		if d.want(n, path, mapNode) {
+			for _, e := range n.entries {
+				d.note(join(path, e.key), e.line, e.column, e.value)
+				*x = append(*x, yaml.MapItem{Key: e.key, Value: plain(e.value)})
+			}
+		}
+	default:
+		return false
+	}
+	return true
 }
 
 func (d *decoder) want(n *node, path string, kind nodeKind) bool {
@@ -129,7 +121,7 @@ func (d *decoder) text(n *node, path string, to encoding.TextUnmarshaler) {
 	}
 }
 
-// custom lets a type decode itself; its problems keep their places.
+// custom lets a type decode itself. Problems keep their places.
 func (d *decoder) custom(n *node, path string, to unmarshaler) {
 	before := len(d.problems)
 	err := to.UnmarshalYAML(func(into any) error {
@@ -140,6 +132,22 @@ func (d *decoder) custom(n *node, path string, to unmarshaler) {
 	if err != nil && len(d.problems) == before {
 		d.problems = append(d.problems, split(err, Problem{Key: path, File: d.file, Line: n.line, Column: n.column})...)
 	}
+}
+
+func (d *decoder) list(n *node, path string, v reflect.Value) {
+	if !d.want(n, path, listNode) {
+		return
+	}
+	list := reflect.MakeSlice(v.Type(), len(n.items), len(n.items))
+	for i, item := range n.items {
+		at := index(path, i)
+		d.note(at, item.line, item.column, item)
+		if x, ok := list.Index(i).Addr().Interface().(defaulter); ok {
+			x.setDefaults()
+		}
+		d.decode(item, at, list.Index(i))
+	}
+	v.Set(list)
 }
 
 func (d *decoder) mapping(n *node, path string, v reflect.Value) {
@@ -237,7 +245,7 @@ func (d *decoder) scalar(n *node, path string, v reflect.Value) {
 	}
 }
 
-// texts reads a list of texts, or one text as a list.
+// texts reads a list of texts; one text is a list of one.
 func (d *decoder) texts(n *node, path string) []string {
 	switch n.kind {
 	case scalarNode:
@@ -260,7 +268,7 @@ func (d *decoder) texts(n *node, path string) []string {
 	return nil
 }
 
-// plain is a node as YAML's own types.
+// plain converts a node to YAML's own types.
 func plain(n *node) any {
 	switch n.kind {
 	case scalarNode:

@@ -8,8 +8,8 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 )
 
-// Default is the configuration of an empty file. Scope, sources and sink have
-// no default; it is not valid without them.
+// Default is the configuration of an empty file. It isn't valid: scope, sources and
+// sink have no default.
 func Default() *Config {
 	c := new(Config)
 	c.setDefaults()
@@ -48,7 +48,7 @@ func (n *NATS) setDefaults() {
 	n.Mode, n.Start, n.OnGap = nats.ModeQueue, nats.StartEarliest, nats.StopOnGap
 }
 
-// setDerived fills in what defaults to another key's value.
+// setDerived sets the keys that default to another key's value.
 func (c *Config) setDerived() {
 	for i := range c.Sources {
 		s := &c.Sources[i]

@@ -9,11 +9,10 @@ import (
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // expand replaces ${NAME} and ${NAME:-default} in a scalar's text by the
-// environment's value; $${ stands for ${. It works on the value that YAML has
-// read, never on the file's text: what a variable holds can't add a key, a list
-// or a comment.
+// environment's value; $${ means ${. It works on the value that YAML has read, never
+// on the file's text: a variable can't add a key, a list or a comment.
 //
-// What can't be expanded becomes nothing: the problem is told once, here.
+// A text that can't be expanded becomes nothing, so that it is reported once.
 func (b *builder) expand(n *node) {
 	if !strings.Contains(n.text, "${") {
 		return
@@ -65,5 +64,5 @@ func (b *builder) expand(n *node) {
 	n.text = out.String()
 }
 
-// escape undoes expand: what it gives, expand leaves as it was.
+// escape protects a text from expand.
 func escape(s string) string { return strings.ReplaceAll(s, "${", "$${") }

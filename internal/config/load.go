@@ -12,17 +12,17 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// Options say what else than its file a configuration is made of.
+// Options are what a configuration is made of beside its file.
 type Options struct {
 	// Environ is the environment as os.Environ gives it.
 	Environ []string
-	// Sinks, if set, are the kinds that the sink's part is tried with.
+	// Sinks, if set, are the kinds that check the sink's part.
 	Sinks *sinks.Registry
 }
 
-// Load reads the file at path, puts the environment on top and validates the
-// whole. Warnings are for the log. The error is Problems; the configuration then
-// must not be used, but it is not nil wherever the file could be read as YAML.
+// Load reads the file at path, applies the environment and validates the result.
+// Warnings are for the log. The error is Problems: don't use the configuration then,
+// which is nil only if the file isn't YAML.
 func Load(path string, o Options) (c *Config, warnings []Problem, err error) {
 	text, err := read(path, maxFile)
 	if err != nil {
@@ -31,7 +31,7 @@ func Load(path string, o Options) (c *Config, warnings []Problem, err error) {
 	return Parse(path, text, o)
 }
 
-// Parse is Load for a file's text; name is what problems call it.
+// Parse is Load for a file's text. Problems call the file name.
 func Parse(name string, text []byte, o Options) (c *Config, warnings []Problem, err error) {
 	environment := make(map[string]string, len(o.Environ))
 	for _, kv := range o.Environ {
@@ -82,7 +82,7 @@ func read(path string, limit int64) ([]byte, error) {
 	return text, nil
 }
 
-// once keeps one problem of each key: the first is the cause of the others.
+// once keeps the first problem of each key: it causes the others.
 func (ps Problems) once() Problems {
 	var kept Problems
 	for _, p := range ps {
@@ -103,7 +103,7 @@ func (ps Problems) withExcerpts(text []byte) error {
 	return ps.err()
 }
 
-// The environment's keys that override the file: those that containers set.
+// The environment variables that override the file: those that containers set.
 const (
 	envURL    = "DEDUPD_DATABASE_URL"
 	envListen = "DEDUPD_HTTP_LISTEN"
@@ -129,8 +129,8 @@ func (c *Config) override(environment map[string]string) {
 	}
 }
 
-// foreign are DEDUPD_ variables that are none of ours to judge: what Kubernetes
-// sets for services whose names begin with dedupd, and the tests' own.
+// foreign matches DEDUPD_ variables that aren't ours: those that Kubernetes sets for
+// services whose names begin with dedupd, and those of tests.
 var foreign = regexp.MustCompile(`^DEDUPD_(SERVICE_.*|PORT.*|TEST_.*|KAFKA_LIBS|.*_SERVICE_(HOST|PORT).*|.*_PORT(_[0-9]+_.*)?)$`)
 
 func unknownVariables(environment map[string]string) []Problem {

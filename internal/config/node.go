@@ -12,7 +12,7 @@ import (
 )
 
 // node is a YAML document's tree, with aliases followed, merge keys merged and
-// variables expanded. An aliased node stands in the tree several times.
+// variables expanded. An aliased node is in the tree several times.
 type node struct {
 	kind         nodeKind
 	text         string // of a scalar
@@ -20,9 +20,9 @@ type node struct {
 	entries      []entry
 	items        []*node
 	line, column int
-	// size counts the nodes below, each time they stand there.
+	// size counts the nodes below, as often as each occurs.
 	size int
-	// variables are the names that the scalar's text was taken from.
+	// variables are the names of those in the scalar's text.
 	variables []string
 }
 
@@ -55,9 +55,9 @@ func (n *node) entry(key string) *entry {
 }
 
 const (
-	// maxFile keeps a wrong file name from being read into memory.
+	// maxFile keeps a wrong file from being read into memory.
 	maxFile = 4 << 20
-	// maxNodes keeps aliases of aliases from blowing up.
+	// maxNodes stops aliases of aliases.
 	maxNodes = 50_000
 	maxDepth = 100
 )
@@ -65,18 +65,18 @@ const (
 // builder turns goccy's syntax tree into nodes.
 type builder struct {
 	file     string
-	path     string // of the key that is being built
+	path     string // of the current key
 	lookup   func(name string) (string, bool)
 	anchors  map[string]*node
 	problems Problems
 }
 
-// add tells what is wrong at the key path that is being built.
+// add adds a problem of the current key.
 func (b *builder) add(line, column int, format string, args ...any) {
 	b.problems = append(b.problems, Problem{Key: b.path, File: b.file, Line: line, Column: column, Message: fmt.Sprintf(format, args...)})
 }
 
-// at builds what stands below a key or an index.
+// at builds the value of a key or an index.
 func (b *builder) at(path string, build func() *node) *node {
 	above := b.path
 	b.path = path
@@ -84,7 +84,7 @@ func (b *builder) at(path string, build func() *node) *node {
 	return build()
 }
 
-// parse reads the text of a file. A text that isn't YAML at all gives nil.
+// parse reads a file's text. If it isn't YAML at all, it returns nil.
 func (b *builder) parse(text []byte) *node {
 	if !utf8.Valid(text) {
 		b.add(1, 1, "the file is not valid UTF-8")
@@ -120,14 +120,14 @@ func (b *builder) parse(text []byte) *node {
 	return root
 }
 
-// parseYAML survives a parser that doesn't survive its input.
+// parseYAML turns a panic of the parser into an error.
 func parseYAML(text []byte) (file *ast.File, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("the parser gave up: %v", p)
 		}
 	}()
-	// Repeated keys are found below: all of them, not only the first.
+	// mapping finds all repeated keys, the parser only the first.
 	return parser.ParseBytes(text, 0, parser.AllowDuplicateMapKey())
 }
 
@@ -169,7 +169,7 @@ func (b *builder) build(from ast.Node, depth int) *node {
 		name := x.Value.GetToken().Value
 		value, ok := b.anchors[name]
 		if !ok {
-			b.add(n.line, n.column, "no anchor &%s stands above this alias", name)
+			b.add(n.line, n.column, "no anchor &%s is above this alias", name)
 			return n
 		}
 		return value
@@ -187,7 +187,7 @@ func (b *builder) build(from ast.Node, depth int) *node {
 	case ast.MapNode:
 		b.mapping(n, x, depth)
 	default:
-		b.add(n.line, n.column, "%s can't stand here", from.Type())
+		b.add(n.line, n.column, "%s can't be here", from.Type())
 	}
 	if n.size > maxNodes {
 		b.add(n.line, n.column, "more than %d values", maxNodes)
@@ -196,9 +196,9 @@ func (b *builder) build(from ast.Node, depth int) *node {
 	return n
 }
 
-// item builds a list's item. Within braces goccy reads [header:x] as the pair
-// {header: x} (its issue 832), where YAML sees the one text "header:x": a colon
-// is a separator only before a space.
+// item builds a list's item. Within brackets goccy reads [header:x] as the pair
+// {header: x} (its issue 832). YAML has one text there, "header:x": a colon separates
+// only before a space.
 func (b *builder) item(from ast.Node, depth int) *node {
 	if m, ok := from.(*ast.MappingNode); ok && len(m.Values) == 1 && m.Start.Type == token.MappingValueType {
 		pair := m.Values[0]
@@ -256,7 +256,7 @@ func (b *builder) mapping(n *node, x ast.MapNode, depth int) {
 		}
 		value := b.at(join(b.path, name), func() *node {
 			if first := n.entry(name); first != nil {
-				b.add(line, column, "the key stands twice, first on line %d; remove one", first.line)
+				b.add(line, column, "the key is repeated, first on line %d; remove one", first.line)
 				return nil
 			}
 			return b.build(it.Value(), depth+1)
@@ -272,7 +272,7 @@ func (b *builder) mapping(n *node, x ast.MapNode, depth int) {
 	}
 }
 
-// merge adds what a merge key brings and the mapping itself doesn't have.
+// merge adds a merge key's entries that the mapping doesn't have.
 func (b *builder) merge(n, from *node) {
 	switch from.kind {
 	case mapNode:

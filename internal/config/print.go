@@ -10,15 +10,15 @@ import (
 	"unicode"
 )
 
-// Print writes the configuration as YAML, complete with defaults. Secrets are
-// redacted; a comment on each value says where it came from.
+// Print writes the configuration as YAML, with defaults. It redacts secrets. A comment
+// says where each value came from.
 func (c *Config) Print(w io.Writer) error {
 	p := &printer{c: c, comments: true}
 	return p.print(w)
 }
 
-// printer writes block YAML. The tests let it reveal secrets: what it prints
-// then reads back as the same configuration.
+// printer writes block YAML. In tests it reveals secrets: its output then reads back
+// as the same configuration.
 type printer struct {
 	c        *Config
 	comments bool
@@ -56,7 +56,7 @@ func (p *printer) structure(v reflect.Value, path string, indent int) {
 		}
 		at := join(path, name)
 		if file := v.FieldByName(v.Type().Field(i).Name + "File"); file.IsValid() && file.String() != "" && v.Field(i).Type() == reflect.TypeFor[Secret]() {
-			continue // its file says it
+			continue // the file is printed
 		}
 		p.field(v.Field(i), name, at, indent)
 	}
@@ -190,7 +190,7 @@ func (p *printer) item(n *node, path string, indent int) {
 var (
 	secretKey = regexp.MustCompile(`(?i)(password|secret|token|credentials?|api_?key)$`)
 	plainText = regexp.MustCompile(`^[A-Za-z_/][A-Za-z0-9_./@:-]*$`)
-	// words that YAML, or an older YAML, reads as something else than a text.
+	// words that YAML, or an older YAML, doesn't read as text.
 	words = regexp.MustCompile(`(?i)^(null|true|false|yes|no|on|off|y|n|_|inf|nan)$`)
 )
 
@@ -199,7 +199,7 @@ func quote(s string) string {
 	if plainText.MatchString(s) && !words.MatchString(s) && !strings.HasSuffix(s, ":") {
 		return s
 	}
-	// JSON's strings are YAML's, too.
+	// JSON's strings are also YAML's.
 	var b strings.Builder
 	encoder := json.NewEncoder(&b)
 	encoder.SetEscapeHTML(false)
@@ -215,7 +215,7 @@ func scalar(text string, quoted bool) string {
 	return quote(text)
 }
 
-// literal writes a text of several lines, such as SQL, as people would.
+// literal writes a text of several lines, such as SQL, the way people do.
 func literal(text string, indent int) (string, bool) {
 	body, chomp := text, "|-"
 	if strings.HasSuffix(text, "\n") {

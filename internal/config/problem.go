@@ -7,23 +7,23 @@ import (
 	"strings"
 )
 
-// Problem is one thing that is wrong with a configuration, or a warning.
+// Problem is one fault of a configuration, or a warning.
 type Problem struct {
 	// Key is the path of the key, such as sources[0].kafka.brokers; empty for the
 	// file as a whole.
 	Key string `json:"key"`
-	// File, Line and Column tell where: the key's own place, or that of the
-	// nearest key above a missing one. Lines and columns begin with 1; 0: not in
-	// a file (an environment variable).
+	// File, Line and Column are the key's place, or that of the nearest key above a
+	// missing one. Lines and columns begin with 1; 0: not in a file (an environment
+	// variable).
 	File   string `json:"file"`
 	Line   int    `json:"line"`
 	Column int    `json:"column"`
 	// Message says what is wrong and what to do.
 	Message string `json:"message"`
-	// Warning tells that the configuration can be used all the same.
+	// Warning: the configuration can be used all the same.
 	Warning bool `json:"warning"`
-	// Excerpt is the line at fault with a caret under the column, for problems of
-	// form. It may hold a secret: it is for the terminal, never for a log.
+	// Excerpt is the line at fault with a caret under the column. It may hold a secret:
+	// show it on a terminal, never in a log.
 	Excerpt string `json:"-"`
 }
 
@@ -43,8 +43,8 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Problems is the error of a configuration that can't be used: everything that
-// is wrong with it, in the order of the file.
+// Problems is the error of an unusable configuration: everything that is wrong with
+// it, in the file's order.
 type Problems []Problem
 
 func (ps Problems) Error() string {
@@ -55,7 +55,7 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// sorted also drops what was found twice.
+// sorted also drops problems that were found twice.
 func (ps Problems) sorted() Problems {
 	slices.SortStableFunc(ps, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Message, b.Message))
@@ -63,7 +63,7 @@ func (ps Problems) sorted() Problems {
 	return slices.CompactFunc(ps, func(a, b Problem) bool { return a == b })
 }
 
-// err is nil for no problem, which a Problems of length 0 as an error is not.
+// err returns nil for no problems: an empty Problems in an error isn't nil.
 func (ps Problems) err() error {
 	if len(ps) == 0 {
 		return nil
@@ -76,7 +76,7 @@ type place struct {
 	line, column int
 	// env is the DEDUPD_ variable that overrode the file.
 	env string
-	// origin says it in words, for config print; empty: the default.
+	// origin says so in words, for config print; empty: the default.
 	origin string
 }
 
@@ -97,8 +97,8 @@ func parent(path string) string {
 	return ""
 }
 
-// problem describes what is wrong at a key path, with the place of that key or
-// of the nearest one above it.
+// problem makes a Problem of a key path, with the place of that key or of the nearest
+// one above it.
 func (c *Config) problem(path, format string, args ...any) Problem {
 	p := Problem{Key: path, File: c.file, Message: fmt.Sprintf(format, args...)}
 	for at := path; ; at = parent(at) {

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// maxSecret is more than any password or DSN needs.
+// maxSecret is larger than any password or DSN.
 const maxSecret = 64 << 10
 
-// Connection is the database's URL, read anew where it stands in a file: secrets
-// are changed under a running program. Call it at each connect.
+// Connection returns the database's URL. It reads a file again each time, because
+// secrets change while the program runs: call it at each connect.
 func (d *Database) Connection() (string, error) { return current(d.URL, d.URLFile) }
 
-// CurrentPassword is the password, read anew where it stands in a file. Call it at
+// CurrentPassword returns the password. It reads a file again each time: call it at
 // each connect.
 func (s *SASL) CurrentPassword() (string, error) { return current(s.Password, s.PasswordFile) }
 
@@ -24,7 +24,7 @@ func current(value Secret, file string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read a secret: %w", err)
 	}
-	// Editors and echo end a file with a line break, which is no part of it.
+	// Editors and echo end a file with a line break, which isn't part of the secret.
 	secret := strings.TrimRight(string(text), "\r\n")
 	if secret == "" {
 		return "", fmt.Errorf("read a secret: %s is empty", file)
@@ -32,14 +32,14 @@ func current(value Secret, file string) (string, error) {
 	return secret, nil
 }
 
-// readSecrets fills in each secret that stands in a file, as it is now.
+// readSecrets reads the secrets that are in files, as they are now.
 func (c *Config) readSecrets() (problems Problems) {
 	fill := func(path string, value *Secret, file string) {
 		if file == "" {
 			return
 		}
 		if *value != "" {
-			problems = append(problems, c.problem(path+"_file", "stands beside %s; keep one of the two", path))
+			problems = append(problems, c.problem(path+"_file", "excludes %s; keep one of the two", path))
 			return
 		}
 		text, err := current("", file)

@@ -11,7 +11,7 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// Sink is the part of the configuration that a kind of sink reads itself.
+// Sink is the part of the configuration that a kind of sink decodes itself.
 type Sink struct {
 	// Kind is the name under which the sink is registered.
 	Kind string
@@ -21,7 +21,7 @@ type Sink struct {
 	places map[string]place
 	// line and column of the kind's key.
 	line, column int
-	// keys are those that the kind's configuration struct has.
+	// keys are the fields of the kind's configuration struct.
 	keys map[string]reflect.Value
 }
 
@@ -44,12 +44,12 @@ func (s *Sink) decodeNode(d *decoder, n *node, path string) {
 
 func (s *Sink) path() string { return join("sink", s.Kind) }
 
-// Decode fills a sink's own configuration struct, by its yaml tags. An unknown
-// key is an error. The error is Problems.
+// Decode fills a sink's own configuration struct by its yaml tags. An unknown key is
+// an error. The error is Problems.
 func (s *Sink) Decode(into any) error {
 	v := reflect.ValueOf(into)
 	if v.Kind() != reflect.Pointer || v.IsNil() {
-		return fmt.Errorf("sink %s decodes into a %T, which is no pointer", s.Kind, into)
+		return fmt.Errorf("sink %s decodes into a %T, not a pointer", s.Kind, into)
 	}
 	if v.Elem().Kind() == reflect.Struct {
 		s.keys = make(map[string]reflect.Value)
@@ -63,8 +63,8 @@ func (s *Sink) Decode(into any) error {
 	return d.problems.err()
 }
 
-// New makes the sink of the registry's kind. The error is Problems: all that the
-// kind finds wrong with its part.
+// New makes the sink that the registry has for the kind. The error is Problems:
+// everything that the kind finds wrong.
 func (s *Sink) New(registry *sinks.Registry) (sinks.Sink, error) {
 	sink, err := registry.New(s.Kind, s.Decode)
 	if err == nil {
@@ -78,7 +78,7 @@ func (s *Sink) New(registry *sinks.Registry) (sinks.Sink, error) {
 	return nil, found.err()
 }
 
-// reordered gives a problem where the sink needs an order that a source doesn't have.
+// reordered is a problem if the sink needs an order that a source doesn't have.
 func (s *Sink) reordered(sink sinks.Sink, sources []Source) Problems {
 	sensitive, ok := sink.(sinks.OrderSensitive)
 	if !ok || !slices.ContainsFunc(sources, func(src Source) bool { return src.NATS != nil && src.NATS.Mode == nats.ModeQueue }) {
@@ -108,12 +108,12 @@ func (s *Sink) locate(p Problem) Problem {
 	return p
 }
 
-// split takes joined errors apart: each is a problem at that place unless it
-// knows its own.
+// split takes joined errors apart. Each is a problem at that place, unless it has its
+// own.
 func split(err error, at Problem) Problems {
 	var known Problems
 	if errors.As(err, &known) {
-		// What wraps our own problems adds nothing to them.
+		// A wrapper adds nothing to our own problems.
 		if joined, ok := err.(interface{ Unwrap() []error }); !ok || len(joined.Unwrap()) == 1 {
 			return known
 		}

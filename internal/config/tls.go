@@ -8,9 +8,9 @@ import (
 	"os"
 )
 
-// Client is the configuration of a client's connections; nil: not encrypted. The
-// client's certificate is read again at each handshake, since it is renewed under
-// a running program. The authorities are those of now: see Authorities.
+// Client is a client's configuration; nil: no encryption. It reads the client's
+// certificate again at each handshake, because certificates are renewed while the
+// program runs. The authorities are those of now: see Authorities.
 func (t *TLS) Client() (*tls.Config, error) {
 	if !t.Enabled {
 		return nil, nil
@@ -38,8 +38,8 @@ func (t *TLS) Client() (*tls.Config, error) {
 	return c, nil
 }
 
-// Authorities reads those that a server's certificate may be of; nil: the system's.
-// Call it at each handshake: they are replaced under a running program, too.
+// Authorities reads the authorities that may sign a server's certificate; nil: the
+// system's. Call it at each handshake: they, too, change while the program runs.
 func (t *TLS) Authorities() (*x509.CertPool, error) {
 	if t.CAFile == "" {
 		return nil, nil

@@ -15,7 +15,7 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// validator gathers what is wrong with a configuration that could be read.
+// validator collects the problems of a configuration that could be read.
 type validator struct {
 	*Config
 	problems Problems
@@ -25,8 +25,8 @@ func (v *validator) add(path, format string, args ...any) {
 	v.problems = append(v.problems, v.problem(path, format, args...))
 }
 
-// Validate tells everything that is wrong. The error is Problems. Load has done
-// it already; it is for configurations made by a program.
+// Validate finds everything that is wrong; its error is Problems. Load has called it
+// already: it is for configurations that a program makes.
 func (c *Config) Validate() error { return c.validate().err() }
 
 func (c *Config) validate() Problems {
@@ -53,8 +53,8 @@ func (c *Config) validate() Problems {
 
 const notYet = "not in this version yet"
 
-// tags holds the values to their types and to the min, max and required tags of
-// their fields.
+// tags checks values against their types and their fields' min, max and required
+// tags.
 func (v *validator) tags(path string, s reflect.Value) {
 	for i := range s.NumField() {
 		f := s.Type().Field(i)
@@ -83,8 +83,8 @@ func (v *validator) tags(path string, s reflect.Value) {
 	}
 }
 
-// policy holds a text to what its type allows. The decoder has done so with the
-// file, but not with the environment, nor with what a program filled in.
+// policy checks a text against its type's values. The decoder has checked the file,
+// but not the environment, nor what a program filled in.
 func (v *validator) policy(path string, value reflect.Value) {
 	if value.Kind() != reflect.String {
 		return
@@ -136,8 +136,8 @@ func (v *validator) database() {
 	}
 	if d.URL != "" {
 		if _, err := pgx.ParseConfig(d.URL.Reveal()); err != nil {
-			// pgx's own text repeats what it was given, and what isn't understood
-			// can't be redacted reliably either.
+			// pgx's own text repeats its input, which can't be redacted reliably if it
+			// isn't understood.
 			path := "database.url"
 			if d.URLFile != "" {
 				path = "database.url_file"
@@ -172,8 +172,8 @@ func (v *validator) id() {
 	}
 }
 
-// item is the path of a list's item, or of the list if a single value stands
-// for it.
+// item is the path of a list's item, or of the list if the file has a single value
+// there.
 func (v *validator) item(path string, i int) string {
 	if at := index(path, i); v.places[at].line > 0 {
 		return at
@@ -196,7 +196,7 @@ func (v *validator) dedup() {
 		at := v.item("dedup.fingerprint", i)
 		if s == "value" || s == "none" {
 			if len(d.Fingerprint) > 1 {
-				v.add(at, "%s can't stand in a list with others", s)
+				v.add(at, "%s can't be in a list with others", s)
 			}
 			continue
 		}
@@ -219,7 +219,7 @@ func (v *validator) batch() {
 	}
 }
 
-// maxGenerations keeps the lookups of one claim, and the catalog, in bounds.
+// maxGenerations bounds the look-ups of one claim, and the catalog.
 const maxGenerations = 1000
 
 func (v *validator) retention() {

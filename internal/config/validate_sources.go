@@ -38,8 +38,8 @@ func (v *validator) sources() {
 	v.durables()
 }
 
-// durables refuses two sources that read one durable, which would also undo each
-// other's filter. The same names at other servers are other durables.
+// durables refuses two sources that read one durable: they would also undo each
+// other's filter. The same names on other servers are other durables.
 func (v *validator) durables() {
 	readers := make(map[string]int) // by server, stream and durable
 	for i := range v.Sources {
@@ -62,7 +62,7 @@ func (v *validator) durables() {
 				if v.places[at].line == 0 { // it is the default
 					at = index("sources", i) + ".nats.stream"
 				}
-				v.add(at, "durable %q of stream %s is that of %s, too, so that each would get a part of the messages; give each source a durable of its own",
+				v.add(at, "durable %q of stream %s is also that of %s, so each would get a part of the messages; give each source a durable of its own",
 					n.Durable, n.Stream, index("sources", first))
 				break
 			}
@@ -119,7 +119,7 @@ func (v *validator) nats(at string, n *NATS) {
 		v.add(at+".lanes", "only has a meaning with mode lanes; remove it")
 	}
 	if n.CredsFile != "" && n.NKeySeedFile != "" {
-		v.add(at+".nkey_seed_file", "stands beside creds_file; keep one of the two")
+		v.add(at+".nkey_seed_file", "excludes creds_file; keep one of the two")
 	}
 	v.readable(at+".creds_file", n.CredsFile)
 	v.readable(at+".nkey_seed_file", n.NKeySeedFile)
@@ -153,7 +153,7 @@ func (v *validator) tls(at string, t *TLS) {
 	}
 }
 
-// readable finds a missing file now rather than at the first connect.
+// readable finds a missing file now, not at the first connect.
 func (v *validator) readable(at, file string) {
 	if file == "" {
 		return
@@ -173,7 +173,7 @@ func (v *validator) unique(at string, list []string, noun string, valid func(str
 		case !valid(s):
 			v.add(v.item(at, i), "%q can't be a %s", s, noun)
 		case seen[s]:
-			v.add(v.item(at, i), "%s stands twice", s)
+			v.add(v.item(at, i), "%s is listed twice", s)
 		}
 		seen[s] = true
 	}
@@ -182,8 +182,8 @@ func (v *validator) unique(at string, list []string, noun string, valid func(str
 // topicPattern is what Kafka allows.
 var topicPattern = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
 
-// isSubject tells whether s can filter a stream: parts between dots, none of
-// them empty, * only as a whole part, > only as the last.
+// isSubject reports whether s can filter a stream: parts between dots, none empty,
+// * only as a whole part, > only as the last one.
 func isSubject(s string) bool {
 	parts := strings.Split(s, ".")
 	for i, p := range parts {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Duration is a time.Duration that configuration writes as 1h30m, 7d or 4w. A
-// day has 24 hours. It is never negative.
+// Duration is a time.Duration that the file writes as 1h30m, 7d or 4w. A day has 24
+// hours. It is never negative.
 type Duration time.Duration
 
 var longUnits = regexp.MustCompile(`^(?:([0-9]{1,5})w)?(?:([0-9]{1,6})d)?(.*)$`)
@@ -69,8 +69,8 @@ func (d Duration) String() string {
 
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// Size is a number of bytes, which configuration writes as 8MiB, 64KiB, 1GB or
-// a plain number.
+// Size is a number of bytes, which the file writes as 8MiB, 64KiB, 1GB or a plain
+// number.
 type Size int64
 
 var sizePattern = regexp.MustCompile(`^([0-9]{1,19}(?:\.[0-9]{1,6})?) ?([A-Za-z]*)$`)
@@ -121,11 +121,11 @@ func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 const redacted = "[redacted]"
 
-// Secret is text that no log, error or print shows: every usual way of turning
-// it into text gives "[redacted]". Reveal is the one way to it.
+// Secret is text that no log, error or print shows: every usual way to format it
+// gives "[redacted]". Only Reveal returns it.
 type Secret string
 
-// Reveal gives the text itself: for the connection that needs it, and nothing else.
+// Reveal returns the text itself, for the connection that needs it and nothing else.
 func (s Secret) Reveal() string { return string(s) }
 
 func (s Secret) String() string {
@@ -137,7 +137,7 @@ func (s Secret) String() string {
 
 func (s Secret) GoString() string { return strconv.Quote(s.String()) }
 
-// Format covers every verb: %x of a plain string type would show it.
+// Format covers every verb: %x of a plain string type would show the text.
 func (s Secret) Format(f fmt.State, verb rune) {
 	text := s.String()
 	if verb == 'q' || verb == 'v' && f.Flag('#') {
@@ -152,15 +152,15 @@ func (s Secret) MarshalJSON() ([]byte, error)  { return json.Marshal(s.String())
 func (s Secret) MarshalYAML() (any, error)     { return s.String(), nil }
 func (s *Secret) UnmarshalText(b []byte) error { *s = Secret(b); return nil }
 
-// StringList is a list that may be written as a single value.
+// StringList is a list that the file may write as a single value.
 type StringList []string
 
 func (l *StringList) decodeNode(d *decoder, n *node, path string) {
 	*l = d.texts(n, path)
 }
 
-// Addresses are servers: a list, or one text with commas between them, so that
-// one environment variable can name several.
+// Addresses are servers: a list, or one text with commas, so that one environment
+// variable can name several.
 type Addresses []string
 
 func (a *Addresses) decodeNode(d *decoder, n *node, path string) {
@@ -174,7 +174,7 @@ func (a *Addresses) decodeNode(d *decoder, n *node, path string) {
 	}
 }
 
-// redactURL hides who logs in by a URL: the name may be a token.
+// redactURL hides the user part of a URL: the name may be a token.
 func redactURL(s string) string {
 	scheme, rest, ok := strings.Cut(s, "://")
 	if !ok {
@@ -182,7 +182,7 @@ func redactURL(s string) string {
 	} else {
 		scheme += "://"
 	}
-	// Up to the last @: a password may hold one, where it should be %40.
+	// Up to the last @: a password may contain one that should be %40.
 	if i := strings.LastIndexByte(rest, '@'); i >= 0 {
 		return scheme + redacted + rest[i:]
 	}
