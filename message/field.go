@@ -53,7 +53,7 @@ type Field struct {
 	path string
 }
 
-// ParseField reads one place. The error says what may stand there.
+// ParseField parses one place. The error lists the valid ones.
 func ParseField(s string) (Field, error) {
 	if kind, ok := plainFields[s]; ok {
 		return Field{Kind: kind}, nil
@@ -97,14 +97,13 @@ func (f Field) String() string {
 	return ""
 }
 
-// JSON finds the field's path in a JSON document. The result doesn't exist
-// where the path leads nowhere. The document must be valid JSON. Where an
-// object names a key twice, the first one counts.
+// JSON finds the field's path in a JSON document, which must be valid. The result
+// doesn't exist where the path leads nowhere. If an object has a key twice, the first
+// one counts.
 func (f Field) JSON(doc []byte) gjson.Result { return gjson.GetBytes(doc, f.path) }
 
-// compilePath turns "order.items.0.id" into gjson's form. A dot within a key is
-// written "\."; the query language of gjson is not offered: a path always means
-// one place.
+// compilePath turns "order.items.0.id" into gjson's form. A dot within a key is written
+// "\."; gjson's query language is not offered: a path always means one place.
 func compilePath(path string) (string, error) {
 	if path == "" {
 		return "", fmt.Errorf("the JSON path is empty")
@@ -141,7 +140,7 @@ func compilePath(path string) (string, error) {
 	return b.String(), nil
 }
 
-// writePathByte escapes whatever gjson would read as more than a letter.
+// writePathByte escapes everything that gjson would read as more than a letter.
 func writePathByte(b *strings.Builder, c byte) {
 	if c < utf8.RuneSelf && !(c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_' || c == '-' || c == ' ' || c == '/' || c == ':') {
 		b.WriteByte('\\')
@@ -149,10 +148,9 @@ func writePathByte(b *strings.Builder, c byte) {
 	b.WriteByte(c)
 }
 
-// JSONText gives the text that a JSON scalar stands for: a string without its
-// quotes and escapes, a number or a boolean as written. Two different documents
-// never give the same text by losing something: a string with half a surrogate
-// pair, which has no text, is refused.
+// JSONText returns the text of a JSON scalar: a string without its quotes and escapes, a
+// number or a boolean as written. Two different documents never give the same text by
+// losing something: a string with half a surrogate pair, which has no text, is refused.
 func JSONText(r gjson.Result) (string, error) {
 	if r.Type != gjson.String {
 		return r.Raw, nil

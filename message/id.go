@@ -10,12 +10,11 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// ErrNoID says that a message carries no id where one was to be found. The
-// wrapping error tells the place.
+// ErrNoID says that a message carries no id where one should be. The wrapping error
+// names the place.
 var ErrNoID = errors.New("no id")
 
-// IDError says why what stands in the id's place can't be one: too long, or no
-// scalar.
+// IDError says why the value in the id's place can't be one: too long, or no scalar.
 type IDError struct {
 	Field  string
 	Reason string
@@ -30,8 +29,8 @@ type Identity struct {
 	maxBytes int
 }
 
-// NewIdentity takes the places whose values, joined, are the id, and the longest
-// id in bytes.
+// NewIdentity takes the places whose joined values are the id, and the most bytes an id
+// may have.
 func NewIdentity(from []string, maxBytes int) (*Identity, error) {
 	if len(from) == 0 {
 		return nil, errors.New("id.from names no place")
@@ -77,8 +76,8 @@ func (x *Identity) ID(m *Message, streamID string) (string, error) {
 	return b.String(), nil
 }
 
-// PositionID is the id of a message that is known by nothing but its place. The
-// streamID keeps a topic that was created anew apart from the old one.
+// PositionID is the id of a message that is known only by its place. The stream id keeps
+// a topic that was created anew apart from the old one.
 func PositionID(streamID string, p Position) string {
 	var b strings.Builder
 	writeNetstring(&b, streamID)

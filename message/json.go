@@ -8,18 +8,17 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// MaxJSONDepth is how deep arrays and objects may nest. The check of a document
-// calls itself for each level, and a Go program whose stack reaches its limit
-// ends at once: without a bound, one message of 8 MiB of "[" would take every
-// worker down that meets it. Postgres has a limit of its own, which hangs on its
-// stack (some 10,000 levels with the default of 2 MB) and is reported as if the
-// server were at fault.
+// MaxJSONDepth is how deep arrays and objects may nest. The check of a document recurses
+// with each level, and a Go program whose stack reaches its limit ends at once: without
+// a bound, one message of 8 MiB of "[" would take down every worker that reads it.
+// Postgres has its own limit, which depends on its stack (some 10,000 levels with the
+// default of 2 MB) and is reported as if the server were at fault.
 const MaxJSONDepth = 1000
 
 var errNotJSON = errors.New("it is not valid JSON")
 
-// ValidJSON says why a document can't be looked into: it is no JSON, or nests
-// deeper than MaxJSONDepth. It doesn't look for bad UTF-8 within strings.
+// ValidJSON returns why a document can't be read: it is no JSON, or nests deeper than
+// MaxJSONDepth. It doesn't check the UTF-8 within strings.
 func ValidJSON(doc []byte) error {
 	if err := ShallowJSON(doc); err != nil {
 		return err
@@ -38,8 +37,8 @@ func ShallowJSON(doc []byte) error {
 	return nil
 }
 
-// tooDeep counts levels without taking any itself. Nearly all documents are too
-// short for it, or have too few brackets, and are not looked at twice.
+// tooDeep counts levels without recursing. Nearly all documents are too short to be too
+// deep, or have too few brackets, and aren't scanned.
 func tooDeep(doc []byte) bool {
 	if len(doc) <= MaxJSONDepth || bytes.Count(doc, []byte{'['})+bytes.Count(doc, []byte{'{'}) <= MaxJSONDepth {
 		return false

@@ -1,3 +1,5 @@
+// Package message is what a sink sees: messages and lanes, where a message's id comes
+// from, and the places in a message that configuration names.
 package message
 
 import (
@@ -23,15 +25,15 @@ func (l Lane) Compare(o Lane) int {
 	return strings.Compare(l.Name, o.Name)
 }
 
-// Position is where a message stands: its lane, and the Kafka offset or the
-// stream sequence within it.
+// Position is a message's place: its lane, and the Kafka offset or the stream sequence
+// within it.
 type Position struct {
 	Lane   Lane
 	Offset int64
 }
 
-// Header is one header of a message. A key may stand more than once; the last
-// one counts. A nil value differs from an empty one.
+// Header is one header of a message. A key may occur more than once; the last one
+// counts. A nil value differs from an empty one.
 type Header struct {
 	Key   string
 	Value []byte
@@ -53,11 +55,11 @@ type Message struct {
 	// Time is the broker's timestamp of the message.
 	Time     time.Time
 	Position Position
-	// Damaged tells what of the message could not be read, such as its headers; empty:
+	// Damaged says what of the message could not be read, such as its headers; empty:
 	// nothing. A damaged message becomes a dead letter, and no sink sees it.
 	Damaged string
-	// Deliveries is how often the broker has delivered it, this time included; 0
-	// where the broker doesn't tell.
+	// Deliveries is how often the broker has delivered it, including this time; 0: the
+	// broker doesn't say.
 	Deliveries int
 }
 

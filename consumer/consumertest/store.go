@@ -304,7 +304,7 @@ func (s *Store) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) 
 		r := s.rows[c.Lane]
 		switch {
 		case r == nil:
-			s.notAcquired(c.Lane, "is told to be copied")
+			s.notAcquired(c.Lane, "is reported as confirmed by the broker")
 		case !r.ordered:
 			s.violate("the queue %s is reported as confirmed by the broker", c.Lane)
 		case r.Epoch == c.Epoch && c.Position <= r.Next:

@@ -59,7 +59,7 @@ type Features struct {
 	// Ordered: a lane is in the order of production and has a fence.
 	Ordered bool
 	// Resumes: reading starts at the database's position, also when the broker
-	// has noted a later one.
+	// has recorded a later one.
 	Resumes bool
 	// Elastic: several members share the messages.
 	Elastic bool

@@ -7,10 +7,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestPassedIsNeverTooLate lets a stream's messages pass in the order in which they
+// TestArrivalsAreNeverTooLate lets a stream's messages pass in the order in which they
 // are delivered, some again and some through another worker, and asks from ack
 // floors that rise.
-func TestPassedIsNeverTooLate(t *testing.T) {
+func TestArrivalsAreNeverTooLate(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var p arrivals
@@ -62,9 +62,9 @@ func TestPassedIsNeverTooLate(t *testing.T) {
 	})
 }
 
-// TestPassedKeepsUp has an ack floor right behind what is delivered, and one that
+// TestArrivalsKeepUp has an ack floor right behind what is delivered, and one that
 // has stood still for a day.
-func TestPassedKeepsUp(t *testing.T) {
+func TestArrivalsKeepUp(t *testing.T) {
 	t.Parallel()
 	var p arrivals
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

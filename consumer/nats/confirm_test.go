@@ -58,12 +58,12 @@ func allAcknowledged(t *testing.T, js jetstream.JetStream, last uint64) {
 // workers that run on, and to those that start afterwards.
 func TestAnOlderCopyIsPutBack(t *testing.T) {
 	t.Parallel()
-	pulse := func(w *consumer.Worker) { w.HeartbeatInterval = 50 * time.Millisecond }
+	frequent := func(w *consumer.Worker) { w.HeartbeatInterval = 50 * time.Millisecond }
 	for name, c := range map[string]struct {
 		workers int
 		stopped bool // while it is put back
 		quiet   bool // nothing else comes
-		row     bool // the copy is from before the queue was taken
+		row     bool // the copy is from before the queue was acquired
 	}{
 		"under a worker":                          {workers: 1},
 		"under workers":                           {workers: 3},
@@ -85,7 +85,7 @@ func TestAnOlderCopyIsPutBack(t *testing.T) {
 			var all []*running
 			run := func() {
 				for range c.workers {
-					all = append(all, start(t, newSource(t, s), store, pulse))
+					all = append(all, start(t, newSource(t, s), store, frequent))
 				}
 			}
 			run()
@@ -207,7 +207,7 @@ func TestTheDatabaseIsReplacedWhileItConfirms(t *testing.T) {
 				_, err = store.Store.Confirm(t.Context(), lane.Confirm{Lane: edgeQueue, Epoch: got.Epoch, Checkpoint: got.Checkpoint, OffsetMetadata: c.OffsetMetadata, Raise: true})
 			}
 			if err != nil || got.Rewound {
-				t.Errorf("taken by another: %+v, %v", got, err)
+				t.Errorf("acquired by another: %+v, %v", got, err)
 			}
 		})
 	}
@@ -325,7 +325,7 @@ func TestAServerWithoutMetadata(t *testing.T) {
 			err := nats.Rewind(t.Context(), js, &forgetful{stream, c.times}, nats.Config{Name: "edge", Stream: "ORDERS", Durable: "dedupd"}, 1)
 			switch {
 			case !c.fatal:
-				if err != nil || durable(t, js).Config.Metadata["dedupd"] != "an origin" {
+				if err != nil || durable(t, js).Config.Metadata["dedupd"] != "metadata" {
 					t.Errorf("got %v, %+v", err, durable(t, js).Config.Metadata)
 				}
 			case err == nil || !strings.Contains(err.Error(), "2.10") || errors.Is(err, context.DeadlineExceeded):

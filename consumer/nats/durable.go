@@ -196,7 +196,7 @@ func (b *binding) create(ctx context.Context, position int64, offsetMetadata str
 	floor := made.CachedInfo().AckFloor.Stream
 	beyond, err := b.beyond(ctx, floor, position)
 	if err == nil && beyond {
-		err = fmt.Errorf("%w: it stands at %d, not at %d", errNotFresh, floor+1, position)
+		err = fmt.Errorf("%w: it is at %d, not at %d", errNotFresh, floor+1, position)
 	}
 	return err
 }

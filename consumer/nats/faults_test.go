@@ -253,7 +253,7 @@ func TestStopGivesBack(t *testing.T) {
 }
 
 // A database that is away for long: no storm of redeliveries, and no loss.
-func TestKeptTooLong(t *testing.T) {
+func TestKeepFor(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
@@ -322,7 +322,7 @@ func TestStreamCreatedAnew(t *testing.T) {
 	wait(t, store, 200)
 	after, _ := store.Row(message.Lane{Source: "edge", Name: "queue"})
 	if before.StreamID == after.StreamID {
-		t.Errorf("the incarnation is still %s", after.StreamID)
+		t.Errorf("the stream id is still %s", after.StreamID)
 	}
 }
 

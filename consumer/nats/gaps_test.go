@@ -272,7 +272,7 @@ func full(t *testing.T, js jetstream.JetStream) (inHand int) {
 
 // A message that can't be applied is given up after a while, for others to try. If the
 // stream has discarded it meanwhile, nobody can.
-func TestGapOfWhatWasGivenUp(t *testing.T) {
+func TestGapOfWhatWasAbandoned(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
@@ -412,8 +412,8 @@ func TestNoGap(t *testing.T) {
 				}
 				store := consumertest.NewStore()
 				source := func() *nats.Source { return newSource(t, s, func(n *nats.Config) { n.Subjects = c.subjects }) }
-				pulse := func(w *consumer.Worker) { w.HeartbeatInterval = 50 * time.Millisecond }
-				r := start(t, source(), store, pulse)
+				frequent := func(w *consumer.Worker) { w.HeartbeatInterval = 50 * time.Millisecond }
+				r := start(t, source(), store, frequent)
 				wait(t, store, before)
 				publish(t, js, 20, 80)
 				wait(t, store, before+80)
@@ -422,7 +422,7 @@ func TestNoGap(t *testing.T) {
 				}
 				eventually(t, "all to be acknowledged", func() bool { return durable(t, js).NumAckPending == 0 })
 				caughtUp := time.Now()
-				eventually(t, "another look", func() bool { row, _ := store.Row(queue); return row.Heartbeat.After(caughtUp) })
+				eventually(t, "another check", func() bool { row, _ := store.Row(queue); return row.Heartbeat.After(caughtUp) })
 				if restart {
 					r.stop()
 				}
@@ -430,10 +430,10 @@ func TestNoGap(t *testing.T) {
 					c.discard(t, js, stream)
 				}
 				if restart {
-					r = start(t, source(), store, pulse)
+					r = start(t, source(), store, frequent)
 				}
 				looked := time.Now()
-				eventually(t, "two more looks", func() bool {
+				eventually(t, "two more checks", func() bool {
 					row, _ := store.Row(queue)
 					return row.Heartbeat.After(looked.Add(3 * time.Second))
 				})

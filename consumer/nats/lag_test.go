@@ -38,16 +38,16 @@ func (s *slowServer) Info(context.Context) (*jetstream.ConsumerInfo, error) {
 	return &s.info, nil
 }
 
-// looker is a source with two slots that looks at its consumer once.
-type looker struct {
+// inspector is a source with two slots that inspects its consumer once.
+type inspector struct {
 	server *slowServer
 	inHand int64
 	asked  time.Time
 }
 
-func (*looker) Name() string { return "edge" }
+func (*inspector) Name() string { return "edge" }
 
-func (k *looker) Run(ctx context.Context, in *consumer.Session) error {
+func (k *inspector) Run(ctx context.Context, in *consumer.Session) error {
 	l := message.Lane{Source: "edge", Name: laneName}
 	got, err := in.Acquire(ctx, lane.Acquire{Lane: l, LogID: "one", Committed: -1})
 	if err != nil {
@@ -77,7 +77,7 @@ func (k *looker) Run(ctx context.Context, in *consumer.Session) error {
 
 // A queue is caught up when nothing of it is in anybody's hands, as of when the
 // server was asked.
-func TestCaughtUp(t *testing.T) {
+func TestHeartbeat(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		pending uint64
@@ -93,7 +93,7 @@ func TestCaughtUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				config := jetstream.ConsumerConfig{AckPolicy: jetstream.AckExplicitPolicy}
-				source := &looker{inHand: c.inHand, server: &slowServer{info: jetstream.ConsumerInfo{Config: config, NumPending: c.pending, NumAckPending: c.acks}}}
+				source := &inspector{inHand: c.inHand, server: &slowServer{info: jetstream.ConsumerInfo{Config: config, NumPending: c.pending, NumAckPending: c.acks}}}
 				store, budget := consumertest.NewStore(), consumer.NewBudget(1<<20)
 				w := &consumer.Worker{
 					Handler: store, Lanes: store, Sources: []consumer.Source{source},
@@ -117,9 +117,9 @@ func TestCaughtUp(t *testing.T) {
 	}
 }
 
-// A run until idle that is shorter than it takes to look twice tells of an empty
+// A run until idle that is shorter than it takes to inspect twice reports an empty
 // queue as well.
-func TestCaughtUpInAShortRun(t *testing.T) {
+func TestHeartbeatOfAShortRun(t *testing.T) {
 	t.Parallel()
 	url, _ := natstest.Start(t)
 	source, err := New(Config{Name: "edge", Servers: []string{url}, Stream: "ORDERS", Durable: "orders"})

@@ -47,7 +47,7 @@ func (d *durable) allow(allowed, wanted int) {
 	}
 	d.allowed = allowed
 	d.log.Warn("the server or the account allows the durable fewer pending acks than wanted, which may slow reading down",
-		"durable", d.config.Durable, "wanted", wanted, "taken", allowed)
+		"durable", d.config.Durable, "wanted", wanted, "allowed", allowed)
 }
 
 // limits are the durable's limits of a single pull; 0: none. An operator may set them at

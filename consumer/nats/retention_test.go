@@ -19,7 +19,7 @@ import (
 	"github.com/dedupd/dedupd/consumer/nats"
 )
 
-func TestKeeps(t *testing.T) {
+func TestBrokerRetention(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	js := connect(t, s)
@@ -59,7 +59,7 @@ func TestKeeps(t *testing.T) {
 
 // Servers that take a connection and say nothing are waited for, one after the
 // other, but no longer than the caller wants.
-func TestKeepsEndsWithItsContext(t *testing.T) {
+func TestBrokerRetentionEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	var servers []string
 	for range 3 {
@@ -86,7 +86,7 @@ func TestKeepsEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestKeepsLogsIn(t *testing.T) {
+func TestBrokerRetentionLogsIn(t *testing.T) {
 	t.Parallel()
 	certificate, pool := selfSigned(t)
 	user, seed := keyPair(t, nkeys.CreateUser)
