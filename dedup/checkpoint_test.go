@@ -15,8 +15,8 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// confirm has what a queue committed confirmed, by a checkpoint that is raised or for
-// the second time. The lane's origin is what the broker keeps.
+// confirm has what a queue committed confirmed, by a checkpoint that is raised or for the
+// second time. The lane's offset metadata is what the broker keeps.
 func (f *fixture) confirm(l *ownedLane, raise bool) error {
 	f.t.Helper()
 	confirmed, err := f.Store.Confirm(f.t.Context(), lane.Confirm{Lane: l.Lane, Epoch: l.Epoch, Checkpoint: l.Checkpoint, OffsetMetadata: l.OffsetMetadata, Raise: raise})
@@ -33,7 +33,7 @@ func (f *fixture) mustConfirm(l *ownedLane) {
 	}
 }
 
-// retake takes a queue with what the broker keeps of it, as it was told last.
+// reacquire acquires a queue with what the broker keeps of it, as last written.
 func (f *fixture) reacquire(l *ownedLane) *ownedLane {
 	f.t.Helper()
 	assigned := &ownedLane{Lane: l.Lane, at: l.at}
@@ -130,7 +130,7 @@ var olderCopies = map[string]func(t *testing.T) (f *fixture, keep func() (putBac
 	},
 }
 
-// dump keeps the rows of all tables. restore puts them back.
+// dump copies the rows of all tables. restore puts them back.
 func (f *fixture) dump() (restore func()) {
 	f.t.Helper()
 	exec := func(sql string) {
@@ -157,8 +157,8 @@ func (f *fixture) dump() (restore func()) {
 }
 
 // An older copy of the database lacks what was acknowledged, and nothing of the server
-// tells. A worker that goes on with it notices by its next batch and by what waits to
-// be acknowledged, one that starts when it takes the queue; and nothing is written
+// shows that. A worker that goes on with it notices by its next batch and by what waits
+// to be acknowledged; one that starts, when it acquires the queue. Nothing is written
 // before what is lost is delivered again.
 func TestAQueueNoticesAnOlderCopy(t *testing.T) {
 	t.Parallel()
@@ -188,7 +188,8 @@ func TestAQueueNoticesAnOlderCopy(t *testing.T) {
 				t.Fatalf("acquired from an older copy: %+v", again.Assignment)
 			}
 			f.refused(again.batchAt(third.From, "c")) // the broker has yet to be asked
-			// The durable has the new origin, and its worker ends: the next one rewinds, too.
+			// The durable has the new offset metadata, and its worker ends: the next one
+			// rewinds, too.
 			if other := f.reacquire(again); !other.Rewound || other.BrokerPosition != 17 {
 				t.Fatalf("acquired after a rewind that came to no end: %+v", other.Assignment)
 			}
@@ -205,9 +206,9 @@ func TestAQueueNoticesAnOlderCopy(t *testing.T) {
 	}
 }
 
-// What is committed and not acknowledged yet may be missing in a copy of which no
-// checkpoint tells, and others may have brought it further than is known here. It isn't
-// acknowledged; nothing else comes again.
+// What is committed but not acknowledged yet may be missing in a copy that no checkpoint
+// reveals, and others may have raised the checkpoint further than this worker knows. It
+// isn't acknowledged; nothing else comes again.
 func TestWhatWaitsForItsAcknowledgementIsLost(t *testing.T) {
 	t.Parallel()
 	for name, start := range olderCopies {
@@ -239,7 +240,7 @@ func TestWhatWaitsForItsAcknowledgementIsLost(t *testing.T) {
 	}
 }
 
-// A copy from before the queue was first taken has no row of it.
+// A copy from before the queue was first acquired has no row of it.
 func TestAnOlderCopyLosesAQueue(t *testing.T) {
 	t.Parallel()
 	for name, start := range olderCopies {
@@ -275,7 +276,7 @@ func TestAnOlderCopyLosesAQueue(t *testing.T) {
 	}
 }
 
-// A server that is started again has lost nothing: the queue is taken anew, and
+// A server that is started again has lost nothing: the queue is acquired anew, and
 // nothing comes again.
 func TestARestartRewindsNothing(t *testing.T) {
 	t.Parallel()
@@ -297,7 +298,7 @@ func TestARestartRewindsNothing(t *testing.T) {
 	f.wantLanded("a", "b", "c")
 }
 
-// What the broker keeps of a queue decides where it stands.
+// What the broker keeps of a queue decides where it begins.
 func TestWhereAQueueBegins(t *testing.T) {
 	t.Parallel()
 	queue := message.Lane{Source: "nats", Name: "queue"}
@@ -404,8 +405,8 @@ func TestWhereAQueueBegins(t *testing.T) {
 	}
 }
 
-// A worker that knows less than the broker keeps is told by that: another one has
-// confirmed in a database that has come further, or under another row.
+// What the broker keeps shows a worker that it knows less: another one has confirmed in a
+// database that has come further, or under another row.
 func TestAConfirmationIsComparedWithTheOffsetMetadata(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -452,8 +453,8 @@ func TestADurableOfAnotherScope(t *testing.T) {
 	}
 }
 
-// Another stream's positions are others: those that were read of the one before, that
-// were missing there, and where it was cut, say nothing of them.
+// Another stream has other positions: what was read of the one before, what was missing
+// there, and where it was cut, say nothing about them.
 func TestAQueueOfAnotherStream(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -13,10 +13,9 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// TestLookUpsReadTheIndex looks many ids up in a small table. The planner would
-// read all of it for that, which is right today and ruinous when the table has
-// grown; and a connection may keep its plan for that long, whichever way of
-// claiming it was made for.
+// TestLookUpsReadTheIndex looks many ids up in a small table. The planner would read all
+// of it for that, which is right today and ruinous once the table has grown; and a
+// connection may keep its plan for that long, whichever way of claiming it was made for.
 func TestLookUpsReadTheIndex(t *testing.T) {
 	t.Parallel()
 	for name, ways := range map[string][]int{
@@ -38,7 +37,7 @@ func TestLookUpsReadTheIndex(t *testing.T) {
 				f.handle(l.batch(ids("id", 500)...))
 				looks++
 			}
-			f.pool.Reset() // a backend tells its counts when it ends, at the latest
+			f.pool.Reset() // a backend reports its counts when it ends, at the latest
 			var whole, index int64
 			for end := time.Now().Add(20 * time.Second); index < looks && whole == 0; {
 				if time.Now().After(end) {
@@ -57,7 +56,7 @@ func TestLookUpsReadTheIndex(t *testing.T) {
 	}
 }
 
-// TestTheSinkIsPlannedAsEver has a sink look at what was set for the looks.
+// TestTheSinkIsPlannedAsEver has a sink read what was set for the look-ups.
 func TestTheSinkIsPlannedAsEver(t *testing.T) {
 	bothWays(t, func(t *testing.T, f *fixture) {
 		l := f.acquire("kafka", "orders/0")
@@ -73,15 +72,15 @@ func TestTheSinkIsPlannedAsEver(t *testing.T) {
 			}
 			return f.sink.Write(ctx, tx, msgs)
 		})
-		f.handle(l.batch("a", "b")) // a look that finds something, too
+		f.handle(l.batch("a", "b")) // a look-up that finds something, too
 		if writes != 1 {
 			t.Errorf("the sink was called %d times", writes)
 		}
 	})
 }
 
-// TestLargeGroupsAreCopied meets twins with groups just below and at the number
-// from which a release copies.
+// TestLargeGroupsAreCopied meets concurrent duplicates with groups just below and at the
+// number from which a release copies.
 func TestLargeGroupsAreCopied(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int]float64{255: 0, 256: 1} {

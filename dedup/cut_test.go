@@ -8,7 +8,7 @@ import (
 	"github.com/dedupd/dedupd/lane"
 )
 
-// takeAgain is what the next owner of a lane is told.
+// acquireAgain is the assignment of the lane's next owner.
 func (f *fixture) acquireAgain(l *ownedLane) lane.Assignment {
 	f.t.Helper()
 	assigned, err := f.Store.Acquire(f.t.Context(), lane.Acquire{Lane: l.Lane, Ordered: true, Committed: -1})
@@ -18,8 +18,7 @@ func (f *fixture) acquireAgain(l *ownedLane) lane.Assignment {
 	return assigned
 }
 
-// The leader epochs go with the position: those of what stands below it, and none
-// where they aren't known.
+// The leader epochs go with the position: those below it, and none if they aren't known.
 func TestLeaderEpochsGoWithThePosition(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -46,7 +45,7 @@ func TestLeaderEpochsGoWithThePosition(t *testing.T) {
 	}
 }
 
-// A part of a batch that was divided has the epoch of its own end.
+// A part of a divided batch has the epoch of its own end.
 func TestLeaderEpochsOfADividedBatch(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -112,7 +111,7 @@ func TestLogCut(t *testing.T) {
 			t.Errorf("listed as %+v: claims may expire that are asked for again", s)
 		}
 	})
-	t.Run("is told by its owner only", func(t *testing.T) {
+	t.Run("is reported by its owner only", func(t *testing.T) {
 		t.Parallel()
 		f, l := begin(t)
 		f.acquireAgain(l)
@@ -121,7 +120,7 @@ func TestLogCut(t *testing.T) {
 			t.Errorf("acquired as %+v", assigned)
 		}
 	})
-	t.Run("is over where the group was reset to below", func(t *testing.T) {
+	t.Run("is over once the group was reset to below it", func(t *testing.T) {
 		t.Parallel()
 		for committed, held := range map[int64]bool{1: false, 2: false, 3: true} {
 			f, l := begin(t)

@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 	pgtest.Main(m, func() error { return goleak.Find() })
 }
 
-// rows is a sink that is as plain as can be. Its table has no unique index on
-// the id: one would hide the very doubles that the tests look for.
+// rows is as plain a sink as can be. Its table has no unique index on the id: one would
+// hide the very duplicates that the tests look for.
 type rows struct {
 	fail func(m *message.Message) error // asked before a row is written
 }
@@ -108,7 +108,7 @@ func attach(t *testing.T, db *pgtest.DB) *fixture {
 	return f
 }
 
-// lane is an ordered lane that was taken.
+// ownedLane is a lane that was acquired.
 type ownedLane struct {
 	message.Lane
 	lane.Assignment
@@ -136,8 +136,8 @@ func (f *fixture) acquireQueue(source string) *ownedLane {
 	return &ownedLane{l, assigned, 0, false}
 }
 
-// batch makes the lane's next messages: one for each id, with the value "v", or
-// what stands behind "=" in the id. An empty id makes a message without one.
+// batch makes the lane's next messages: one for each id, with the value "v", or the one
+// behind "=" in the id. An empty id makes a message without one.
 func (l *ownedLane) batch(ids ...string) lane.Batch {
 	b := l.batchAt(l.at, ids...)
 	l.at = b.Next
@@ -184,7 +184,7 @@ func (f *fixture) wantLanded(ids ...string) {
 	}
 }
 
-// books are what a lane's row counts, and where it stands.
+// books are what a lane's row counts, and its position.
 type books struct {
 	applied, redelivered, resent, crossSource, conflicts, dead int64
 	next                                                       int64
@@ -335,7 +335,7 @@ func TestFingerprintsOfAnotherConfiguration(t *testing.T) {
 		next.Fingerprint, _ = claimkey.NewFingerprint([]string{"json:n"})
 		f.exec(`UPDATE dedupd.lanes SET next_position = 0`)
 		l = next.acquire("kafka", "orders/0")
-		// A redelivery, and a resend that differs only by what isn't looked at now.
+		// A redelivery, and a resend that differs only by what isn't compared now.
 		next.handle(l.batch(`a={"n":1,"at":1}`, `b={"n":2,"at":1}`, `a={"n":1,"at":2}`))
 		next.wantBooks(l, books{applied: 2, redelivered: 2, resent: 1, next: 3})
 		// Claims of the new one are compared by it, and not by the old.
@@ -348,7 +348,7 @@ func TestFingerprintsOfAnotherConfiguration(t *testing.T) {
 	})
 }
 
-// A stream that was made anew has other messages in the same places.
+// A stream that was made anew has other messages at the same places.
 func TestConflictsOfAnotherStream(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -373,7 +373,8 @@ func wantHold(t *testing.T, err error, texts ...string) {
 	}
 }
 
-// A message of which the source could not read all goes to no sink, with or without an id.
+// A message that the source could read only in part goes to no sink, with or without an
+// id.
 func TestADamagedMessageIsDead(t *testing.T) {
 	bothWays(t, func(t *testing.T, f *fixture) {
 		l := f.acquire("kafka", "orders/0")
@@ -459,8 +460,8 @@ func TestDuplicatesToDeadLetters(t *testing.T) {
 	q := f.acquireQueue("nats")
 	f.handle(q.batch("a", "b", "a"))
 	f.wantDead("duplicate@2")
-	// The queue delivers everything once more: a redelivery is the broker's doing,
-	// and what was buried stays buried once.
+	// The queue delivers everything once more: a redelivery is the broker's doing, and
+	// makes no second dead letter.
 	f.handle(q.batchAt(0, "a", "b", "a"))
 	f.wantDead("duplicate@2")
 	f.wantBooks(q, books{applied: 2, redelivered: 2, resent: 2, next: 3})

@@ -16,8 +16,8 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// doubtful is a table, and a statement that writes ids and values to it, of which
-// the server refuses some with an SQLSTATE that doesn't say whose fault it is.
+// doubtful is a table, and a statement that writes ids and values to it. The server
+// refuses some with an SQLSTATE that doesn't say whose fault it is.
 type doubtful struct {
 	state, setup, write, good, bad string
 }
@@ -81,8 +81,8 @@ func newDoubtful(t *testing.T, d doubtful) (*fixture, *atomic.Int32) {
 	return f, writes
 }
 
-// The server's word alone doesn't say whether a message is at fault or the table.
-// That others are written does.
+// The server's error alone doesn't say whether a message is at fault or the table. That
+// others are written does.
 func TestDoubtfulPoisonIsFoundAlone(t *testing.T) {
 	t.Parallel()
 	for name, d := range doubts {
@@ -123,7 +123,7 @@ func TestDoubtfulPoisonIsFoundAlone(t *testing.T) {
 	}
 }
 
-// In a queue nothing joins what is held: it is proven by what others write.
+// In a queue nothing joins what is held: the proof is what others write.
 func TestDoubtfulPoisonOfAQueue(t *testing.T) {
 	t.Parallel()
 	f, _ := newDoubtful(t, doubts["a trigger's RAISE"])
@@ -141,8 +141,8 @@ func TestDoubtfulPoisonOfAQueue(t *testing.T) {
 	wantHold(t, f.Handle(t.Context(), []lane.Batch{q.batchAt(9, "c=bad")}), "position 9")
 }
 
-// A transaction that was begun before a message was refused proves nothing: the
-// table may have changed in between.
+// A transaction that began before a message was refused proves nothing: the table may
+// have changed in between.
 func TestProofIsNewer(t *testing.T) {
 	t.Parallel()
 	f, _ := newDoubtful(t, doubts["a trigger's RAISE"])
@@ -172,7 +172,7 @@ func TestProofIsNewer(t *testing.T) {
 	f.wantDead("poison@0")
 }
 
-// What refuses every message is the table's fault: nothing becomes a dead letter, and
+// If every message is refused, the table is at fault: nothing becomes a dead letter, and
 // no more is tried than it takes to see that.
 func TestTableAtFaultHoldsTheLane(t *testing.T) {
 	t.Parallel()
@@ -203,8 +203,8 @@ func TestTableAtFaultHoldsTheLane(t *testing.T) {
 	}
 }
 
-// A table that refuses everything may be mended at any moment of a hand-over. What it
-// refused before that is no dead letter, though others are written after it.
+// A table that refuses everything may be repaired at any moment of a hand-over. What it
+// refused before is no dead letter, though others are written after it.
 func TestTableIsMendedInTheMiddle(t *testing.T) {
 	t.Parallel()
 	f, writes := newDoubtful(t, doubtful{"P0001", raising("P0001", "true"), intoRows, "v", "v"})
@@ -247,7 +247,7 @@ func TestTableIsMendedInTheMiddle(t *testing.T) {
 	}
 }
 
-// preparing is a sink that looks at its table first.
+// preparing is a sink that checks its table first.
 type preparing struct{ sinks.Sink }
 
 func (preparing) Prepare(ctx context.Context, tx sinks.Tx) error {
@@ -255,7 +255,7 @@ func (preparing) Prepare(ctx context.Context, tx sinks.Tx) error {
 	return err
 }
 
-// A sink that can see that the table is at fault spares the search, and the proof of
+// A sink that can see that the table is at fault saves the search, and the proof by
 // another table's messages.
 func TestSinkSeesThatTheTableIsAtFault(t *testing.T) {
 	t.Parallel()
@@ -323,8 +323,8 @@ func TestDoubtBesideCertainty(t *testing.T) {
 	f.wantBooks(l, books{applied: 15, dead: 5, next: 20})
 }
 
-// A constraint that is put off to the end of the transaction is the sink's, also
-// where its tables stand beside dedupd's own.
+// A deferred constraint is the sink's, also where its tables share a schema with dedupd's
+// own.
 func TestDeferredConstraintInASharedSchema(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -346,7 +346,7 @@ func TestDeferredConstraintInASharedSchema(t *testing.T) {
 	if ids := one[[]string](f, `SELECT array_agg(id ORDER BY id) FROM dedupd.children`); !slices.Equal(ids, []string{"a", "c"}) {
 		t.Errorf("landed %q", ids)
 	}
-	// What fails of dedupd's own there is nobody's message.
+	// If something of dedupd's own fails there, no message is at fault.
 	f.exec(`ALTER TABLE dedupd.lanes ADD CONSTRAINT broken CHECK (applied < 3)`)
 	wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("d")}), "move the lanes", "23514")
 	f.wantDead("poison@1")

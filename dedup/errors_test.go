@@ -27,7 +27,8 @@ func TestErrorsHaveOneMeaning(t *testing.T) {
 		isolate:  {"21000", "22021", "22P02", "22P05", "22003", "23502", "23503", "23505", "23514", "54000", "54001"},
 		doubt:    {"P0001", "P0004", "20000", "38000", "45000", "0A000", "3F000", "42501", "42601", "42602", "42704", "42883", "42P01", "44000"},
 		internal: {"XX000"},
-		// What nobody has thought of must hold: it is neither skipped nor tried in a hurry.
+		// What nobody has thought of must hold: it is neither skipped nor retried in a
+		// hurry.
 		hold: {"28P01", "3D000", "42703", "42804", "25001", "XX001", "DD999", "99999", "P", ""},
 	}
 	ours := map[string]reaction{"42P01": reload}

@@ -141,8 +141,8 @@ func TestStartRule(t *testing.T) {
 	}
 }
 
-// Positions of a log that was created anew mean other messages, and so do ids that
-// are made of them.
+// Positions of a log that was created anew mean other messages, and so do ids made of
+// them.
 func TestALogCreatedAnewHoldsItsLane(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -179,7 +179,7 @@ func TestALogCreatedAnewHoldsItsLane(t *testing.T) {
 		_, err := acquire("second")
 		wantHold(t, err, "created anew", "second", "first", "dedupd lanes set-position kafka orders/0 0")
 	}
-	must("first", 7) // as one of several brokers may still tell
+	must("first", 7) // as one of several brokers may still report
 	setPosition(0)
 	if second := must("second", 0); second == unknown {
 		t.Errorf("positions of the new log make ids under %s", second)
@@ -218,8 +218,8 @@ func (c *cutConn) Write(b []byte) (int, error) {
 	if c.dead.Load() {
 		return 0, errCut
 	}
-	// The last round trip: lanes move, then COMMIT. (Preparing the statements
-	// names them one at a time.)
+	// The last round trip: lanes move, then COMMIT. (Preparing the statements names them
+	// one at a time.)
 	if !bytes.Contains(b, []byte("dedupd_advance")) || !bytes.Contains(b, []byte("dedupd_commit")) {
 		return c.Conn.Write(b)
 	}
@@ -228,15 +228,15 @@ func (c *cutConn) Write(b []byte) (int, error) {
 		c.c.lost.Add(1)
 		c.dead.Store(true)
 		_ = c.Conn.Close()
-		return len(b), nil // as a kernel would: taken, then lost
+		return len(b), nil // as a kernel would: accepted, then lost
 	case 2:
 		c.answer.Store(true)
 	}
 	return c.Conn.Write(b)
 }
 
-// Read loses the answer to COMMIT: that it came shows that COMMIT is done. It is
-// lost here and not in Write, for the driver reads beside a Write that takes long.
+// Read loses the answer to COMMIT: that it came shows that COMMIT is done. It is lost
+// here and not in Write, since the driver reads beside a Write that takes long.
 func (c *cutConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	// Whatever is read before COMMIT was sent has been answered before.
@@ -314,9 +314,9 @@ func (f *fixture) metric(name string) (sum float64) {
 	return sum
 }
 
-// TestWorkersRaceForTheSameIDs lets several workers claim ids in common at the
-// same time, each on lanes of its own: each id must land once, no deadlock must
-// surface, and all books balance.
+// TestWorkersRaceForTheSameIDs lets several workers claim common ids at the same time,
+// each on lanes of its own: each id must land once, no deadlock must surface, and all
+// books must balance.
 func TestWorkersRaceForTheSameIDs(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -353,8 +353,8 @@ func TestWorkersRaceForTheSameIDs(t *testing.T) {
 	}
 }
 
-// TestAConcurrentDuplicateWaits holds a claim open: the twin must neither land nor
-// be called a duplicate before the first one's transaction has ended.
+// TestAConcurrentDuplicateWaits holds a claim open: the concurrent duplicate must neither
+// land nor count as a duplicate before the first one's transaction has ended.
 func TestAConcurrentDuplicateWaits(t *testing.T) {
 	t.Parallel()
 	for _, commit := range []bool{true, false} {
@@ -373,8 +373,8 @@ func TestAConcurrentDuplicateWaits(t *testing.T) {
 	}
 }
 
-// TestACopyGivesUpOnConcurrentDuplicates has twins committed behind the back of a look: the copy
-// fails, which costs a try, and then for a while there is no copy.
+// TestACopyGivesUpOnConcurrentDuplicates commits concurrent duplicates between a look-up
+// and its copy: the copy fails, which costs a try, and then for a while there is no copy.
 func TestACopyGivesUpOnConcurrentDuplicates(t *testing.T) {
 	t.Parallel()
 	for hold, want := range map[time.Duration]float64{time.Minute: 1, 0: 2} {
@@ -394,8 +394,8 @@ func TestACopyGivesUpOnConcurrentDuplicates(t *testing.T) {
 	}
 }
 
-// meetTwin hands over two ids, and more, while another transaction has just
-// claimed those two, and ends that one some time after.
+// meetDuplicate hands over two ids, and more, while another transaction has just claimed
+// those two, and ends that one some time after.
 func (f *fixture) meetDuplicate(l *ownedLane, commit bool, more ...string) {
 	t := f.t
 	t.Helper()
@@ -461,8 +461,8 @@ func TestARotationIsNoticed(t *testing.T) {
 	}
 }
 
-// TestManyWritersNoticeOneRotation lets writers that share a store meet the same
-// change of the catalog: whoever finds it read anew by another goes on.
+// TestManyWritersNoticeOneRotation lets writers that share a store meet the same change
+// of the catalog: whoever finds that another has read it goes on.
 func TestManyWritersNoticeOneRotation(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

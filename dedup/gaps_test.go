@@ -10,7 +10,7 @@ import (
 	"github.com/dedupd/dedupd/lane"
 )
 
-// What a broker has discarded of a queue is kept until somebody accepts it.
+// What a broker has discarded of a queue is on record until somebody accepts it.
 func TestGaps(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -26,7 +26,7 @@ func TestGaps(t *testing.T) {
 	report(none, none)
 	f.exec(`UPDATE dedupd.lanes SET stream_time = '2026-01-02T00:00:00Z'`)
 	clock := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
-	report(lane.Gap{From: 10, Next: 20, Before: clock}, none) // the lane has come so far
+	report(lane.Gap{From: 10, Next: 20, Before: clock}, none) // the lane's clock has come so far
 	report(lane.Gap{From: 10, Next: 20, Before: clock.Add(time.Second)}, lane.Gap{From: 10, Next: 20})
 	report(lane.Gap{From: 15, Next: 30}, lane.Gap{From: 10, Next: 30})
 	report(none, lane.Gap{From: 10, Next: 30})
@@ -58,7 +58,7 @@ func TestGaps(t *testing.T) {
 		t.Fatal(err)
 	}
 	report(none, none)
-	report(lane.Gap{From: 50, Next: 60}, none) // as another worker finds it, too
+	report(lane.Gap{From: 50, Next: 60}, none) // another worker finds it, too
 	report(lane.Gap{From: 50, Next: 61}, lane.Gap{From: 60, Next: 61})
 	if _, err := f.Store.ForgetLane(t.Context(), "test", "nats", "queue", true); err != nil {
 		t.Errorf("a queue with a gap can't be forgotten: %v", err)

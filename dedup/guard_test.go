@@ -43,7 +43,7 @@ func wantHeldLane(t *testing.T, err error, l message.Lane) {
 	}
 }
 
-// recentDead is what a lane's row remembers.
+// recentDead is what a lane's row records.
 func (f *fixture) recentDead(l *ownedLane) (recent []int64) {
 	f.t.Helper()
 	if err := f.pool.QueryRow(f.t.Context(), `SELECT recent_dead FROM dedupd.lanes WHERE source = $1 AND lane = $2`, l.Source, l.Name).Scan(&recent); err != nil {
@@ -52,8 +52,8 @@ func (f *fixture) recentDead(l *ownedLane) (recent []int64) {
 	return recent
 }
 
-// Lanes that share a transaction are each held by their own share of dead letters:
-// what one of them buries is not charged to another, neither now nor later.
+// Lanes that share a transaction are each held by their own share of dead letters: those
+// of one are not charged to another, neither now nor later.
 func TestEachLaneAnswersForItsOwnDeadLetters(t *testing.T) {
 	t.Parallel()
 	f := newGuarded(t, 10, 100)
@@ -74,7 +74,7 @@ func TestEachLaneAnswersForItsOwnDeadLetters(t *testing.T) {
 		t.Errorf("the third lane remembers %v", got)
 	}
 
-	// The third has room for ten, whatever stands in the rows before it.
+	// The third has room for ten, whatever the rows before it say.
 	f.handle(a.batch("a20"), b.batch("b20"), c.batch(somewhatDead("cc", 10, 12)...))
 	f.wantBooks(c, books{applied: 22, dead: 10, next: 32})
 
@@ -151,15 +151,15 @@ func TestTheWindowOfDeadLetters(t *testing.T) {
 	})
 }
 
-// While poison is looked for, one part may land and the other fail. The hand-over
-// has failed then: what did not land is given again.
+// While poison is searched for, one part may land and the other fail. Then the hand-over
+// has failed: what did not land is handed over again.
 func TestAHalfThatFailsWhilePoisonIsFound(t *testing.T) {
 	t.Parallel()
 	errAway := fmt.Errorf("the network: %w", context.DeadlineExceeded)
 	for name, wrong := range map[string]error{"transient": errAway, "for good": errors.New("out of ink")} {
 		for place, ids := range map[string]struct {
 			first, second []string
-			landed        []string // before the fault is mended
+			landed        []string // before the fault is repaired
 		}{
 			"the other lane":         {[]string{"a", "b"}, []string{"c", "wrong"}, []string{"a", "b", "c"}},
 			"one lane, on the right": {[]string{"a", "b", "c", "wrong"}, nil, []string{"a", "b", "c"}},
@@ -228,7 +228,7 @@ func TestASinkThatNamesAMessageItWasNotGiven(t *testing.T) {
 	}
 }
 
-// What the probes may say of a hold has nothing in it that stood in a message.
+// What the probes may show of a hold contains nothing of a message.
 func TestSummariesOfHoldsQuoteNoMessage(t *testing.T) {
 	t.Parallel()
 	const secret = "s3cret"

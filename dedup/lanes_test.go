@@ -14,8 +14,8 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// Of a lane that nothing comes to, only the word that it is caught up tells that
-// its row isn't as its owner left it.
+// If nothing comes to a lane, only its heartbeat shows that its row isn't as its owner
+// left it.
 func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -53,7 +53,7 @@ func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 	f.exec(`DELETE FROM dedupd.lanes WHERE lane = 'missing'`)
 	f.exec(`UPDATE dedupd.lanes SET next_position = 1 WHERE lane = 'back'`)
 	as := moved.at
-	f.handle(moved.batch("c")) // between the word and its arrival
+	f.handle(moved.batch("c")) // between the heartbeat and its arrival
 	moved.at = as
 	want(gone(all...), "back", "missing", "stolen")
 	if err := f.confirm(q, true); err != nil {
@@ -69,8 +69,8 @@ func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 	want(gone(still, q), "queue")
 }
 
-// A transaction of the lane that is under way holds the row, and changes nothing
-// before it commits.
+// An in-flight transaction of the lane holds the row, and changes nothing before it
+// commits.
 func TestAQuietLaneIsNotGoneWhileItsRowIsLocked(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -94,8 +94,8 @@ func TestAQuietLaneIsNotGoneWhileItsRowIsLocked(t *testing.T) {
 	}
 }
 
-// An older copy of the database under a worker whose lane is quiet: what was lost is
-// read again from where the row stands.
+// An older copy of the database is put under a worker whose lane is quiet: what was lost
+// is read again from the row's position.
 func TestAQuietLaneGoesBackWithTheDatabase(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -119,8 +119,8 @@ func TestAQuietLaneGoesBackWithTheDatabase(t *testing.T) {
 	f.wantOnce("a", "b", "c")
 }
 
-// What the broker has confirmed since the last batch goes into the row it was
-// confirmed of: one that stands there or above, under the epoch.
+// What the broker has confirmed since the last batch goes into the row it was confirmed
+// for: one at that position or above, under that epoch.
 func TestBrokerConfirmed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -157,7 +157,7 @@ func TestBrokerConfirmed(t *testing.T) {
 	if assigned := acquire(1); !assigned.Reset || assigned.Next != 1 {
 		t.Errorf("a group set back to 1 from 4: %+v", assigned)
 	}
-	// An owner that was killed told nothing of what the broker has by then.
+	// An owner that was killed didn't report what the broker has by then.
 	l.Assignment, l.at = acquire(1), 1
 	f.handle(l.batch("b", "c", "d"))
 	if assigned := acquire(3); assigned.Reset || assigned.Next != 4 || assigned.BrokerPosition != 3 {
@@ -168,8 +168,8 @@ func TestBrokerConfirmed(t *testing.T) {
 	}
 }
 
-// A batch that was read before the broker confirmed more takes nothing of that back;
-// but a queue follows its durable, which may have been made anew to read again.
+// A batch that was read before the broker confirmed more takes nothing of that back. But
+// a queue follows its durable, which may have been made anew to read again.
 func TestABatchThatKnowsLessOfTheBroker(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -200,7 +200,8 @@ func TestABatchThatKnowsLessOfTheBroker(t *testing.T) {
 	move(queue, 2, "e", "2")
 	move(queue, -1, "f", "2")
 	move(queue, 1, "g", "1")
-	// Set back by hand it knows nothing, and an old batch doesn't change that.
+	// A lane that an operator set back knows nothing of it, and an old batch doesn't
+	// change that.
 	old := l.batch("h")
 	if _, err := f.Store.SetPosition(t.Context(), "test", l.Lane.Source, l.Lane.Name, 0); err != nil {
 		t.Fatal(err)
@@ -225,8 +226,8 @@ func (f *fixture) laneNumbers() (n int64) {
 	return n
 }
 
-// Lanes have numbers, of which there are two thousand million: a take draws none for a
-// lane that has one.
+// Lanes have numbers, of which there are two thousand million: acquiring a lane that has
+// one draws none.
 func TestAcquiringDrawsNoNumber(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -268,8 +269,8 @@ func TestAcquiringDrawsNoNumber(t *testing.T) {
 	}
 }
 
-// What a take waits for may end in either way: the row comes or doesn't, or goes or
-// stays.
+// What an acquisition waits for may end in either way: the row comes or doesn't, or goes
+// or stays.
 func TestAcquiringWaitsForTheRow(t *testing.T) {
 	t.Parallel()
 	acquire := lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/0"}, Ordered: true, Start: 7, Committed: -1, GroupGeneration: 3}

@@ -9,8 +9,8 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// A lane has no row, and the group an offset of ours. It depends on what became of
-// the row, and of the database, whether all between is lost with it.
+// A lane has no row, and the group an offset of ours. Whether everything in between is
+// lost with the row depends on what became of the row and of the database.
 func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 	t.Parallel()
 	const began, committed = 100, 140
@@ -115,7 +115,7 @@ func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 		}, began},
 		"the group was reset below where it began": {func(s *state) {
 			exec(s, `UPDATE dedupd.lanes SET broker_position = 110, next_position = 110`)
-			s.acquire.Committed, s.acquire.HonourReset, s.acquire.OffsetMetadata = 30, true, "" // by hand
+			s.acquire.Committed, s.acquire.HonourReset, s.acquire.OffsetMetadata = 30, true, "" // by an operator
 			s.acquire.OffsetMetadata = begin(s, began).OffsetMetadata
 			s.acquire.Committed = committed
 			fail(s)
@@ -155,8 +155,8 @@ func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 	}
 }
 
-// A partition is added if a lane of its topic was first taken when there was none of
-// that number.
+// A partition counts as added if a lane of its topic was first acquired when the topic
+// lacked that number.
 func TestWhereAnAddedPartitionBegins(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

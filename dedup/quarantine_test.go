@@ -19,9 +19,8 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// die ends the goroutine that is at the sink, and with it the hand-over: what the
-// worker would have done next isn't done, and its connection is lost. So does a
-// process that is killed.
+// die ends the goroutine that is at the sink, and with it the hand-over: the worker does
+// nothing more, and its connection is lost. A process that is killed does the same.
 func die(t *testing.T, f *fixture, values ...string) {
 	f.sink.fail = func(m *message.Message) error {
 		if slices.Contains(values, string(m.Value)) {
@@ -31,7 +30,7 @@ func die(t *testing.T, f *fixture, values ...string) {
 	}
 }
 
-// survives hands batches over, and tells whether there was an answer.
+// survives hands batches over, and says whether there was an answer.
 func (f *fixture) survives(batches ...lane.Batch) (err error, ok bool) {
 	f.t.Helper()
 	done := make(chan bool)
@@ -56,8 +55,8 @@ func (f *fixture) life() *fixture {
 	return next
 }
 
-// livesUntil starts processes that take the lanes and hand over what is left of
-// them, until one survives, and counts those that didn't.
+// livesUntil starts processes that acquire the lanes and hand over what is left of them,
+// until one survives, and counts those that didn't.
 func (f *fixture) livesUntil(most int, lanes map[string][]string) (ended int) {
 	f.t.Helper()
 	for ; ended <= most; ended++ {
@@ -121,7 +120,7 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
 		die(t, f, "deadly")
-		// Known to be under suspicion, each one more takes three.
+		// In quarantine already, each one more takes three.
 		ended := f.livesUntil(8, map[string][]string{"orders/0": numbered(200, map[int]string{37: "=deadly", 38: "=deadly"})})
 		t.Logf("%d processes ended", ended)
 		f.wantDead("poison@37", "poison@38")
@@ -162,7 +161,7 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 			for i := range b.Messages {
 				b.Messages[i].Deliveries = deliveries
 			}
-			// New ones come all the time.
+			// New messages come all the time.
 			fresh := w.acquireQueue("nats").batchAt(int64(1000+deliveries), fmt.Sprint("new", deliveries))
 			b.Messages = append(b.Messages, fresh.Messages...)
 			if err, ok := w.survives(b); ok {
@@ -206,7 +205,7 @@ func TestMessageThatEndsTheProcess(t *testing.T) {
 	})
 }
 
-// suspect takes a lane as workers do that end each time.
+// quarantine acquires a lane like workers that crash each time.
 func (f *fixture) quarantine(source, name string) *ownedLane {
 	f.t.Helper()
 	f.acquire(source, name)
@@ -276,7 +275,7 @@ func TestQuarantine(t *testing.T) {
 		f.handle(l.batch(numbered(70, nil)...))
 		want(t, sizes(), 70)
 	})
-	t.Run("is had when somebody else lets it go", func(t *testing.T) {
+	t.Run("begins when another worker gives it up", func(t *testing.T) {
 		f, sizes := start(t)
 		was := f.acquire("kafka", "orders/0")
 		f.acquire("kafka", "orders/0")
@@ -286,7 +285,7 @@ func TestQuarantine(t *testing.T) {
 		f.handle(f.acquire("kafka", "orders/0").batch(numbered(70, nil)...))
 		want(t, sizes(), 64, 6)
 	})
-	t.Run("isn't had of a lane that moves", func(t *testing.T) {
+	t.Run("isn't for a lane that moves", func(t *testing.T) {
 		f, sizes := start(t)
 		for i := range 5 {
 			f.handle(f.acquire("kafka", "orders/0").batch(fmt.Sprint(i)))
@@ -295,14 +294,14 @@ func TestQuarantine(t *testing.T) {
 		f.handle(f.acquire("kafka", "orders/0").batch(numbered(70, nil)...))
 		want(t, sizes(), 70)
 	})
-	t.Run("is had of a lane alone", func(t *testing.T) {
+	t.Run("is for one lane alone", func(t *testing.T) {
 		f, sizes := start(t)
 		quarantined := f.quarantine("kafka", "b")
 		f.handle(f.acquire("kafka", "a").batch("a1", "a2"), quarantined.batch("b1"), f.acquire("kafka", "c").batch("c1"))
 		want(t, sizes(), 3, 1)
 		f.wantLanded("a1", "a2", "c1", "b1")
 	})
-	t.Run("ends with the lane's move by hand", func(t *testing.T) {
+	t.Run("ends when an operator moves the lane", func(t *testing.T) {
 		f, sizes := start(t)
 		die(t, f, "deadly")
 		for range 3 {
@@ -326,7 +325,7 @@ func TestQuarantine(t *testing.T) {
 	})
 }
 
-// What has an answer hasn't ended the process, however often it fails.
+// What has an answer hasn't crashed the process, however often it fails.
 func TestAnsweredAttempts(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]error{
@@ -357,15 +356,15 @@ func TestAnsweredAttempts(t *testing.T) {
 			f.sink.fail = nil
 			w := f.life()
 			w.handle(w.acquire("kafka", "orders/0").batch("a", "b"), w.acquireQueue("nats").batch("qa", "qb"))
-			w.wantLanded("qa", "qb", "a", "b") // what is suspect comes last
+			w.wantLanded("qa", "qb", "a", "b") // what is quarantined comes last
 			w.wantDead()
 		})
 	}
 }
 
-// A database that goes away within a try keeps its note, and the worker can't take
-// it back before it is there again. It ended nobody: however often that happens, and
-// whoever tries in between, only real ends count.
+// A database that goes away within an attempt keeps its record, and the worker can't
+// clear that before the database is back. It crashed nobody: however often that happens,
+// and whoever tries in between, only real crashes count.
 func TestAnOutageIsNoCrash(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -410,7 +409,7 @@ func TestAnOutageIsNoCrash(t *testing.T) {
 		}
 	}
 
-	// One that really ended a worker, between two outages, is counted as one.
+	// One that really crashed a worker, between two outages, is counted as one.
 	outage(q.batchAt(7, "good"))
 	die(t, f, "v")
 	dead := f.life()
@@ -433,7 +432,7 @@ func TestAnOutageIsNoCrash(t *testing.T) {
 	}
 }
 
-// A sink that comes back when its worker was given up has given no answer.
+// A sink that returns after its worker was given up has given no answer.
 func TestAnswerThatComesTooLate(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -460,7 +459,7 @@ func TestAnswerThatComesTooLate(t *testing.T) {
 	}
 }
 
-// An attempt of a worker that lost the lane says nothing of the lane.
+// An attempt of a worker that lost the lane says nothing about the lane.
 func TestAttemptOfAZombie(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -485,8 +484,8 @@ func TestAttemptOfAZombie(t *testing.T) {
 	}
 }
 
-// While a message is tried that may end the process, nobody else of it is at the
-// sink, who might be what ends it.
+// While a message is tried that may end the process, nothing else of the process is at
+// the sink: it might be what ends it.
 func TestAttemptsAreAlone(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -525,7 +524,7 @@ func TestAttemptsAreAlone(t *testing.T) {
 	}
 }
 
-// The guard against many dead letters knows of those that other processes buried.
+// The guard against many dead letters knows those that other processes wrote.
 func TestGuardSurvivesRestarts(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -571,8 +570,8 @@ func one[T any](f *fixture, sql string) (v T) {
 	return v
 }
 
-// TestAcquiringMeetsAMove has a lane taken while its last owner's transaction, which has
-// forgotten its notes, is about to move it: the one waits for the other.
+// TestAcquiringMeetsAMove acquires a lane while its last owner's transaction, which has
+// cleared its attempts, is about to move it: the one waits for the other.
 func TestAcquiringMeetsAMove(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -64,9 +64,9 @@ func (c *replayConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestReplayWhoseCommitIsLost cuts the connection before and after COMMIT reached
-// the server; half of the time nothing comes through after that, as if the
-// process had died, and somebody presses again.
+// TestReplayWhoseCommitIsLost cuts the connection before and after COMMIT reached the
+// server. Half of the time nothing comes through after that, as if the process had died,
+// and somebody starts it again.
 func TestReplayWhoseCommitIsLost(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -118,7 +118,7 @@ func TestReplayWhoseCommitIsLostAndThenDiscarded(t *testing.T) {
 	id := f.deadLetters()[0].ID
 	broken, cut := f.attachBroken()
 	cut.then.Store(new(func() {
-		// The server learns of the lost connection, and lets the dead letter go.
+		// The server learns of the lost connection, and unlocks the dead letter.
 		if _, err := f.Store.DiscardDeadLetters(t.Context(), "bob", []int64{id}, nil); err != nil {
 			t.Error(err)
 		}

@@ -157,8 +157,8 @@ func (f *fixture) replayHeld(id int64) (end func() string) {
 	}
 }
 
-// TestAClaimIsNotForgottenWithinAReplay: else the next copy would be applied
-// beside the dead letter.
+// TestAClaimIsNotForgottenWithinAReplay: otherwise the next copy would be applied beside
+// the dead letter.
 func TestAClaimIsNotForgottenWithinAReplay(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -196,7 +196,7 @@ func TestAClaimIsNotForgottenWithinAReplay(t *testing.T) {
 	}
 }
 
-// TestAClaimThatIsForgottenBeforeAReplay is waited for, and then claimed anew.
+// TestAClaimThatIsForgottenBeforeAReplay waits for that, and claims the id anew.
 func TestAClaimThatIsForgottenBeforeAReplay(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -264,7 +264,7 @@ func TestReplayBesideRotations(t *testing.T) {
 		}
 	})
 	for i, d := range f.deadLetters() {
-		for rotations.Load() < int64(i/5) { // else none may come in between
+		for rotations.Load() < int64(i/5) { // otherwise none may come in between
 			time.Sleep(time.Millisecond)
 		}
 		if r, err := f.Replay(t.Context(), "ann@host", d.ID); err != nil || r.Outcome != dedup.ReplayApplied {
@@ -278,8 +278,7 @@ func TestReplayBesideRotations(t *testing.T) {
 	f.wantBooks(l, books{applied: int64(deadLetters), resent: int64(deadLetters), next: int64(2 * deadLetters)})
 }
 
-// TestExpiryPassesAReplayOver: it neither waits for the dead letter nor takes it
-// away.
+// TestExpiryPassesAReplayOver: expiry neither waits for the dead letter nor deletes it.
 func TestExpiryPassesAReplayOver(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -301,8 +300,8 @@ func TestExpiryPassesAReplayOver(t *testing.T) {
 	f.wantBooks(l, books{applied: 1, dead: 2, next: 3})
 }
 
-// TestDeadLetteringDoesntWaitForAReplay has a worker bury a message again whose dead
-// letter is locked by a replay, which would have to wait for the worker's claims.
+// TestDeadLetteringDoesntWaitForAReplay has a worker dead-letter a message again whose
+// dead letter is locked by a replay, which would have to wait for the worker's claims.
 func TestDeadLetteringDoesntWaitForAReplay(t *testing.T) {
 	t.Parallel()
 	t.Run("conflict", func(t *testing.T) {
@@ -354,7 +353,7 @@ func TestDeadLetteringDoesntWaitForAReplay(t *testing.T) {
 		})
 		handled := make(chan error, 1)
 		go func() { handled <- worker.Handle(context.Background(), []lane.Batch{l.batch("a=check", "b")}) }()
-		<-g.entered // it has claimed a, and is to bury it
+		<-g.entered // it has claimed a, and is to dead-letter it
 		f.mend()
 		replayed := make(chan dedup.Replayed, 1)
 		go func() {

@@ -17,13 +17,13 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// mend makes the table take what it has refused.
+// mend makes the table accept what it has refused.
 func (f *fixture) mend() {
 	f.t.Helper()
 	f.exec(`ALTER TABLE public.rows DROP CONSTRAINT rows_value_check`)
 }
 
-// letters are all dead letters, the oldest first.
+// deadLetters are all of them, the oldest first.
 func (f *fixture) deadLetters() []dedup.DeadLetter {
 	f.t.Helper()
 	all, err := f.Store.DeadLetters(f.t.Context(), dedup.DeadLetterFilter{})
@@ -172,7 +172,7 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 		f.Missing = dedup.MissingPosition
 		f.replayAll("applied")
 		f.wantBooks(l, books{applied: 2, next: 2})
-		var claims int // the place is the one that the burial has claimed
+		var claims int // the place is the one that the dead letter has claimed
 		if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM dedupd.claims`).Scan(&claims); err != nil || claims != 2 {
 			t.Errorf("%d claims, want 2; %v", claims, err)
 		}
@@ -181,7 +181,7 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 		f.handle(l.batchAt(0, `={"id":"x"}`, "a"))
 		f.wantBooks(l, books{applied: 2, redelivered: 2, next: 2})
 	})
-	t.Run("id.from was mended", func(t *testing.T) {
+	t.Run("id.from was corrected", func(t *testing.T) {
 		f, l := begin(t)
 		f.Identity = mustIdentity(t, 100, "json:id")
 		r := f.replay(f.deadLetters()[0].ID)
@@ -192,7 +192,7 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 		f.handle(l.batch(`={"id":"x"}`))
 		f.wantBooks(l, books{applied: 2, resent: 1, next: 3})
 	})
-	t.Run("id.from was mended, and it came again", func(t *testing.T) {
+	t.Run("id.from was corrected, and it came again", func(t *testing.T) {
 		f, l := begin(t)
 		f.Identity = mustIdentity(t, 100, "json:id")
 		f.handle(l.batch(`={"id":"x"}`))
@@ -231,7 +231,7 @@ func TestReplayOfAConflict(t *testing.T) {
 	f := newFixture(t)
 	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=1", "a=2"))
-	f.OnConflict = dedup.ConflictStop // a replay only tells
+	f.OnConflict = dedup.ConflictStop // a replay only reports it
 	r := f.replay(f.deadLetters()[0].ID)
 	if r.Outcome != dedup.ReplayConflict || r.Reason != "the id was claimed with another payload" {
 		t.Errorf("%+v", r)
@@ -248,14 +248,14 @@ func TestReplayOfAConflict(t *testing.T) {
 	f.wantLanded("a", "a")
 	f.wantBooks(l, books{applied: 2, next: 2})
 	f.wantDead()
-	// The claim tells what it was applied with.
+	// The claim says with which payload it was applied.
 	f.OnConflict = dedup.ConflictDeadLetter
 	f.handle(l.batch("a=2", "a=1"))
 	f.wantBooks(l, books{applied: 2, resent: 1, conflicts: 1, next: 4})
 }
 
-// TestReplayOfAConflictAtTheSamePosition has the winner and the conflict at the same
-// position of two lanes, claimed and buried at the same moment.
+// TestReplayOfAConflictAtTheSamePosition has the first copy and the conflict at the same
+// position of two lanes, claimed and dead-lettered at the same moment.
 func TestReplayOfAConflictAtTheSamePosition(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -275,7 +275,7 @@ func TestReplayOfADuplicate(t *testing.T) {
 	f.wantBooks(other, books{crossSource: 2, next: 2})
 	f.forget("b")
 	for _, d := range f.deadLetters() {
-		// Of b, the first that is replayed wins. The books of each lane follow.
+		// Of b, the first that is replayed is new. The books of each lane follow.
 		want := map[string]string{"a": "duplicate", "b": "applied"}[string(d.MessageID)]
 		if d.Lane == "x" && want == "applied" {
 			want = "duplicate"
@@ -290,7 +290,7 @@ func TestReplayOfADuplicate(t *testing.T) {
 	f.wantDead()
 }
 
-// TestReplayOfAnIDThatHadItsEffect has a poisoned id set free and sent again,
+// TestReplayOfAnIDThatHadItsEffect forgets the claim of a poisoned id and sends it again,
 // before anybody replays the dead letter.
 func TestReplayOfAnIDThatHadItsEffect(t *testing.T) {
 	t.Parallel()

@@ -12,9 +12,9 @@ import (
 	"github.com/dedupd/dedupd/lane"
 )
 
-// A group that is tried again after the answer to COMMIT was lost must find out
-// anew what becomes of its messages: in between, others may have claimed its ids,
-// or let them go. What the first try found is worth nothing then.
+// A group that is retried after the answer to COMMIT was lost must find out anew what
+// becomes of its messages: in between, others may have claimed its ids, or forgotten them.
+// What the first try found no longer counts.
 func TestARetryForgetsWhatTheLastTryFound(t *testing.T) { bothWays(t, testARetryForgets) }
 
 func testARetryForgets(t *testing.T, f *fixture) {
@@ -32,7 +32,8 @@ func testARetryForgets(t *testing.T, f *fixture) {
 			t.Fatal("no COMMIT was lost")
 		}
 	}
-	// The first try won a, b and a's claim for its copy; the second wins c alone.
+	// In the first try a and b are new, and a's claim is for its copy, too; in the
+	// second, only c is new.
 	lose(func() { f.handle(other.batch("a", "b")) }, "a", "b", "c", "a")
 	f.wantLanded("a", "b", "c")
 	f.wantBooks(mine, books{applied: 1, resent: 3, next: 4})
@@ -41,7 +42,7 @@ func testARetryForgets(t *testing.T, f *fixture) {
 		t.Errorf("%d ages of three duplicates were counted", n)
 	}
 
-	// The first try lost d to another; the second wins it.
+	// In the first try d was another's; in the second it is new.
 	f.handle(other.batch("d"))
 	lose(func() { f.forget("d") }, "d", "e")
 	f.wantLanded("a", "b", "c", "d", "d", "e") // d was forgotten, and may be applied anew
@@ -62,8 +63,8 @@ func testARetryForgets(t *testing.T, f *fixture) {
 		t.Errorf("%d of four dead letters were counted", n)
 	}
 
-	// A message without an id that was buried before, and is forgotten in between, is
-	// nobody's copy any more.
+	// A message without an id whose dead letter is forgotten in between is nobody's copy
+	// any more.
 	broken.handle(mine.batch(""))
 	f.exec(`UPDATE dedupd.lanes SET next_position = next_position - 1 WHERE lane = 'orders/0'`)
 	mine.at--
@@ -104,8 +105,8 @@ func count(t *testing.T, reg *prometheus.Registry, name string) (n int) {
 	return n
 }
 
-// A claim that is forgotten between being met and being looked up has its words told
-// as any error of the server's. Here a trigger keeps the claim from being made at all.
+// A claim may be forgotten between being met and being looked up. The error reads like
+// any of the server's. Here a trigger keeps the claim from being made at all.
 func TestAClaimThatVanishes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -31,10 +31,9 @@ func rotationsUnderLoad(t *testing.T) int {
 	return n
 }
 
-// TestRotationsUnderLoadClaimNothingTwice rotates as fast as it can while workers
-// claim the same ids at nearly the same moment, so that twins stand on both sides
-// of rotations. Filters are built and loaded meanwhile, and old generations
-// expire.
+// TestRotationsUnderLoadClaimNothingTwice rotates as fast as it can while workers claim
+// the same ids at nearly the same moment, so that concurrent duplicates are on both sides
+// of rotations. Filters are built and loaded meanwhile, and old generations expire.
 func TestRotationsUnderLoadClaimNothingTwice(t *testing.T) {
 	t.Parallel()
 	l := newRotationLoad(t, func(enter string) string { return enter })
@@ -48,8 +47,8 @@ func TestRotationsUnderLoadClaimNothingTwice(t *testing.T) {
 	if got := len(l.landed()); got != l.ids() {
 		t.Errorf("%d of %d ids were applied", got, l.ids())
 	}
-	// Else it was no test: twins that never meet a sealed generation, generations
-	// that never expire, filters that nobody asks.
+	// Otherwise it was no test: duplicates that never meet a sealed generation,
+	// generations that never expire, filters that nobody asks.
 	found, excluded := 0.0, 0.0
 	for _, w := range l.workers {
 		found += testutil.ToFloat64(w.Metrics.Probes("found"))
@@ -67,8 +66,8 @@ func TestRotationsUnderLoadClaimNothingTwice(t *testing.T) {
 	}
 }
 
-// TestRotationLoadFindsMissingLocks takes away what makes rotations exact. The
-// same load must then apply ids twice, or it would prove nothing.
+// TestRotationLoadFindsMissingLocks removes what makes rotations exact. The same load
+// must then apply ids twice, or it would prove nothing.
 func TestRotationLoadFindsMissingLocks(t *testing.T) {
 	t.Parallel()
 	for name, without := range map[string]func(enter string) string{
@@ -173,7 +172,7 @@ func (l *rotationLoad) run(rotations int) {
 		follow.Wait()
 	}()
 	for n := 1; n <= rotations && !l.t.Failed(); n++ {
-		l.keepHouse(n)
+		l.maintain(n)
 	}
 }
 
@@ -219,8 +218,8 @@ func (l *rotationLoad) finish() {
 	l.moved.Broadcast()
 }
 
-// keepHouse rotates, builds filters, and from time to time drops what is old.
-func (l *rotationLoad) keepHouse(n int) {
+// maintain rotates, builds filters, and from time to time drops what is old.
+func (l *rotationLoad) maintain(n int) {
 	ctx := l.t.Context()
 	l.rotate()
 	l.buildFilters()

@@ -107,7 +107,7 @@ func TestSystemicPoisonHoldsTheLane(t *testing.T) {
 	b := l.batch("a", "", "b")
 	wantHold(t, f.Handle(t.Context(), []lane.Batch{b}), "max_share")
 	f.wantBooks(l, books{dead: 10, next: 10})
-	// Once enough good ones have passed, single ones are single again.
+	// Once enough good ones have passed, a few bad ones are dead letters again.
 	var good []string
 	for i := range 100 {
 		good = append(good, fmt.Sprint("g", i))
@@ -158,7 +158,7 @@ func TestSinksThatBreakTheirPromise(t *testing.T) {
 			wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("a")}), c.want)
 			f.Sink, l.at = f.sink, 0
 			if strings.HasPrefix(name, "commits") {
-				return // that sink has left the promise; it is told, not undone
+				return // that sink has broken its promise; this is reported, not undone
 			}
 			f.handle(l.batch("a"))
 			f.wantLanded("a")

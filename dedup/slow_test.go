@@ -42,8 +42,8 @@ func (f *fixture) handSlowly(within time.Duration, tries int, batches ...lane.Ba
 	return err
 }
 
-// A batch that is too slow for one transaction is written in several, whichever the
-// size is that fits, and what landed isn't written again.
+// A batch that is too slow for one transaction is written in several, whatever size fits,
+// and what landed isn't written again.
 func TestABatchThatIsTooSlowIsDivided(t *testing.T) {
 	t.Parallel()
 	const n = 16
@@ -105,7 +105,7 @@ func TestAMessageThatIsTooSlowAlone(t *testing.T) {
 	}
 }
 
-// What takes long elsewhere, or is cut off soon, says nothing of a batch's size.
+// What takes long elsewhere, or is cut off early, says nothing of a batch's size.
 func TestWhatDoesntSpeakOfABatchsSize(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -121,7 +121,7 @@ func TestWhatDoesntSpeakOfABatchsSize(t *testing.T) {
 		t.Fatal("it landed")
 	}
 	s.each.Store(0)
-	// The claims wait for another's, and are cut off.
+	// The claims wait for another transaction's, and are cut off.
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
