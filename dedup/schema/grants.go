@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// grant is what a worker's role needs on some of dedupd's own things.
+// grant is what a worker's role needs on some of dedupd's objects.
 type grant struct {
 	rights  []string
 	columns []string // none: on the whole table
@@ -16,11 +16,10 @@ type grant struct {
 	objects []string // names in the schema; of a function with its arguments
 }
 
-// grants are all of them, but for the right to use the schema, to read all its
-// tables, and to insert into the generations that take claims. Generations are
-// made, sealed and dropped by functions that have their owner's rights. Functions
-// are named one by one, all of them: what everybody may call is the database's
-// default privileges to say.
+// grants are a worker's rights, except USAGE on the schema, SELECT on all its tables, and
+// INSERT into the generations that take claims. Functions with their owner's rights make,
+// seal and drop generations. Every function is listed: a database's default privileges
+// decide what everybody may call.
 var grants = []grant{
 	{rights: []string{"INSERT"}, on: "TABLE", objects: []string{"claims_root"}},
 	{rights: []string{"INSERT", "UPDATE"}, on: "TABLE", objects: []string{"lanes"}},
@@ -36,7 +35,7 @@ var grants = []grant{
 	}},
 }
 
-// object is a name in the schema, quoted; a function's arguments stay as they are.
+// quoted quotes a name with the schema. A function's arguments stay as they are.
 func (s *Schema) quoted(name string) string {
 	name, arguments, isFunction := strings.Cut(name, "(")
 	if isFunction {
@@ -45,11 +44,11 @@ func (s *Schema) quoted(name string) string {
 	return s.Object(name)
 }
 
-// GrantSQL is all that a worker's role needs on dedupd's own tables.
+// GrantSQL is SQL that grants a role everything a worker needs in the schema.
 func (s *Schema) GrantSQL(role string) string {
 	schema, worker := pgx.Identifier{s.Name}.Sanitize(), pgx.Identifier{role}.Sanitize()
 	lines := []string{
-		"-- what the worker needs; the owner migrates. The sink's table needs its own: INSERT, and SELECT where keys conflict.",
+		"-- What a worker needs; the owner migrates. The sink's table needs grants of its own: INSERT, and SELECT for keys that may conflict.",
 		"GRANT USAGE ON SCHEMA " + schema + " TO " + worker + ";",
 		"GRANT SELECT ON ALL TABLES IN SCHEMA " + schema + " TO " + worker + ";",
 	}
@@ -69,7 +68,7 @@ func (s *Schema) GrantSQL(role string) string {
 		lines = append(lines, "GRANT "+what+" ON "+on+strings.Join(objects, ", ")+" TO "+worker+";")
 	}
 	lines = append(lines,
-		"-- the generations there are; those made later get the rights on "+s.Object("claims_root"),
+		"-- The existing generations. Later ones get the rights on "+s.Object("claims_root")+".",
 		"DO $$ DECLARE t text; BEGIN",
 		"    FOR t IN SELECT table_name FROM "+s.Object("generations")+" WHERE state IN ('next', 'open') LOOP",
 		"        EXECUTE format("+quoteLiteral("GRANT INSERT ON "+schema+".%I TO "+strings.ReplaceAll(worker, "%", "%%"))+", t);",
@@ -79,12 +78,10 @@ func (s *Schema) GrantSQL(role string) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// Grant gives a worker's role the rights of GrantSQL, those that it has included.
-// Only the schema's owner may.
+// Grant runs GrantSQL. Only the schema's owner may.
 func (s *Schema) Grant(ctx context.Context, role string) error {
 	err := pgx.BeginFunc(ctx, s.Pool, func(tx pgx.Tx) error {
-		// One at a time: of two who change the same rights at once, the server refuses
-		// one.
+		// One at a time: if two change the same rights at once, the server refuses one.
 		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '30s', true), set_config('statement_timeout', '60s', true)`); err != nil {
 			return err
 		}
@@ -100,7 +97,7 @@ func (s *Schema) Grant(ctx context.Context, role string) error {
 	return nil
 }
 
-// MissingRights are those of GrantSQL that the connected role lacks, each such as
+// MissingRights lists the rights of GrantSQL that the connected role lacks, such as
 // INSERT ON "dedupd"."lanes". The schema must be there.
 func (s *Schema) MissingRights(ctx context.Context) (missing []string, err error) {
 	ask := func(what, sql string, args ...any) {
@@ -115,7 +112,7 @@ func (s *Schema) MissingRights(ctx context.Context) (missing []string, err error
 		}
 	}
 	if ask("USAGE ON SCHEMA "+pgx.Identifier{s.Name}.Sanitize(), "has_schema_privilege($1, 'USAGE')", s.Name); err != nil || len(missing) > 0 {
-		return missing, err // without it nothing else can be asked
+		return missing, err // without it the server answers no other question
 	}
 	tables, err := s.texts(ctx, `SELECT c.oid::regclass::text FROM pg_catalog.pg_class c WHERE c.relnamespace = $1::text::regnamespace AND c.relkind IN ('r', 'v', 'p')
 		AND NOT has_table_privilege(c.oid, 'SELECT') ORDER BY 1`, pgx.Identifier{s.Name}.Sanitize())
@@ -141,7 +138,7 @@ func (s *Schema) MissingRights(ctx context.Context) (missing []string, err error
 			}
 		}
 	}
-	if err != nil || len(tables) > 0 { // the catalog may be what can't be read
+	if err != nil || len(tables) > 0 { // the table of generations may be unreadable
 		return missing, err
 	}
 	generations, err := s.texts(ctx, `SELECT table_name FROM `+s.Object("generations")+` WHERE scope = $1 AND state IN ('next', 'open') ORDER BY 1`, s.Scope)
@@ -151,7 +148,7 @@ func (s *Schema) MissingRights(ctx context.Context) (missing []string, err error
 	return missing, err
 }
 
-// texts are the values of a query's one column.
+// texts returns the values of a query's only column.
 func (s *Schema) texts(ctx context.Context, sql string, args ...any) ([]string, error) {
 	rows, err := s.Pool.Query(ctx, sql, args...)
 	if err != nil {

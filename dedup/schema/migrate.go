@@ -16,13 +16,13 @@ import (
 	"github.com/dedupd/dedupd/internal/sqlstate"
 )
 
-// The schema's versions are numbered files, applied in order, never edited and
-// never taken back. Each runs in a transaction.
+// migrationFiles are the schema's versions: numbered files, applied in order. Once released,
+// a file is never edited or reverted.
 //
 //go:embed migrations/*.sql
 var migrationFiles embed.FS
 
-// migrationLock is the class of the advisory lock that migrations hold ("dedm").
+// migrationLock is the class of the advisory lock that a migration holds ("dedm").
 const migrationLock = 0x6465646d
 
 // Migration is one version of the schema.
@@ -33,8 +33,8 @@ type Migration struct {
 	sql       string
 }
 
-// migrations are the numbered files, from 1 without gaps. The program's own are fine, or
-// no test passes; so an error is a panic.
+// migrations reads the numbered files: from 1, without gaps. An error panics: no test would
+// pass if the program's own files were wrong.
 func (s *Schema) migrations() []Migration {
 	var files fs.FS = migrationFiles
 	if s.Files != nil {
@@ -64,7 +64,7 @@ func (s *Schema) migrations() []Migration {
 // latest is the version that this program works with.
 func (s *Schema) latest() int { return len(s.migrations()) }
 
-// sqlFor fills a migration's placeholders in.
+// sqlFor fills in a migration's placeholders.
 func (s *Schema) sqlFor(m Migration) string {
 	return strings.NewReplacer(
 		"{{schema}}", pgx.Identifier{s.Name}.Sanitize(),
@@ -72,7 +72,7 @@ func (s *Schema) sqlFor(m Migration) string {
 	).Replace(m.sql)
 }
 
-// createMigrations makes the table that records the schema's version.
+// createMigrations is SQL for the table that records the schema's version.
 func (s *Schema) createMigrations() string {
 	return `CREATE TABLE IF NOT EXISTS ` + s.Object("migrations") + ` (
     version    integer CONSTRAINT migrations_pkey PRIMARY KEY,
@@ -81,8 +81,8 @@ func (s *Schema) createMigrations() string {
 )`
 }
 
-// createScope makes the scope and its first generation, if they aren't there.
-// The table of claims must be there before the catalog names it.
+// createScope is SQL for the scope and its first generation. The table of claims must be
+// there before the catalog names it.
 func (s *Schema) createScope() []string {
 	table := ClaimsTable(s.Scope, 1)
 	scope := quoteLiteral(s.Scope)
@@ -94,11 +94,10 @@ func (s *Schema) createScope() []string {
 	}
 }
 
-// quoteLiteral is for names that matched ScopePattern; the quotes are doubled
-// all the same.
+// quoteLiteral quotes names that matched ScopePattern; it doubles quotes all the same.
 func quoteLiteral(v string) string { return "'" + strings.ReplaceAll(v, "'", "''") + "'" }
 
-// Version is the version of the database's schema; 0: there is none.
+// Version returns the version of the database's schema; 0: there is none.
 func (s *Schema) Version(ctx context.Context) (int, error) {
 	return s.version(ctx, s.Pool)
 }
@@ -119,8 +118,8 @@ func (s *Schema) version(ctx context.Context, q querier) (int, error) {
 	return 0, fmt.Errorf("read the schema's version: %w", err)
 }
 
-// Migrations lists all versions this program knows, and when each was
-// applied.
+// Migrations lists the versions that this program knows or the database has, and when each
+// was applied.
 func (s *Schema) Migrations(ctx context.Context) ([]Migration, error) {
 	have, err := s.Version(ctx)
 	if err != nil {
@@ -147,12 +146,12 @@ func (s *Schema) Migrations(ctx context.Context) ([]Migration, error) {
 	return all, err
 }
 
-// Migrate brings the schema to this program's version and makes the scope, in
-// one transaction, and tells which versions it applied. Many processes may call
-// it at once: one works, the others wait by asking again, never inside the
-// database, where a blocked statement's snapshot holds up the one that works
-// (measured: CREATE INDEX CONCURRENTLY deadlocks with it). A newer schema is a
-// *SchemaError, a database that isn't UTF8 an *EncodingError.
+// Migrate brings the schema to this program's version and makes the scope, in one
+// transaction. It returns the versions that it applied. Many processes may call it at once:
+// one migrates, and the others ask again until it is done. They don't block inside the
+// database: a blocked statement's snapshot holds up the one that migrates (measured: CREATE
+// INDEX CONCURRENTLY deadlocks with it). For a newer schema the error is an *Error, for a
+// database that isn't UTF8 an *EncodingError.
 func (s *Schema) Migrate(ctx context.Context) (applied []Migration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -175,7 +174,7 @@ func (s *Schema) Migrate(ctx context.Context) (applied []Migration, err error) {
 	}
 }
 
-// tryMigrate does nothing, and says so, while another process migrates.
+// tryMigrate migrates, unless another process is at it: then done is false.
 func (s *Schema) tryMigrate(ctx context.Context) (done bool, applied []Migration, err error) {
 	if have, err := s.Version(ctx); err != nil {
 		return false, nil, err
@@ -183,14 +182,14 @@ func (s *Schema) tryMigrate(ctx context.Context) (done bool, applied []Migration
 		return false, nil, &Error{Have: have, Want: s.latest()}
 	} else if have == s.latest() {
 		if there, err := s.hasScope(ctx); err != nil || there {
-			return there, nil, err // nothing to do needs no rights to do it
+			return there, nil, err // then no rights are needed either
 		}
 	}
 	err = pgx.BeginFunc(ctx, s.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '5s', true), set_config('statement_timeout', '60s', true)`); err != nil {
 			return err
 		}
-		// One lock for a database, whatever the schema: migrations are rare.
+		// One lock for the whole database, whatever the schema: migrations are rare.
 		if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_try_advisory_xact_lock($1, 0)`, migrationLock).Scan(&done); err != nil || !done {
 			return err
 		}
@@ -200,7 +199,7 @@ func (s *Schema) tryMigrate(ctx context.Context) (done bool, applied []Migration
 	return done, applied, err
 }
 
-// hasScope tells whether the scope can be worked with.
+// hasScope tells whether the scope has an open generation.
 func (s *Schema) hasScope(ctx context.Context) (there bool, err error) {
 	err = s.Pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.Object("scopes")+` s JOIN `+s.Object("generations")+` g ON g.scope = s.scope AND g.state = 'open' WHERE s.scope = $1)`, s.Scope).Scan(&there)
 	if err != nil {
@@ -209,15 +208,15 @@ func (s *Schema) hasScope(ctx context.Context) (there bool, err error) {
 	return there, nil
 }
 
-// migrate works inside the transaction that holds the migration lock.
+// migrate runs inside the transaction that holds the migration lock.
 func (s *Schema) migrate(ctx context.Context, tx pgx.Tx) (applied []Migration, err error) {
 	var exists bool
 	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)`, s.Name).Scan(&exists); err != nil {
 		return nil, err
 	}
 	if !exists {
-		// Not IF NOT EXISTS: that asks for the right to create schemas even where
-		// there is nothing to create.
+		// Not IF NOT EXISTS: that needs the right to create schemas even if there is
+		// nothing to create.
 		if _, err := tx.Exec(ctx, `CREATE SCHEMA `+pgx.Identifier{s.Name}.Sanitize()); err != nil {
 			return nil, err
 		}
@@ -252,8 +251,8 @@ func (s *Schema) migrate(ctx context.Context, tx pgx.Tx) (applied []Migration, e
 	return applied, nil
 }
 
-// SQL is what Migrate would run on an empty database, for a DBA to read
-// and run, followed by the grants for a worker's role if one is named.
+// SQL returns what Migrate would run on an empty database, for a DBA to read and run. If a
+// worker's role is named, its grants follow.
 func (s *Schema) SQL(workerRole string) string {
 	var b strings.Builder
 	schema := pgx.Identifier{s.Name}.Sanitize()

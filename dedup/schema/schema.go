@@ -1,3 +1,7 @@
+// Package schema has dedupd's own tables and functions in Postgres: their versions and how
+// they are applied, what a worker's role may do with them, and what the server must be.
+//
+// The tables and functions themselves are in migrations/.
 package schema
 
 import (
@@ -9,28 +13,27 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// RotationLock is the class of the advisory lock, taken shared by each claim
-// transaction with the scope's number as second key, and exclusively by whoever
-// changes the scope's generations. ("dedu"; advisory locks share one space in a
-// database.)
+// RotationLock is the class of an advisory lock, whose second key is the scope's number.
+// Each claim transaction takes it shared, and whoever changes the scope's generations takes
+// it exclusively. ("dedu"; a database has one space of advisory locks.)
 const RotationLock = 0x64656475
 
-// Schema is dedupd's own tables and functions in one database, and one scope in
-// them. It may be used by many goroutines.
+// Schema stands for dedupd's tables in one database, and one scope in them. It may be used
+// by many goroutines.
 type Schema struct {
 	Pool *pgxpool.Pool
-	// Name is the schema's, Scope the consumer's; both are checked by dedup.NewStore.
+	// Name is the schema's, Scope the consumer's. dedup.NewStore checks both.
 	Name, Scope string
-	// Files has the schema's versions, as migrations/<number>_<name>.sql. Nil: those of
-	// this program.
+	// Files has the schema's versions, as migrations/<number>_<name>.sql; nil: this
+	// program's own.
 	Files fs.FS
 }
 
 // Object quotes one of dedupd's own names with its schema.
 func (s *Schema) Object(name string) string { return pgx.Identifier{s.Name, name}.Sanitize() }
 
-// Check gives an *EncodingError for a database that can't hold messages' text, and an
-// *Error where the schema isn't the one that this program works with.
+// Check returns an *EncodingError if the database can't hold the text of messages, and an
+// *Error if the schema has another version than this program needs.
 func (s *Schema) Check(ctx context.Context) error {
 	if err := s.checkEncoding(ctx); err != nil {
 		return err
@@ -45,17 +48,18 @@ func (s *Schema) Check(ctx context.Context) error {
 	return nil
 }
 
-// claimsTable is the name of a generation's table, without its schema.
+// ClaimsTable names a generation's table, without its schema.
 func ClaimsTable(scope string, generation int) string {
 	return fmt.Sprintf("claims_%s_%d", scope, generation)
 }
 
-// SchemaError says that the database's schema isn't the one this program works
-// with, or lacks the scope. The cure is part of the text.
+// Error says that the schema has another version than this program needs, or lacks the
+// scope. Its text says what to do.
 type Error struct {
-	// Have and Want are schema versions; Have is 0 where there is no schema.
+	// Have and Want are the schema's versions. Have is 0 if there is no schema.
 	Have, Want int
-	Reason     string
+	// Reason, if not empty, is the text instead.
+	Reason string
 }
 
 func (e *Error) Error() string {

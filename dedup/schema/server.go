@@ -5,31 +5,31 @@ import (
 	"fmt"
 )
 
-// Server is what the connected Postgres tells of itself and of our place there.
+// Server describes the connected Postgres, and our role there.
 type Server struct {
 	Version string // such as 18.4
 	Number  int    // such as 180004
 	Role    string
-	// Encoding is the database's; all but UTF8 is refused.
+	// Encoding is the database's. Only UTF8 is accepted.
 	Encoding string
-	// Fsync is off where a crash of the machine loses what was committed.
+	// Fsync: if off, a crash of the machine loses what was committed.
 	Fsync bool
-	// FullPageWrites is off where such a crash may leave half-written pages.
+	// FullPageWrites: if off, such a crash may leave half-written pages.
 	FullPageWrites bool
-	// SynchronousStandby tells that commits wait for a standby.
+	// SynchronousStandby: commits wait for a standby.
 	SynchronousStandby bool
-	// FreeConnections is how many more an ordinary role may open now, in all;
-	// RoleLimit how many the connected role may have, -1: any number.
+	// FreeConnections is how many more connections ordinary roles may open now, in all.
+	// RoleLimit is how many the connected role may have; -1: any number.
 	FreeConnections, RoleLimit int
 }
 
 // OldestServer is the first version of Postgres that dedupd works with.
 const OldestServer = 140000
 
-// waitsForStandby is SQL that tells whether commits wait for a standby.
+// WaitsForStandby is SQL for whether commits wait for a standby.
 const WaitsForStandby = `current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'`
 
-// Server asks for it.
+// Server asks the server to describe itself.
 func (s *Schema) Server(ctx context.Context) (v Server, err error) {
 	err = s.Pool.QueryRow(ctx, `
 		SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('server_version_num')::integer, current_user::text, current_setting('server_encoding'),
@@ -45,8 +45,8 @@ func (s *Schema) Server(ctx context.Context) (v Server, err error) {
 	return v, nil
 }
 
-// EncodingError says that the database would store text as other text, or can't hold
-// it. The cure is part of the text.
+// EncodingError says that the database isn't UTF8: it would store text as other text, or
+// can't hold it. Its text says what to do.
 type EncodingError struct{ Encoding string }
 
 func (e *EncodingError) Error() string {
@@ -54,10 +54,9 @@ func (e *EncodingError) Error() string {
 		"An encoding can't be changed: " + EncodingCure
 }
 
-// EncodingCure is what to do about an EncodingError.
+// EncodingCure says what to do about an EncodingError.
 const EncodingCure = "create a database with TEMPLATE template0 ENCODING 'UTF8', and bring the tables there by pg_dump and psql"
 
-// checkEncoding gives an *EncodingError for a database that isn't UTF8.
 func (s *Schema) checkEncoding(ctx context.Context) error {
 	var encoding string
 	if err := s.Pool.QueryRow(ctx, `SELECT pg_catalog.current_setting('server_encoding')`).Scan(&encoding); err != nil {

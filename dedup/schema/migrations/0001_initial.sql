@@ -1,20 +1,19 @@
--- The tables of dedupd. {{schema}} is replaced by the quoted name of its schema.
--- Everything is named with its schema: behind a pooler the search path may be
--- anything.
+-- The tables and functions of dedupd. {{schema}} stands for the quoted name of their
+-- schema. Every name carries its schema: behind a pooler the search path may be anything.
 --
--- Until the first release this file is edited in place; after it, changes come as
--- numbered files beside it.
+-- Until the first release this file is edited in place. Later changes come as numbered
+-- files beside it.
 
--- The database's clock, as everything about claims reads it: no worker's clock
--- decides anything about them. It is a function so that a test can move it.
+-- The database's clock. It decides everything about claims; no worker's clock does. It is
+-- a function so that a test can move it.
 CREATE FUNCTION {{schema}}.clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.now()';
 
 -- A scope is a consumer's name; ids are unique within it.
 --
--- catalog is random and new with every change of the scope's generations. A claim
--- transaction names the catalog it was built for, and enter() refuses any other. A
--- counter could not tell one history from another: after a failover or a restore
--- that lost a rotation, the same number comes again with other tables behind it.
+-- catalog is random, and new with every change of the scope's generations. A claim
+-- transaction names the catalog that it was built for, and enter() refuses any other. A
+-- counter couldn't tell timelines apart: after a failover or a restore that lost a
+-- rotation, the same number would come again with other tables behind it.
 -- catalog_epoch counts the changes, for people.
 --
 -- id_from is where workers find a message's id, as they were last configured, since
@@ -32,17 +31,18 @@ CREATE TABLE {{schema}}.scopes (
     CONSTRAINT scopes_scope_key UNIQUE (scope)
 );
 
--- The catalog of generations. next: made ahead of time, empty; open: takes claims;
--- sealed: never written again; dropping: out of the catalog, its table still to be
--- dropped.
+-- The catalog of generations.
+--   next: made ahead of time, and empty.
+--   open: takes claims.
+--   sealed: never written again.
+--   dropping: out of the catalog; its table is still to be dropped.
 --
--- The identity is random, and renewed when a generation is sealed: whatever a
--- process remembers of a sealed table (a filter) belongs to this seal and no other.
--- After a failover the same number may mean another table, and a database that
--- lost the seal may seal the same table again with other claims in it.
+-- identity is random, and new with the seal: what a process remembers of a sealed table (a
+-- filter) belongs to one seal. After a failover the same number may mean another table,
+-- and a database that lost the seal may seal the same table again with other claims in it.
 --
--- first_key and last_key (the zone map) are NULL for a generation that was empty
--- when it was sealed.
+-- first_key and last_key are the zone map. They are NULL if the generation was empty when
+-- it was sealed.
 CREATE TABLE {{schema}}.generations (
     scope      text NOT NULL,
     generation integer NOT NULL,
@@ -60,17 +60,17 @@ CREATE TABLE {{schema}}.generations (
     CONSTRAINT generations_state_check CHECK (state IN ('next', 'open', 'sealed', 'dropping')),
     CONSTRAINT generations_sealed_check CHECK ((sealed_at IS NOT NULL) = (state IN ('sealed', 'dropping')))
 );
--- Two open generations could both take the same key.
+-- Two open generations could both take one key.
 CREATE UNIQUE INDEX generations_one_open ON {{schema}}.generations (scope) WHERE state = 'open';
 CREATE UNIQUE INDEX generations_one_next ON {{schema}}.generations (scope) WHERE state = 'next';
 
--- The parent of every claims_<scope>_<generation>. It never holds a row itself;
--- it gives the view "claims" one name for all of them. Plain inheritance and not
--- partitions: a partitioned table's primary key would have to contain the
--- partition column, and dropping a partition locks the parent.
+-- The parent of every claims_<scope>_<generation>. It never holds a row itself; it is one
+-- name for all of them, for the view "claims". Inheritance and not partitions: a
+-- partitioned table's primary key has to contain the partition column, and dropping a
+-- partition locks the parent.
 --
--- lane and position are NULL for claims that came by no lane; fingerprint is
--- NULL where payloads are not compared. Wide columns first: no padding.
+-- lane and position are NULL for claims that came by no lane. fingerprint is NULL where
+-- payloads aren't compared. Wide columns come first, so that there is no padding.
 CREATE TABLE {{schema}}.claims_root (
     key         uuid NOT NULL,
     claimed_at  timestamptz NOT NULL DEFAULT {{schema}}.clock(),
@@ -79,9 +79,9 @@ CREATE TABLE {{schema}}.claims_root (
     lane        integer
 );
 
--- The filters of sealed generations, in chunks: chunk n covers the keys above
--- chunk n-1's last_key, up to its own. last marks the one that ends the
--- generation. The checksum covers everything else in the row.
+-- The filters of sealed generations, in chunks. Chunk n covers the keys above chunk n-1's
+-- last_key, up to its own. last marks a generation's final chunk. The checksum covers the
+-- rest of the row.
 CREATE TABLE {{schema}}.filters (
     identity uuid NOT NULL,
     chunk    integer NOT NULL,
@@ -95,35 +95,33 @@ CREATE TABLE {{schema}}.filters (
 -- Fingerprints don't compress.
 ALTER TABLE {{schema}}.filters ALTER COLUMN data SET STORAGE EXTERNAL;
 
--- One row for each lane: fence, resume point and books in one, moved by
--- compare-and-set in the transaction of the effects. The fill factor leaves room
--- for HOT updates: no index but the keys, whose columns never change.
+-- One row for each lane is fence, resume point and books. The transaction that applies
+-- the messages moves it by compare-and-set. The fill factor leaves room for HOT updates:
+-- only the keys are indexed, and their columns never change.
 --
--- stream_id is new with each row, with each log that the lane is set to read, and where
--- such a log was cut: what is known by its position is known by this, too. It is
--- log_id/uuid.
--- log_id is the broker's own id of the log that the lane reads: a Kafka topic's id, or
--- the creation time of a NATS stream. One that was deleted and created anew holds other
--- messages at the same positions. NULL: the broker had none to tell.
--- repositioned tells that an operator has set the position since the lane was acquired:
--- it holds for whatever log is found.
--- start_position is the lowest position of the present log that the lane has begun at
--- or was set to: below it nothing had an effect. NULL: not known.
--- partitions is how many of them the lane's topic had when the lane was first
--- acquired. NULL: the lane is no partition.
--- leader_epochs are those of the Kafka leaders that wrote what the lane has read:
--- epoch, first position, and so on. What stands in the log below next_position must
--- still be theirs. NULL: not known.
--- cut_at is where that log was found cut, below next_position; NULL: it wasn't, or
--- somebody has decided since.
--- checkpoint is a queue's, and only rises: the broker keeps it beside what it was
--- told of, and the workers remember it, so that a row below it is seen to have gone
--- back. An ordered lane has its position for that.
+-- stream_id is log_id/uuid. It is new with each row, with each log that the lane is set to
+-- read, and where such a log was cut. What is known by its position is known by this too.
+-- log_id is the broker's own id of the log: a Kafka topic's id, or the creation time of a
+-- NATS stream. A log that was deleted and created anew holds other messages at the same
+-- positions. NULL: the broker has no such id.
+-- repositioned: an operator has set the position since the lane was acquired. It then holds
+-- for whatever log is found.
+-- start_position is the lowest position of the present log that the lane began at or was
+-- set to. Nothing below it was applied. NULL: not known.
+-- partitions is how many the lane's topic had when the lane was first acquired. NULL: the
+-- lane is no partition.
+-- leader_epochs are those of the Kafka leaders that wrote what the lane has read: epoch,
+-- first position, and so on. The log below next_position must still be theirs. NULL: not
+-- known.
+-- cut_at is where the log was found cut, below next_position. NULL: it wasn't, or somebody
+-- has decided since.
+-- checkpoint is a queue's, and only rises. The broker keeps it beside what was acknowledged
+-- and the workers remember it, so a row below it is seen to have gone back. An ordered lane
+-- has its position for that.
 -- acquisitions counts how often an ordered lane was acquired since it last moved, was
--- caught up, or was released as it should be.
--- recent_dead are the last dead letters of a lane, by their numbers as fetched
--- counts them: a worker that ends must not make its successors forget how many
--- there were.
+-- caught up, or was released properly.
+-- recent_dead are the lane's last dead letters, by their numbers as fetched counts them. A
+-- worker that ends must not make its successors forget how many there were.
 CREATE TABLE {{schema}}.lanes (
     id               integer GENERATED ALWAYS AS IDENTITY,
     scope            text NOT NULL,
@@ -163,9 +161,9 @@ CREATE TABLE {{schema}}.lanes (
     CONSTRAINT lanes_books_balance CHECK (fetched = applied + redelivered + resent + cross_source + conflicts + dead)
 ) WITH (fillfactor = 50);
 
--- What the broker of a queue has discarded before it was read: positions from first
--- on, below next. The queue is held until somebody accepts it. Nothing below accepted
--- is noted again: each worker finds the same gap, and one of them counts it.
+-- What a queue's broker discarded before it was read: the positions from first on, below
+-- next. The queue is held until somebody accepts that. Nothing below accepted is recorded
+-- again: each worker finds the same gap, and one of them counts it.
 CREATE TABLE {{schema}}.gaps (
     lane     integer NOT NULL,
     first    bigint NOT NULL,
@@ -176,13 +174,13 @@ CREATE TABLE {{schema}}.gaps (
     CONSTRAINT gaps_lane_fkey FOREIGN KEY (lane) REFERENCES {{schema}}.lanes (id) ON DELETE CASCADE
 );
 
--- Messages that end the process: out of memory, a crash, a sink that hangs. No
--- error tells of them, so the database must.
+-- Messages that end the process: out of memory, a crash, a sink that hangs. No error
+-- tells of them, so the database must.
 --
--- A message of a lane under suspicion, noted before the sink is given it, and
--- forgotten when the try has an answer: what stands here ended its worker, or is
--- being tried now. tries counts the former, and the latter as one. worker is a
--- process: what a process that goes on tries again has had its answer.
+-- A row is a quarantined lane's message. It is recorded before the sink gets the message,
+-- and cleared when that try has an answer. So a row that survives marks a message that
+-- ended its worker, or is being tried now. tries counts the former, and the latter as one.
+-- worker is a process: what a process that goes on tries again has had its answer.
 CREATE TABLE {{schema}}.attempts (
     lane     integer NOT NULL,
     position bigint NOT NULL,
@@ -194,20 +192,19 @@ CREATE TABLE {{schema}}.attempts (
     CONSTRAINT attempts_lane_fkey FOREIGN KEY (lane) REFERENCES {{schema}}.lanes (id) ON DELETE CASCADE
 );
 
--- Messages that had no effect in the sink, kept whole and raw: bytea, since what
--- is wrong with them may be their very bytes. People replay or discard them.
+-- Messages that weren't applied, kept whole and raw: as bytea, since their very bytes may
+-- be what is wrong. People replay or discard them.
 --
--- lane_id is the lanes.id under which the message was claimed, and whose books
--- count it; a lane of the same name may be another one by now. stream_id is the
--- lane's, without which an id that is a position can't be found again.
+-- lane_id is the lanes.id that the message was claimed under, and whose books count it. A
+-- lane of the same name may be another one by now. stream_id is the lane's; without it, an
+-- id that is a position can't be found again.
 --
--- attempts counts the tries to apply it: its burial, and each replay that failed.
--- reason and sqlstate are of the last one, at last_at.
+-- attempts counts the tries to apply the message: the one that dead-lettered it, and each
+-- failed replay. reason and sqlstate are those of the last one, at last_at.
 --
--- created_at is the very moment of the claim that the burial made, for both are
--- the database's clock in one transaction. By that a dead letter knows its claim
--- from one that the same place made later, when its id had been forgotten and the
--- message was read again.
+-- created_at is exactly the time of the claim that was made with the dead letter: both are
+-- the database's clock in one transaction. That tells its claim from one that the same
+-- place made later, after the id was forgotten and the message read again.
 CREATE TABLE {{schema}}.dead_letters (
     id                bigint GENERATED ALWAYS AS IDENTITY,
     scope             text NOT NULL,
@@ -234,23 +231,22 @@ CREATE TABLE {{schema}}.dead_letters (
     last_at           timestamptz NOT NULL DEFAULT {{schema}}.clock(),
     CONSTRAINT dead_letters_pkey PRIMARY KEY (id)
 );
--- A conflict or a duplicate has no claim, and a queue may deliver it again after
--- it was buried: it is buried once. Any other dead letter has won the claim of its
--- id, or of its place. A place that wins once more, since the claim expired or was
--- forgotten, makes one more dead letter: else the claim would be nobody's, and the
--- message lost. A stream that was made anew has other messages in the same places:
--- the stream id tells.
+-- A conflict or a duplicate has no claim, and a queue may deliver it again: it becomes a
+-- dead letter once. Every other dead letter holds the claim of its id, or of its place. If
+-- that claim expired or was forgotten and the place claims again, there is one more dead
+-- letter: else the claim would be nobody's, and the message lost. A stream that was made
+-- anew has other messages in the same places; stream_id tells them apart.
 --
--- By the key first: claims why asks for it, and it tells rows apart sooner than
--- texts that they all share. The texts compare as bytes, whatever the database's
--- collation: they are never sorted for people, and a locale's order costs more.
+-- The key comes first: claims why asks for it, and it tells rows apart sooner than texts
+-- that they all share. The texts compare as bytes, whatever the database's collation: they
+-- are never sorted for people, and a locale's order costs more.
 CREATE UNIQUE INDEX dead_letters_place ON {{schema}}.dead_letters
     (claim_key, position, class COLLATE "C", lane COLLATE "C", source COLLATE "C", scope COLLATE "C", stream_id COLLATE "C") WHERE class IN ('conflict', 'duplicate');
 CREATE INDEX dead_letters_claim_key ON {{schema}}.dead_letters (claim_key);
 CREATE INDEX dead_letters_scope_created_at ON {{schema}}.dead_letters (scope, created_at);
 
--- How old duplicates were, by day: what the window is judged by. up_to_seconds is
--- the upper bound of a bucket; the largest number stands for "or older".
+-- How old duplicates were, by day: the window is judged by it. up_to_seconds is a bucket's
+-- upper bound; the largest number stands for "or older".
 CREATE TABLE {{schema}}.duplicate_ages (
     scope         text NOT NULL,
     day           date NOT NULL,
@@ -272,15 +268,15 @@ CREATE TABLE {{schema}}.audit (
     CONSTRAINT audit_pkey PRIMARY KEY (id)
 );
 
--- enter() opens a claim transaction: it waits for a rotation that is under way,
--- keeps the next one out until the transaction ends, and refuses a transaction
--- that was built for an older catalog. It must be a statement of its own: the
--- claims that follow need a snapshot taken after the lock. (VOLATILE, so that the
--- check below sees what was committed while the lock was waited for.)
+-- enter() opens a claim transaction. It waits for a rotation that is under way, keeps the
+-- next one out until the transaction ends, and refuses a transaction that was built for
+-- another catalog. It must be a statement of its own: the claims that follow need a
+-- snapshot taken after the lock. (It is VOLATILE, so that its check sees what was committed
+-- while it waited for the lock.)
 --
--- The time-outs are set here, and not for the session, since behind a pooler a
--- session is somebody else's a moment later. synchronous_commit is never lowered:
--- only "off" is raised, for an acknowledged message must survive a crash.
+-- It sets time-outs for the transaction and not the session: behind a pooler a session is
+-- somebody else's a moment later. synchronous_commit is never lowered; only "off" is
+-- raised, because an acknowledged message must survive a crash.
 CREATE FUNCTION {{schema}}.enter(p_scope_id integer, p_catalog uuid, p_lock_timeout text, p_statement_timeout text, p_idle_timeout text)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -291,8 +287,8 @@ BEGIN
             pg_catalog.set_config('idle_in_transaction_session_timeout', p_idle_timeout, true),
             pg_catalog.set_config('synchronous_commit', CASE v_sync WHEN 'off' THEN 'on' ELSE v_sync END, true),
             pg_catalog.set_config('dedupd.entered', CASE v_sync WHEN 'off' THEN 'on' ELSE v_sync END, true);
-    -- One snapshot for the whole transaction would show the catalog as it was
-    -- before the lock was waited for, and the claims of a table sealed since.
+    -- One snapshot for the whole transaction would show the catalog from before the wait
+    -- for the lock, and the claims of a table sealed since.
     IF pg_catalog.current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'claims need a READ COMMITTED transaction, this one is %', upper(pg_catalog.current_setting('transaction_isolation')) USING ERRCODE = 'DD005';
     END IF;
@@ -302,14 +298,14 @@ BEGIN
     END IF;
 END $$;
 
--- leave() stands before whatever ends a transaction that enter() has opened. It
--- refuses one that enter() has not: a sink that ends the transaction it was given
--- and begins another would leave effects without claims, or claims without effects.
--- The mark is gone with the end of its transaction.
+-- leave() is called before whatever ends a transaction that enter() opened. It refuses any
+-- other transaction: a sink that ends the one it was given and begins another would leave
+-- effects without claims, or claims without effects. enter()'s mark ends with its
+-- transaction.
 --
--- A trigger of the sink's table may have lowered synchronous_commit for the rest of
--- the transaction: it is as durable as it was to be when it began. What the sink's
--- table has deferred was checked in the statement before, so nothing of it comes later.
+-- A trigger of the sink's table may have lowered synchronous_commit. leave() restores what
+-- it was at enter(). What the sink's table deferred was checked in the statement before, so
+-- none of it runs later.
 CREATE FUNCTION {{schema}}.leave() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF coalesce(pg_catalog.current_setting('dedupd.entered', true), '') = '' THEN
@@ -318,35 +314,34 @@ BEGIN
     PERFORM pg_catalog.set_config('synchronous_commit', pg_catalog.current_setting('dedupd.entered'), true);
 END $$;
 
--- Failovers of the database, as a queue must notice them. An ordered lane sees by
--- its position that commits are lost; a queue has none.
+-- instance() lets a queue notice a failover of the database. An ordered lane sees by its
+-- position that commits are lost; a queue has none.
 --
--- instance() names the database as it is reached now: by the start of its server, by
--- its number, and by the number (which is given) and the file of the table of lanes. A
--- promoted replica and a base backup are another server, a copy of the database has
--- another number, and what a dump restores another table. So one instance has all that
--- was ever committed in it. A restart, which loses nothing, makes another one too.
+-- It names the database as it is reached now: the start of its server, the database's
+-- number, and the number (given) and the file of the table of lanes. A promoted replica and
+-- a base backup are other servers, a copy of the database has another number, and a
+-- restored dump another table. So everything that was committed in an instance is there.
+-- A restart loses nothing, but makes another instance too.
 CREATE FUNCTION {{schema}}.instance(p_lanes oid) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT pg_catalog.concat_ws('/', extract(epoch FROM pg_catalog.pg_postmaster_start_time()),
         (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()), p_lanes, pg_catalog.pg_relation_filenode(p_lanes))
 $$;
 
--- acquire_lane() and acquire_queue() make a worker the owner of a lane's row, or make
--- the row: r_how is acquired, made or stale. Stale: a worker of a newer group
--- generation owns the lane and was at work within p_grace; nothing was changed.
--- No row comes back where there is none and p_start doesn't say where the lane begins.
+-- acquire_lane() and acquire_queue() make a worker the owner of a lane's row, or make the
+-- row. r_how is acquired, made or stale. Stale: a worker of a newer group generation owns
+-- the lane and was at work within p_grace; nothing was changed. Nothing is returned if
+-- there is no row and p_start doesn't say where the lane begins.
 --
--- A row that is there is locked first, and none is inserted beside it: ON CONFLICT DO
--- UPDATE would draw a number of lanes.id each time, and they end. A lost race for a new
--- lane costs one.
+-- An existing row is locked, not inserted over: ON CONFLICT DO UPDATE would draw a number
+-- from lanes.id each time, and numbers run out. A lost race for a new lane costs one.
 --
--- The stream id is the log's and the row's. A row that was forgotten may have been at
--- a log of the same id, of which a part was lost since: what is known by its position
--- isn't taken for what stood there then.
+-- The stream id combines the log and the row. A row that was forgotten may have read a log
+-- of the same id that has lost a part since; what is known by its position isn't mistaken
+-- for what was there then.
 --
--- An epoch is the database's clock in microseconds, or one more than the last: it only
--- rises, and one that was lost with a failover is not given out again, so that a
--- worker from before can't pass for a new owner.
+-- An epoch is the database's clock in microseconds, or one more than the last if that is
+-- larger. It only rises, and one that was lost with a failover isn't given out again, so
+-- that a worker from before can't pass for a new owner.
 CREATE FUNCTION {{schema}}.acquire_lane(p_scope text, p_source text, p_lane text, p_log_id text, p_partitions integer, p_group_generation bigint, p_owner text, p_grace interval, p_start bigint)
 RETURNS TABLE (r_how text, r_lane {{schema}}.lanes) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -368,13 +363,13 @@ BEGIN
             RETURN NEXT;
             RETURN;
         END IF;
-        -- Another worker has made the row in this moment: the next look sees it.
+        -- Another worker has just made the row: the next SELECT sees it.
     END LOOP;
     r_how := 'stale';
     IF r_lane.group_generation <= p_group_generation OR greatest(r_lane.updated_at, r_lane.acquired_at) < now() - p_grace THEN
         r_how := 'acquired';
-        -- A position that an operator has set counts in the log that is there now; it
-        -- ends what was known of a cut.
+        -- A position that an operator has set is one of the log that is there now. It
+        -- settles a cut.
         UPDATE {{schema}}.lanes SET
             epoch            = greatest(epoch + 1, v_epoch),
             owner            = p_owner,
@@ -392,9 +387,9 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- A queue's epoch only names its row: any number of workers share it. Its positions
--- begin again with another log, and all workers of one log have the same stream id,
--- whatever others have acquired in between.
+-- A queue's epoch only names its row: any number of workers share it. Its positions begin
+-- again with another log. All workers of one log have the same stream id, whatever others
+-- have acquired in between.
 CREATE FUNCTION {{schema}}.acquire_queue(p_scope text, p_source text, p_lane text, p_log_id text, p_owner text, p_start bigint)
 RETURNS TABLE (r_how text, r_lane {{schema}}.lanes, r_instance text) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -433,17 +428,16 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- advance() moves one lane and books what became of its messages. It raises an
--- error when another worker has the lane or the lane isn't where the batch
--- started, so that COMMIT can be sent behind it without waiting for its answer:
--- a zero-row update is no error, and a fenced worker's writes would be committed.
+-- advance() moves one lane and books what became of its messages. It raises an error if
+-- another worker owns the lane or the lane isn't where the batch starts. So COMMIT can be
+-- sent behind it without waiting for its answer: an update of no rows is no error, and a
+-- fenced worker's writes would be committed.
 --
--- A lane without order (p_from is NULL) has no position to compare; its epoch only
--- says that it is still the same row. It doesn't move in another instance of the
--- database than the one it was taken in, nor below the checkpoint that its worker
--- knows.
+-- A lane without order (p_from is NULL) has no position to compare; its epoch only says
+-- that it is still the same row. It moves only in the instance of the database that it was
+-- acquired in, and not if the row's checkpoint is below its worker's.
 --
--- A lane that moves is past what may have ended a process.
+-- acquisitions begins again: a lane that moves is past what may have ended a process.
 CREATE FUNCTION {{schema}}.advance(
     p_lane integer, p_epoch bigint, p_from bigint, p_checkpoint bigint, p_instance text, p_next bigint, p_broker_position bigint, p_stream_time timestamptz, p_lag bigint,
     p_applied bigint, p_redelivered bigint, p_resent bigint, p_cross_source bigint, p_conflicts bigint, p_dead bigint,
@@ -453,17 +447,17 @@ BEGIN
     PERFORM {{schema}}.leave();
     UPDATE {{schema}}.lanes SET
         next_position   = CASE WHEN p_from IS NULL THEN greatest(next_position, p_next) ELSE p_next END,
-        -- What a batch knows of the broker's copy may be older than what the row has been
-        -- told since (Copied). Whoever lowers an ordered lane's raises its epoch, or moves
-        -- it, so that such a batch is fenced. A queue's keeps its epoch when its durable
-        -- or its stream is made anew, and follows the durable down: too low has messages
-        -- delivered again, and too high would have a durable begin above what wasn't read.
+        -- A batch may know an older broker-confirmed position than the row. Whoever lowers
+        -- an ordered lane's also raises its epoch or moves it, which fences such a batch. A
+        -- queue keeps its epoch when its durable or its stream is made anew, so its
+        -- position follows the durable down: too low has messages delivered again, and too
+        -- high would let a durable begin above what wasn't read.
         broker_position = CASE WHEN p_from IS NULL THEN coalesce(p_broker_position, broker_position) ELSE greatest(broker_position, p_broker_position) END,
-        -- Producers may set timestamps; the database's clock bounds them. A batch
-        -- without any, such as one over a hole in the log, tells nothing of the time
-        -- (and least() of NULL and the clock is the clock). Where a lane's clock is
-        -- ahead of the database's by more than what transactions overlap, that one has
-        -- gone back since: it was wrong then, or is now, and the lane's begins anew.
+        -- Producers may set timestamps; the database's clock bounds them. A batch without
+        -- any, such as one over a hole in the log, says nothing about the time (least() of
+        -- NULL and the clock would be the clock). If a lane's clock is ahead of the
+        -- database's by more than transactions overlap, the database's went back since: it
+        -- was wrong then or is now, and the lane's clock begins anew.
         stream_time     = CASE WHEN p_stream_time IS NULL THEN stream_time
             ELSE greatest(CASE WHEN stream_time < {{schema}}.clock() + interval '1 minute' THEN stream_time END, least(p_stream_time, {{schema}}.clock())) END,
         lag             = coalesce(p_lag, lag),
@@ -484,10 +478,10 @@ BEGIN
     END IF;
 END $$;
 
--- hold_claim() reads a claim and keeps it from being forgotten until the
--- transaction ends: what is decided by it stays right. The transaction must be
--- one that enter() has opened, so that the generation is what the caller thinks.
--- It has its owner's rights, since a row's lock needs the right to update.
+-- hold_claim() reads a claim and keeps it from being forgotten until the transaction ends,
+-- so that what is decided by it stays right. enter() must have opened the transaction: then
+-- the generation is the one that the caller means. It has its owner's rights, since locking
+-- a row needs the right to update.
 CREATE FUNCTION {{schema}}.hold_claim(p_generation uuid, p_key uuid, OUT r_position bigint, OUT r_claimed_at timestamptz)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -500,12 +494,11 @@ BEGIN
     END IF;
 END $$;
 
--- replayed() ends the replay of a dead letter: it is gone with the transaction
--- that had its effect, or that found that its id has had one. Its lane's books
--- counted it when it was buried, and count it now as what it has become; fetched
--- stays. Where the lane is gone, or its books are not those that counted it, they
--- stay as they are. The lane itself doesn't move, and updated_at, which tells
--- whether its owner is at work, stays.
+-- replayed() ends the replay of a dead letter: it deletes it in the transaction that
+-- applies it, or that finds its id applied already. The books of its lane counted it as a
+-- dead letter, a conflict or a duplicate, and now count what it has become; fetched stays.
+-- If the lane is gone, or its books aren't those that counted it, nothing changes. The lane
+-- doesn't move. updated_at tells whether its owner is at work, so it stays.
 CREATE FUNCTION {{schema}}.replayed(p_letter bigint, p_lane integer, p_outcome text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_letter {{schema}}.dead_letters%ROWTYPE;
@@ -530,28 +523,27 @@ BEGIN
     WHERE id = p_lane AND CASE v_was WHEN 'conflict' THEN conflicts WHEN 'resent' THEN resent WHEN 'cross_source' THEN cross_source ELSE dead END > 0;
 END $$;
 
--- note_dead_letter() writes what somebody did to a dead letter into the audit, and
--- nothing else: a worker's role may not write other lines, and so is kept from
--- what is done to claims and lanes by hand.
+-- note_dead_letter() records in the audit what somebody did to a dead letter. A worker's
+-- role may write no other lines there, and so nothing about claims and lanes.
 CREATE FUNCTION {{schema}}.note_dead_letter(p_scope text, p_actor text, p_action text, p_letter bigint, p_detail text) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO {{schema}}.audit (scope, actor, db_role, action, subject, detail)
     VALUES (p_scope, p_actor, session_user, 'dlq ' || p_action, 'dead letter ' || p_letter, p_detail::jsonb)
 $$;
 
--- How far the scope's stream has come: the clock of the lane that is furthest
--- behind. A lane of which nothing is known yet may have any backlog. A scope
--- without lanes has the database's time.
+-- stream_clock() is how far the scope's stream has come: the clock of the lane that is
+-- furthest behind. A lane without a clock may have any backlog. A scope without lanes has
+-- the database's time.
 CREATE FUNCTION {{schema}}.stream_clock(p_scope text) RETURNS timestamptz LANGUAGE sql STABLE AS $$
     SELECT least({{schema}}.clock(), (SELECT min(CASE WHEN stream_time < {{schema}}.clock() + interval '1 minute' THEN stream_time ELSE '-infinity' END) FROM {{schema}}.lanes WHERE scope = p_scope))
 $$;
 
--- The functions below make, seal and drop tables with their owner's rights, so
--- that a worker's role needs none. They are for whoever holds the retention lock.
+-- The functions below make, seal and drop tables with their owner's rights, so that a
+-- worker's role needs none. Only the holder of the retention lock calls them.
 
--- prepare_generation() makes the table that the next rotation opens, ahead of
--- time: making a table takes far longer than a rotation may hold everybody up.
--- One that was lost meanwhile held nothing, and is made again.
+-- prepare_generation() makes the table that the next rotation opens. It is made ahead of
+-- time, since that takes far longer than a rotation may hold everybody up. One that was
+-- lost meanwhile held nothing, and is made again.
 CREATE FUNCTION {{schema}}.prepare_generation(p_scope text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -567,21 +559,21 @@ BEGIN
     IF EXISTS (SELECT FROM {{schema}}.generations WHERE scope = p_scope AND state = 'next') THEN
         RETURN;
     END IF;
-    -- Above every number in the catalog, and above every table there is: one that
-    -- the catalog doesn't know may hold anything.
+    -- Above every number in the catalog, and above every existing table: one that the
+    -- catalog doesn't have may hold anything.
     SELECT 1 + greatest(
         (SELECT max(generation) FROM {{schema}}.generations WHERE scope = p_scope),
         (SELECT max(substring(relname FROM '_([0-9]{1,9})$')::integer) FROM pg_class
          WHERE relnamespace = $s${{schema}}$s$::regnamespace AND relname ~ ('^claims_' || p_scope || '_[0-9]{1,9}$')))
     INTO v_number;
     v_table := format('claims_%s_%s', p_scope, v_number);
-    -- A plan made while a table is small reads all of it, and is kept while the
-    -- table grows. Without statistics the planner takes the index, so there are
-    -- none until the table is large.
+    -- A plan made while a table is small reads all of it, and is kept while the table
+    -- grows. Without statistics the planner takes the index, so there are none until the
+    -- table is large.
     EXECUTE format('CREATE TABLE {{schema}}.%I (PRIMARY KEY (key)) INHERITS ({{schema}}.claims_root)
         WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_insert_threshold = 100000)', v_table);
-    -- Whoever may claim may claim here, too; default privileges would only count
-    -- for tables of the role that set them.
+    -- Whoever may claim may claim here too. Default privileges would only hold for tables
+    -- of the role that set them.
     FOR v_grant IN
         SELECT format('GRANT %s ON {{schema}}.%I TO %s', privilege_type, v_table, CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
         FROM pg_class, aclexplode(relacl) WHERE oid = $s${{schema}}.claims_root$s$::regclass AND grantee <> relowner
@@ -592,14 +584,14 @@ BEGIN
     VALUES (p_scope, v_number, v_table, 'next', {{schema}}.clock());
 END $$;
 
--- rotate() seals the open generation and opens the next. Claim transactions hold
--- the rotation lock shared: once it is ours, every claim in the open table is
--- committed and visible, and none is under way. A request that waits holds up all
--- later claims, so the wait must be short; 55P03 means to try again. Nor may a
--- client that freezes before its COMMIT keep the lock: it has a second for it.
+-- rotate() seals the open generation and opens the next. Claim transactions hold the
+-- rotation lock shared, so once we hold it, every claim in the open table is committed and
+-- visible, and none is under way. While we wait, all later claims wait too, so the wait
+-- must be short; 55P03 means to try again. A client that freezes before its COMMIT loses
+-- the lock after a second.
 --
--- False: the open generation isn't the one meant, or none is prepared, or the
--- prepared one has lost its table.
+-- It returns false if the open generation isn't the one meant, if none is prepared, or if
+-- the prepared one has lost its table.
 CREATE FUNCTION {{schema}}.rotate(p_scope text, p_open uuid, p_lock_timeout text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -618,9 +610,9 @@ BEGIN
     END IF;
     EXECUTE format('SELECT (SELECT key FROM {{schema}}.%1$I ORDER BY key LIMIT 1), (SELECT key FROM {{schema}}.%1$I ORDER BY key DESC LIMIT 1)', v_table)
     INTO v_first, v_last;
-    -- The transaction's own time is from before the lock was waited for. If the clock
-    -- stands before the time at which this generation was opened, it was ahead then or
-    -- is behind now. Claims that were sealed too early would expire too early.
+    -- The transaction's own time is from before the wait for the lock. If the clock shows a
+    -- time before this generation was opened, it was ahead then or is behind now. Claims
+    -- with too early a seal would expire too early.
     SELECT greatest(opened_at, {{schema}}.clock() + (clock_timestamp() - now())) INTO v_now FROM {{schema}}.generations WHERE scope = p_scope AND state = 'open';
     UPDATE {{schema}}.generations SET state = 'sealed', identity = gen_random_uuid(), sealed_at = v_now, first_key = v_first, last_key = v_last
     WHERE scope = p_scope AND state = 'open';
@@ -629,10 +621,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- expire() takes generations out of the catalog whose claims nobody needs any
--- more: every lane's clock has passed their end by the window, or they have been
--- held for so long that no lane may hold them longer. It tells how many. Their
--- tables are dropped later, when no transaction knows of them.
+-- expire() takes generations out of the catalog: those that every lane's clock has passed by
+-- the window, and those that were held for p_max_hold. It returns how many. Their tables
+-- are dropped later, when no transaction knows them any more.
 CREATE FUNCTION {{schema}}.expire(p_scope text, p_window interval, p_max_hold interval, p_lock_timeout text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -650,9 +641,9 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- drop_generation() drops the table of a generation that expired, with all that
--- is kept about it. A long reader of the table, such as a backup, makes the wait
--- for its lock fail soon (55P03): who waited longer would make others wait, too.
+-- drop_generation() drops the table of an expired generation, and everything kept about it.
+-- If the table has a long reader, such as a backup, the wait for its lock fails soon
+-- (55P03): a longer one would make others wait too.
 CREATE FUNCTION {{schema}}.drop_generation(p_scope text, p_generation integer, p_lock_timeout text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -669,11 +660,11 @@ BEGIN
     DELETE FROM {{schema}}.filters WHERE identity = v_identity;
 END $$;
 
--- sweep() drops tables of claims that the catalog doesn't know, and filters of
--- generations that are gone, and names what it dropped. Neither can come of a
--- crash, for every step is one transaction; but of a hand, or of a restore of a
--- part. A catalog without an open generation is no catalog: a restore is under
--- way, which puts the tables back before the rows that tell of them.
+-- sweep() drops tables of claims that the catalog doesn't have, and filters of generations
+-- that are gone. It returns the tables' names. A crash leaves neither behind, since every
+-- step is one transaction; a person may, or a partial restore. It does nothing while there
+-- is no open generation: then a restore is under way, which puts tables back before the
+-- rows about them.
 CREATE FUNCTION {{schema}}.sweep(p_scope text, p_lock_timeout text) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -711,8 +702,8 @@ JOIN pg_catalog.pg_class t ON t.oid = c.tableoid
 JOIN {{schema}}.generations g ON g.table_name = t.relname
 LEFT JOIN {{schema}}.lanes l ON l.id = c.lane;
 
--- Whoever may call a function is told so by name (GrantSQL): a database's default
--- privileges may give everybody the right, or nobody.
+-- Who may call a function is granted by name (GrantSQL): a database's default privileges
+-- may give everybody the right, or nobody.
 REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text, text, text), {{schema}}.leave(),
     {{schema}}.instance(oid), {{schema}}.stream_clock(text),
     {{schema}}.acquire_lane(text, text, text, text, integer, bigint, text, interval, bigint), {{schema}}.acquire_queue(text, text, text, text, text, bigint),
@@ -721,6 +712,6 @@ REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text,
     {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),
     {{schema}}.drop_generation(text, integer, text), {{schema}}.sweep(text, text)
 FROM PUBLIC;
--- Whoever may read the tables may read the clocks as well, and look for a claim while
--- no generation changes.
+-- Whoever may read the tables may also read the clocks, and look for a claim while no
+-- generation changes.
 GRANT EXECUTE ON FUNCTION {{schema}}.clock(), {{schema}}.stream_clock(text), {{schema}}.enter(integer, uuid, text, text, text) TO PUBLIC;
