@@ -74,23 +74,11 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 		return Summary{}, err
 	}
 	limit := limitMemory(int64(cfg.Batch.InflightBytes))
-	budget := consumer.NewBudget(int64(cfg.Batch.InflightBytes))
 	reg := newRegistry()
-	worker := &consumer.Worker{
-		Writers:     cfg.Database.MaxConnections - 1,
-		MaxMessages: cfg.Batch.MaxMessages,
-		MaxBytes:    int64(cfg.Batch.MaxBytes),
-		Budget:      budget,
-		Drain:       time.Duration(cfg.Shutdown.Drain),
-		UntilIdle:   a.UntilIdle,
-		HangTimeout: a.HangTimeout,
-		Logger:      log,
-		Metrics:     consumer.NewMetrics(reg, budget),
-	}
-	if worker.Sources, err = newSources(cfg); err != nil {
+	worker, err := a.newWorker(reg)
+	if err != nil {
 		return Summary{}, &ConfigError{err}
 	}
-
 	pool, store, err := OpenDatabase(ctx, cfg, cfg.Database.MaxConnections, log)
 	if err != nil {
 		return Summary{}, err
@@ -126,19 +114,7 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	}
 	worker.Handler, worker.Lanes = processor, store
 
-	housekeeping, stop := context.WithCancel(ctx)
-	loop := newLoop(cfg, housekeeper{store, store.Generations(), processor.FlushAges, limit}, reg, log)
-	loop.ClockSlack = clockSlack
-	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dedupd_filter_bytes", Help: "Memory that the filters of sealed generations take in this process."},
-		func() float64 { return float64(store.Generations().FilterBytes()) }))
-	var keepers sync.WaitGroup
-	keepers.Go(func() { loop.Run(housekeeping) })
-	keepers.Go(func() { warnOfShortWindow(housekeeping, time.Duration(cfg.Retention.Window), worker.Sources, log) })
-	defer func() {
-		stop()
-		keepers.Wait()
-		flushLast(ctx, processor.FlushAges, log)
-	}()
+	defer a.startRetention(ctx, housekeeper{store, store.Generations(), processor.FlushAges, limit}, worker.Sources, reg)()
 
 	probe.started.Store(true)
 	defer context.AfterFunc(ctx, func() { probe.draining.Store(true) })()
@@ -150,6 +126,45 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	messages, duration := worker.Done()
 	log.Info("stopped", "messages", messages)
 	return Summary{messages, duration}, err
+}
+
+// newWorker makes the worker without its database.
+func (a *App) newWorker(reg prometheus.Registerer) (*consumer.Worker, error) {
+	cfg := a.Config
+	sources, err := newSources(cfg)
+	if err != nil {
+		return nil, err
+	}
+	budget := consumer.NewBudget(int64(cfg.Batch.InflightBytes))
+	return &consumer.Worker{
+		Sources:     sources,
+		Writers:     cfg.Database.MaxConnections - 1,
+		MaxMessages: cfg.Batch.MaxMessages,
+		MaxBytes:    int64(cfg.Batch.MaxBytes),
+		Budget:      budget,
+		Drain:       time.Duration(cfg.Shutdown.Drain),
+		UntilIdle:   a.UntilIdle,
+		HangTimeout: a.HangTimeout,
+		Logger:      a.Logger,
+		Metrics:     consumer.NewMetrics(reg, budget),
+	}, nil
+}
+
+// startRetention runs retention beside the worker, until the returned function ends it.
+func (a *App) startRetention(ctx context.Context, store housekeeper, sources []consumer.Source, reg prometheus.Registerer) (end func()) {
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dedupd_filter_bytes", Help: "Memory that the filters of sealed generations take in this process."},
+		func() float64 { return float64(store.FilterBytes()) }))
+	loop := newLoop(a.Config, store, reg, a.Logger)
+	loop.ClockSlack = clockSlack
+	running, stop := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	all.Go(func() { loop.Run(running) })
+	all.Go(func() { warnOfShortWindow(running, time.Duration(a.Config.Retention.Window), sources, a.Logger) })
+	return func() {
+		stop()
+		all.Wait()
+		flushLast(ctx, store.flush, a.Logger)
+	}
 }
 
 // clockSlack is how far the database's clock may be ahead of a worker's before the
