@@ -1,6 +1,6 @@
-// Package top shows a scope at work: what is read, what becomes of it, and how far
-// its lanes are behind. It makes frames of samples of the database, screens of
-// frames, and keeps a terminal. It asks nobody but whom it is given.
+// Package top shows a scope at work: what is read, what happens to it, and how far its
+// lanes are behind. It turns samples of the database into frames and frames into
+// screens, and drives the terminal. The caller supplies the samples.
 package top
 
 import (
@@ -11,13 +11,13 @@ import (
 )
 
 const (
-	// smoothing is the time in which an average forgets two thirds of the past.
+	// smoothing is the time after which an average has forgotten two thirds.
 	smoothing = 10 * time.Second
 	// remembered is how many points of history are kept.
 	remembered = 300
 )
 
-// Counts are of messages: in all, or a second.
+// Counts are numbers of messages: in all, or per second.
 type Counts struct {
 	Fetched     float64 `json:"fetched"`
 	Applied     float64 `json:"applied"`
@@ -36,7 +36,7 @@ func counts(b *dedup.Books) Counts {
 	}
 }
 
-// each makes Counts of two, number by number.
+// each combines two Counts, number by number.
 func each(a, b Counts, f func(a, b float64) float64) Counts {
 	return Counts{
 		f(a.Fetched, b.Fetched), f(a.Applied, b.Applied), f(a.Duplicates, b.Duplicates), f(a.Redelivered, b.Redelivered), f(a.Resent, b.Resent),
@@ -48,7 +48,7 @@ func plus(a, b Counts) Counts {
 	return each(a, b, func(a, b float64) float64 { return a + b })
 }
 
-// Shares are parts of what was fetched; nil where nothing was.
+// Shares are the parts of what was fetched; nil if nothing was.
 func (c Counts) Shares() *Counts {
 	if c.Fetched <= 0 {
 		return nil
@@ -57,15 +57,15 @@ func (c Counts) Shares() *Counts {
 	return &s
 }
 
-// Frame is what there is to show after a sample. It is never changed.
+// Frame is what to show after a sample. It never changes.
 type Frame struct {
 	Sample dedup.Sample
-	// Interval is the time that Rates are of; 0 in the first frame, which has none.
+	// Interval is the time that Rates cover; 0 in the first frame, which has none.
 	Interval time.Duration
-	// Rates are a second: of the interval, and smoothed. Totals are since the lanes
-	// began.
+	// Rates are per second, in the interval; Smooth is their average. Totals count since
+	// the lanes began.
 	Rates, Smooth, Totals Counts
-	// LaneRates are messages fetched a second, by the lanes' order in the sample.
+	// LaneRates are messages fetched per second, in the sample's order of lanes.
 	LaneRates []float64
 	// History has a point for each interval, the newest last.
 	History []Point
@@ -74,7 +74,7 @@ type Frame struct {
 // Point is one interval's throughput, and its share of duplicates.
 type Point struct{ Fetched, Duplicates float64 }
 
-// Tracker makes frames of samples. Rates are by the database's clock.
+// Tracker turns samples into frames. The database's clock times the rates.
 type Tracker struct {
 	last *Frame
 }
@@ -101,9 +101,9 @@ func (t *Tracker) Next(s dedup.Sample) *Frame {
 		if f.Interval <= 0 {
 			continue
 		}
-		// A lane that wasn't there has begun since. One whose books went back was
+		// A new lane began within the interval. If a lane's books went back, it was
 		// forgotten, or the database is an older copy: what it did isn't known. A
-		// replay takes a dead letter out of the books, which is no message less.
+		// replay takes a dead letter out of the books; that isn't a message less.
 		was := before[place{b.Source, b.Lane}]
 		if now.Fetched < was.Fetched {
 			continue
@@ -137,7 +137,7 @@ func (f *Frame) smoothed(last *Frame) Counts {
 	return each(last.Smooth, f.Rates, func(was, now float64) float64 { return was + weight*(now-was) })
 }
 
-// Owners are who has lanes.
+// Owners counts the workers that own lanes.
 func (f *Frame) Owners() int {
 	owners := map[string]bool{}
 	for i := range f.Sample.Lanes {
@@ -148,7 +148,7 @@ func (f *Frame) Owners() int {
 	return len(owners)
 }
 
-// Lag is of the lanes where it is known; nil where it is known of none.
+// Lag sums up the lanes whose lag is known; nil: it is known of none.
 func (f *Frame) Lag() *int64 {
 	var sum *int64
 	for i := range f.Sample.Lanes {
@@ -162,21 +162,21 @@ func (f *Frame) Lag() *int64 {
 	return sum
 }
 
-// The states of a lane, as far as its row tells. That a lane is held, and why, only
-// its worker knows: it stands still here.
+// The states of a lane, as far as its row shows. Only its worker knows that a lane is
+// held, and why: here it stands still.
 const (
-	StateReads      = "reads"
-	StateCaughtUp   = "caught up"
-	StateStandStill = "stands still"
-	StateSuspect    = "suspect"
-	StateNoNews     = "no news"
+	StateReads       = "reads"
+	StateCaughtUp    = "caught up"
+	StateStandStill  = "stands still"
+	StateQuarantined = "quarantined"
+	StateNoNews      = "no news"
 )
 
 const (
 	// still is how long a lane with something to read may take to move.
 	still = 30 * time.Second
-	// quiet is how long a worker may say nothing of a lane that is caught up. It
-	// says so each 15 s.
+	// quiet is how long a worker may be silent about a lane that is caught up. It sends
+	// a heartbeat each 15 s.
 	quiet = time.Minute
 )
 
@@ -185,7 +185,7 @@ func (f *Frame) State(i int) string {
 	l := &f.Sample.Lanes[i]
 	switch {
 	case l.InQuarantine():
-		return StateSuspect
+		return StateQuarantined
 	case f.LaneRates[i] > 0:
 		return StateReads
 	case l.Lag != nil && *l.Lag == 0:

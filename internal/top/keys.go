@@ -2,7 +2,7 @@ package top
 
 import "strings"
 
-// key is one that somebody has pressed.
+// key is a key that somebody has pressed.
 type key string
 
 const (
@@ -37,8 +37,8 @@ var sequences = []struct {
 	{"\x1b[8~", keyEnd},
 }
 
-// parseKeys reads what a terminal has sent at once. rest is the beginning of a
-// sequence whose end hasn't come.
+// parseKeys reads what a terminal has sent at once. rest is the beginning of an
+// incomplete sequence.
 func parseKeys(text string) (keys []key, rest string) {
 next:
 	for text != "" {
@@ -56,7 +56,7 @@ next:
 		case text == "\x1b":
 			keys = append(keys, keyEscape)
 		case text[0] == 0x1b && (text[1] == '[' || text[1] == 'O'):
-			// Some other key: all up to its final letter.
+			// Some other key: skip it up to its final letter.
 			end := strings.IndexFunc(text[2:], func(r rune) bool { return r >= '@' && r <= '~' })
 			if end < 0 {
 				return keys, text
@@ -73,8 +73,8 @@ next:
 	return keys, ""
 }
 
-// press changes what the screen shows, of so many rows of lanes. It tells whether
-// that was the key to quit.
+// press applies a key to a screen with so many rows of lanes. It returns whether to
+// quit.
 func (v *View) press(k key, rows int) (quit bool) {
 	lanes := 0
 	if v.Frame != nil {

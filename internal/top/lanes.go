@@ -50,30 +50,30 @@ func (s *screen) order() []int {
 	return all
 }
 
-// clamp keeps the first lane on the screen where the last one stands at its end.
+// clamp keeps the last lane at the screen's end or below.
 func (s *screen) clamp(rows int) int {
 	return max(0, min(s.First, len(s.Frame.Sample.Lanes)-rows))
 }
 
-// laneColumn is one of the table of lanes.
+// laneColumn is a column of the table of lanes.
 type laneColumn struct {
 	title string
 	right bool
-	sort  Sort // that its title is marked for; sorts: none
+	sort  Sort // the order that marks its title; sorts: none
 	cells []string
 	width int
-	// rank tells which columns go first where there is no room: the highest.
+	// rank says which columns are left out first: the highest.
 	rank int
-	// least is how narrow it may be made; 0: it isn't.
+	// least is how narrow it may become; 0: it stays as it is.
 	least int
 	front bool // cut from the front
 }
 
-// laneTable is the table of lanes: its titles and at most so many rows.
+// laneTable is the table of lanes: titles and at most so many rows.
 func (s *screen) laneTable(rows int) []line {
 	f := s.Frame
 	if len(f.Sample.Lanes) == 0 {
-		return []line{one(title, "SOURCE  LANE"), one(faint, "no lanes yet: no worker has taken one")}
+		return []line{one(title, "SOURCE  LANE"), one(faint, "no lanes yet: no worker has acquired one")}
 	}
 	order := s.order()
 	columns := s.laneColumns(order)
@@ -104,7 +104,7 @@ func (s *screen) laneTable(rows int) []line {
 			}
 			style := plain
 			if c.title == "STATE" {
-				style = map[string]string{StateStandStill: red, StateSuspect: yellow, StateNoNews: yellow, StateReads: green}[state]
+				style = map[string]string{StateStandStill: red, StateQuarantined: yellow, StateNoNews: yellow, StateReads: green}[state]
 			}
 			text := c.cells[at]
 			if c.front {
@@ -165,8 +165,8 @@ func (s *screen) laneColumns(order []int) []laneColumn {
 	return columns
 }
 
-// fit narrows columns that may be, and leaves out the least important of the
-// others, until the table is no wider than the screen.
+// fit narrows columns where possible, and leaves out the least important ones, until
+// the table is no wider than the screen.
 func (s *screen) fit(columns []laneColumn) []laneColumn {
 	for {
 		total, worst, narrow := -2, 0, -1

@@ -18,22 +18,22 @@ type View struct {
 	// Window and MaxHold are how long claims are kept, at least and at most.
 	Window, MaxHold time.Duration
 	Sort            Sort
-	// First is the first lane on the screen.
+	// First is the index of the first lane on the screen.
 	First        int
 	Paused, Help bool
-	// Away says why the database can't be read; empty: it can. AwayFor is since when.
+	// Away says why the database can't be read; empty: it can. AwayFor is for how long.
 	Away    string
 	AwayFor time.Duration
-	// Colour allows emphasis; ASCII does without other characters.
+	// Colour allows emphasis; ASCII avoids all other characters.
 	Colour, ASCII bool
-	// Plain leaves out what is for keys.
+	// Plain leaves out what only keys need.
 	Plain bool
 }
 
-// Unlimited is a width or height that cuts nothing off.
+// Unlimited is a width or height that cuts off nothing.
 const Unlimited = math.MaxInt32
 
-// The styles of text, as ANSI has them.
+// The styles of text: ANSI's numbers.
 const (
 	plain  = ""
 	bold   = "1"
@@ -44,7 +44,7 @@ const (
 	title  = "1;4"
 )
 
-// piece is text in one style, a line some of them.
+// piece is text in one style; a line is some of them.
 type (
 	piece struct{ text, style string }
 	line  []piece
@@ -65,8 +65,8 @@ func (l line) width() (n int) {
 	return n
 }
 
-// Render is the screen of a size: exactly so many lines of at most so many columns,
-// or as many as there is to tell where height is Unlimited.
+// Render draws a screen: exactly height lines of at most width columns. If height is
+// Unlimited, it draws as many lines as there are.
 func Render(v View, width, height int) string {
 	s := &screen{View: v, w: width, h: height}
 	lines := s.lines()
@@ -83,7 +83,7 @@ func Render(v View, width, height int) string {
 	return strings.Join(text, "\n")
 }
 
-// LaneRows is how many lanes a screen of that height has room for.
+// LaneRows is how many lanes a screen of that size has room for.
 func LaneRows(v View, width, height int) int {
 	s := &screen{View: v, w: width, h: height}
 	if v.Help || v.Frame == nil {
@@ -155,12 +155,12 @@ func (s *screen) lines() []line {
 // block is a part of the screen.
 type block struct {
 	lines []line
-	lanes bool // the table of lanes, which takes what is left
+	lanes bool // the table of lanes, which gets the remaining room
 }
 
-// divide gives each part its room: the lanes some rows first, then what matters
-// most; short forms stand in where the long ones don't fit. It returns the parts
-// from top to bottom, and how many lanes there is room for.
+// divide gives each part its room: some rows to the lanes first, then to the most
+// important parts. A short form replaces a long one that doesn't fit. It returns the
+// parts from top to bottom, and how many lanes there is room for.
 func (s *screen) divide() (blocks []block, rows int) {
 	lanes := len(s.Frame.Sample.Lanes)
 	head := []line{s.header()}
@@ -198,16 +198,9 @@ func (s *screen) divide() (blocks []block, rows int) {
 		facts = append(facts, nil)
 	}
 	if g := s.generations(1); take(len(g) + 1) {
-		// As many generations as leave the lanes theirs.
-		n := 1
-		more := min(len(s.live()), 12) - 1
-		if s.h == Unlimited {
-			more = len(s.live())
-		}
-		for ; n <= more && left > max(0, lanes-4); n++ {
-			left--
-		}
-		generations = append(s.generations(n), nil)
+		more := s.moreGenerations(left - max(0, lanes-4))
+		left -= more
+		generations = append(s.generations(1+more), nil)
 	}
 	rows = max(1, min(lanes, 4)) + max(0, left)
 	for _, part := range [][]line{head, rates, history, facts, generations} {
@@ -215,17 +208,32 @@ func (s *screen) divide() (blocks []block, rows int) {
 	}
 	blocks = append(blocks, block{lanes: true})
 	if !s.Plain {
-		used := 1 + min(rows, max(lanes, 1))
-		for _, b := range blocks {
-			used += len(b.lines)
-		}
-		space := make([]line, 0)
-		if s.h != Unlimited {
-			space = make([]line, max(0, s.h-used-1))
-		}
-		blocks = append(blocks, block{lines: append(space, s.footer(rows))})
+		blocks = append(blocks, s.bottom(blocks, rows))
 	}
 	return blocks, rows
+}
+
+// moreGenerations is how many generations beside the newest are listed, in at most
+// so many lines.
+func (s *screen) moreGenerations(room int) int {
+	more := min(len(s.live()), 12) - 1
+	if s.h == Unlimited {
+		more = len(s.live())
+	}
+	return max(0, min(more, room))
+}
+
+// bottom is the footer, with the space that keeps it on the last line.
+func (s *screen) bottom(blocks []block, rows int) block {
+	used := 1 + min(rows, max(len(s.Frame.Sample.Lanes), 1))
+	for _, b := range blocks {
+		used += len(b.lines)
+	}
+	space := make([]line, 0)
+	if s.h != Unlimited {
+		space = make([]line, max(0, s.h-used-1))
+	}
+	return block{lines: append(space, s.footer(rows))}
 }
 
 func (s *screen) header() line {
@@ -242,7 +250,7 @@ func (s *screen) header() line {
 	return l.and(faint, "  database %s", f.Sample.Database)
 }
 
-// status is a line that isn't always there.
+// status is a line for what isn't usual; nil: all is as usual.
 func (s *screen) status() line {
 	switch {
 	case s.Away != "":
@@ -265,7 +273,7 @@ func (s *screen) shortRates() []line {
 	return []line{l}
 }
 
-// rates is the table of what becomes of messages.
+// rates is the table of what happened to messages.
 func (s *screen) rates() []line {
 	f := s.Frame
 	shares, total := f.Rates.Shares(), f.Totals.Shares()
@@ -301,7 +309,7 @@ func (s *screen) rates() []line {
 	}
 }
 
-// history is drawn as two lines.
+// history draws two lines.
 func (s *screen) history() []line {
 	n := min(s.w-30, remembered)
 	if n < 8 {
@@ -319,7 +327,7 @@ func (s *screen) history() []line {
 	}
 }
 
-// facts are what a scope has only one of, in as few lines as they take.
+// facts are what a scope has only one of, in as few lines as possible.
 func (s *screen) facts() []line {
 	f := s.Frame
 	var parts []piece
@@ -367,8 +375,8 @@ func (s *screen) facts() []line {
 	return lines
 }
 
-// windowUsed tells how much of the window the oldest duplicate of two days needs.
-// Ages are counted in steps: it is that step's upper end.
+// windowUsed says how much of the window the oldest duplicate of two days needs. Ages
+// are counted in steps: it shows that step's upper end.
 func (s *screen) windowUsed() (style, text string) {
 	latest := s.Frame.Sample.LatestDuplicate
 	switch {
@@ -385,7 +393,7 @@ func (s *screen) windowUsed() (style, text string) {
 	return style, fmt.Sprintf("window %s, duplicates came within %s", span(s.Window), span(used))
 }
 
-// live are the generations that there is something to tell of, newest first.
+// live are the generations to show, newest first.
 func (s *screen) live() (all []generations.Generation) {
 	g := s.Frame.Sample.Generations
 	for i := len(g) - 1; i >= 0; i-- {
@@ -422,8 +430,8 @@ func (s *screen) generations(n int) []line {
 	return lines
 }
 
-// goes tells when a sealed generation goes at the earliest: when the stream clock
-// has passed its end by the window.
+// goes says when a sealed generation is dropped at the earliest: when the stream
+// clock has passed its end by the window.
 func (s *screen) goes(g generations.Generation) string {
 	if g.State != "sealed" || g.SealedAt == nil {
 		return "-"
@@ -462,14 +470,14 @@ func (s *screen) help() []line {
 	}
 	lines = append(lines, nil)
 	for _, text := range []string{
-		"All of it is read from the database: what all workers have committed.",
+		"Everything is read from the database: what all workers have committed.",
 		"NOW is of the last interval, AVERAGE of about ten seconds.",
 		"LAG is what the broker held behind a lane's last batch, as its worker told.",
 		"BEHIND is how far the lane's clock, its messages' time, is behind the database.",
 		"stands still: it has something to read, and has not moved for half a minute.",
 		"  If it is held, its worker's log and /readyz say why.",
 		"no news: it was caught up, and no worker has said so for a minute.",
-		"suspect: workers have ended at its messages, which are tried with care.",
+		"quarantined: its messages may have ended workers, and are applied one by one.",
 		"GOES IN is when a sealed generation goes at the earliest. held: it should be",
 		"  gone, and a lane that is behind keeps it.",
 	} {

@@ -204,26 +204,26 @@ func TestRates(t *testing.T) {
 func TestStates(t *testing.T) {
 	ago := func(d time.Duration) *time.Time { return new(noon.Add(-d)) }
 	for _, c := range []struct {
-		want    string
-		lag     *int64
-		rate    float64
-		moved   time.Duration // ago
-		stream  *time.Time
-		takes   int
-		suspect int
+		want         string
+		lag          *int64
+		rate         float64
+		moved        time.Duration // ago
+		stream       *time.Time
+		acquisitions int
+		quarantined  int
 	}{
-		{StateReads, new(int64(5)), 1, time.Hour, ago(time.Hour), 0, 0},
-		{StateReads, new(int64(5)), 0, 10 * time.Second, ago(time.Hour), 0, 0},
-		{StateStandStill, new(int64(5)), 0, time.Minute, ago(0), 0, 0},
-		{StateStandStill, nil, 0, time.Minute, nil, 0, 0},
-		{StateCaughtUp, new(int64(0)), 0, time.Hour, ago(20 * time.Second), 0, 0},
-		{StateCaughtUp, new(int64(0)), 0, 10 * time.Second, ago(time.Hour), 0, 0}, // it has just read old messages
-		{StateNoNews, new(int64(0)), 0, time.Hour, ago(2 * time.Minute), 0, 0},
-		{StateSuspect, new(int64(5)), 1, 0, ago(0), 3, 0},
-		{StateSuspect, new(int64(0)), 0, 0, ago(0), 0, 1},
+		{want: StateReads, lag: new(int64(5)), rate: 1, moved: time.Hour, stream: ago(time.Hour)},
+		{want: StateReads, lag: new(int64(5)), moved: 10 * time.Second, stream: ago(time.Hour)},
+		{want: StateStandStill, lag: new(int64(5)), moved: time.Minute, stream: ago(0)},
+		{want: StateStandStill, moved: time.Minute},
+		{want: StateCaughtUp, lag: new(int64(0)), moved: time.Hour, stream: ago(20 * time.Second)},
+		{want: StateCaughtUp, lag: new(int64(0)), moved: 10 * time.Second, stream: ago(time.Hour)}, // it has just read old messages
+		{want: StateNoNews, lag: new(int64(0)), moved: time.Hour, stream: ago(2 * time.Minute)},
+		{want: StateQuarantined, lag: new(int64(5)), rate: 1, stream: ago(0), acquisitions: 3},
+		{want: StateQuarantined, lag: new(int64(0)), stream: ago(0), quarantined: 1},
 	} {
 		f := Frame{Sample: dedup.Sample{Now: noon, Lanes: []dedup.SampledLane{{
-			Books: dedup.Books{Lag: c.lag, StreamTime: c.stream, UpdatedAt: noon.Add(-c.moved)}, Acquisitions: c.takes, Quarantined: c.suspect,
+			Books: dedup.Books{Lag: c.lag, StreamTime: c.stream, UpdatedAt: noon.Add(-c.moved)}, Acquisitions: c.acquisitions, Quarantined: c.quarantined,
 		}}}, LaneRates: []float64{c.rate}}
 		if got := f.State(0); got != c.want {
 			t.Errorf("%+v: %s", c, got)

@@ -24,7 +24,7 @@ type Sampler func(ctx context.Context) (dedup.Sample, error)
 // sampleTimeout bounds one sample, the making of a connection included.
 const sampleTimeout = 5 * time.Second
 
-// Once makes a frame of two samples, an interval apart.
+// Once makes a frame of two samples that are an interval apart.
 func Once(ctx context.Context, sample Sampler, interval time.Duration) (*Frame, error) {
 	var t Tracker
 	first, err := read(ctx, sample)
@@ -42,8 +42,8 @@ func Once(ctx context.Context, sample Sampler, interval time.Duration) (*Frame, 
 	return t.Next(second), nil
 }
 
-// Each gives a frame for each interval until the context ends or show fails. What
-// can't be read is told to failed, and tried again with the next interval.
+// Each shows a frame for each interval until the context ends or show fails. If a
+// sample can't be read, it calls failed and tries again in the next interval.
 func Each(ctx context.Context, sample Sampler, interval time.Duration, show func(*Frame) error, failed func(error)) error {
 	var t Tracker
 	ticker := time.NewTicker(interval)
@@ -76,19 +76,19 @@ func read(ctx context.Context, sample Sampler) (dedup.Sample, error) {
 	return sample(ctx)
 }
 
-// IsTerminal tells whether a screen can be drawn on out, and keys be read from in.
+// IsTerminal reports whether out can show a screen and in can send keys.
 func IsTerminal(in, out *os.File) bool {
 	return term.IsTerminal(int(in.Fd())) && term.IsTerminal(int(out.Fd())) && os.Getenv("TERM") != "dumb" // #nosec G115: a file descriptor is small
 }
 
 const (
-	// enterScreen takes the other screen, without a cursor and without wrapping;
-	// leaveScreen gives back what was there.
+	// enterScreen switches to the alternate screen, without a cursor and without
+	// wrapping; leaveScreen switches back.
 	enterScreen = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 	leaveScreen = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 )
 
-// terminal is one that has to be given back as it was.
+// terminal is a terminal that leave restores.
 type terminal struct {
 	in, out *os.File
 	before  *term.State
@@ -102,7 +102,7 @@ func (t *terminal) enter() (err error) {
 	return err
 }
 
-// leave may be called again.
+// leave may be called more than once.
 func (t *terminal) leave() {
 	if t.before == nil {
 		return
@@ -120,19 +120,25 @@ func (t *terminal) size() (width, height int) {
 	return width, height
 }
 
-// reading is what came of a sample.
+// reading is the result of a sample.
 type reading struct {
 	sample dedup.Sample
 	err    error
 	at     time.Time
 }
 
-// Run shows the scope on a terminal until somebody quits, or a signal ends it. The
-// terminal is as it was afterwards, also when it panics. Only the terminal itself
-// is a reason for an error: while the database can't be read, the last screen stays
-// and says so.
-func Run(ctx context.Context, in, out *os.File, sample Sampler, interval time.Duration, v View) (err error) {
-	t := &terminal{in: in, out: out}
+// Live shows samples on a terminal.
+type Live struct {
+	In, Out  *os.File
+	Sample   Sampler
+	Interval time.Duration
+}
+
+// Run shows the scope until somebody quits or a signal ends it. It restores the
+// terminal, even after a panic. Only the terminal itself makes it fail: while the
+// database can't be read, the last screen stays and says so.
+func (l Live) Run(ctx context.Context, v View) error {
+	s := &session{terminal: terminal{in: l.In, out: l.Out}, view: v, read: time.Now()}
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGTERM, os.Interrupt, syscall.SIGHUP)
 	defer signal.Stop(ended)
@@ -140,37 +146,22 @@ func Run(ctx context.Context, in, out *os.File, sample Sampler, interval time.Du
 	notifyTerminal(resized, resumed)
 	defer signal.Stop(resized)
 	defer signal.Stop(resumed)
-	if err := t.enter(); err != nil {
+	if err := s.enter(); err != nil {
 		return err
 	}
-	// A panic goes on as one, when the terminal can show it.
-	defer t.leave()
+	// A panic becomes an error, when the terminal can show it.
+	defer s.leave()
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	panicked := make(chan error, 2)
-	guard := func(f func()) {
-		go func() {
-			defer func() {
-				if p := recover(); p != nil {
-					panicked <- fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-				}
-			}()
-			f()
-		}()
-	}
 	readings, keys := make(chan reading), make(chan key)
-	guard(func() { sampleAll(ctx, sample, interval, readings) })
-	guard(func() { readKeys(ctx, in, keys) })
-
-	var tracker Tracker
-	var latest *Frame
-	good := time.Now()
+	guard(panicked, func() { sampleAll(ctx, l.Sample, l.Interval, readings) })
+	guard(panicked, func() { readKeys(ctx, l.In, keys) })
 	for {
-		if err := t.draw(v); err != nil {
+		if err := s.draw(s.view); err != nil {
 			return err
 		}
-		width, height := t.size()
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -180,37 +171,71 @@ func Run(ctx context.Context, in, out *os.File, sample Sampler, interval time.Du
 			return nil
 		case <-resized:
 		case <-resumed:
-			t.leave()
-			if err := t.enter(); err != nil {
+			s.leave()
+			if err := s.enter(); err != nil {
 				return err
 			}
 		case r := <-readings:
-			if r.err != nil {
-				v.Away, v.AwayFor = oneLine(r.err), r.at.Sub(good)
-				break
-			}
-			good, v.Away = r.at, ""
-			latest = tracker.Next(r.sample)
-			if !v.Paused {
-				v.Frame = latest
-			}
+			s.sampled(r)
 		case k, open := <-keys:
-			switch {
-			case !open: // the terminal is gone
+			if !open || s.press(k) { // not open: the terminal is gone
 				return nil
-			case k == keyStop:
-				t.leave()
-				suspend()
-			case v.press(k, LaneRows(v, width, height)):
-				return nil
-			case !v.Paused && latest != nil:
-				v.Frame = latest
 			}
 		}
 	}
 }
 
-// oneLine is an error in one line: of a connection it has one for each address.
+// guard runs f beside the caller and sends its panic as an error.
+func guard(panicked chan<- error, f func()) {
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				panicked <- fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			}
+		}()
+		f()
+	}()
+}
+
+// session is what Run shows, and where.
+type session struct {
+	terminal
+	view    View
+	tracker Tracker
+	latest  *Frame
+	read    time.Time // of the last sample
+}
+
+func (s *session) sampled(r reading) {
+	if r.err != nil {
+		s.view.Away, s.view.AwayFor = oneLine(r.err), r.at.Sub(s.read)
+		return
+	}
+	s.read, s.view.Away = r.at, ""
+	s.latest = s.tracker.Next(r.sample)
+	if !s.view.Paused {
+		s.view.Frame = s.latest
+	}
+}
+
+// press applies a key, and returns whether to quit.
+func (s *session) press(k key) (quit bool) {
+	if k == keyStop {
+		s.leave()
+		suspend()
+		return false
+	}
+	width, height := s.size()
+	if s.view.press(k, LaneRows(s.view, width, height)) {
+		return true
+	}
+	if !s.view.Paused && s.latest != nil {
+		s.view.Frame = s.latest
+	}
+	return false
+}
+
+// oneLine puts an error on one line: that of a connection has a line per address.
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 func (t *terminal) draw(v View) error {
@@ -219,7 +244,7 @@ func (t *terminal) draw(v View) error {
 	}
 	width, height := t.size()
 	var b strings.Builder
-	b.WriteString("\x1b[?2026h\x1b[H") // at once, where the terminal knows how
+	b.WriteString("\x1b[?2026h\x1b[H") // at once, if the terminal can
 	for i, l := range strings.Split(Render(v, width, height), "\n") {
 		if i > 0 {
 			b.WriteString("\r\n")

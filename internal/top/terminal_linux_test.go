@@ -42,7 +42,7 @@ func pty(t *testing.T) (user, program *os.File) {
 	return user, program
 }
 
-// TestTheTerminalIsGivenBack ends in all ways that there are.
+// TestTheTerminalIsGivenBack ends in every possible way.
 func TestTheTerminalIsGivenBack(t *testing.T) {
 	broken := func(context.Context) (dedup.Sample, error) { panic("ouch") }
 	works := func(context.Context) (dedup.Sample, error) { return fixture(3, 1).Sample, nil }
@@ -66,7 +66,9 @@ func TestTheTerminalIsGivenBack(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			ended := make(chan error, 1)
-			go func() { ended <- Run(ctx, program, program, c.sample, 10*time.Millisecond, view(nil)) }()
+			go func() {
+				ended <- Live{In: program, Out: program, Sample: c.sample, Interval: 10 * time.Millisecond}.Run(ctx, view(nil))
+			}()
 			shown := make(chan string, 1)
 			go func() {
 				var all strings.Builder

@@ -13,6 +13,6 @@ func notifyTerminal(resized, resumed chan<- os.Signal) {
 	signal.Notify(resumed, syscall.SIGCONT)
 }
 
-// suspend stops the process as the shell would have, had the terminal not been
-// asked for single keys.
+// suspend stops the process, as the shell would if the terminal didn't send single
+// keys.
 func suspend() { _ = syscall.Kill(0, syscall.SIGTSTP) }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/text/width"
 )
 
-// columnsOf is how many columns of a terminal a character takes.
+// columnsOf is how many columns of a terminal a character needs.
 func columnsOf(r rune) int {
 	if r < 0x300 {
 		return 1 // Latin, which nearly all of it is
@@ -32,7 +32,7 @@ func widthOf(s string) (n int) {
 	return n
 }
 
-// clean makes text of anything that can't command the terminal.
+// clean replaces everything that could control the terminal.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -42,7 +42,7 @@ func clean(s string) string {
 	}, s)
 }
 
-// cut shortens a text to n columns, and shows that it did.
+// cut shortens a text to n columns and marks the cut.
 func cut(s string, n int, end string) string {
 	if widthOf(s) <= n {
 		return s
@@ -61,7 +61,7 @@ func cut(s string, n int, end string) string {
 	return b.String() + end
 }
 
-// cutFront shortens from the front: what tells names apart stands at their end.
+// cutFront shortens from the front: names differ at their end.
 func cutFront(s string, n int, begin string) string {
 	if widthOf(s) <= n {
 		return s
@@ -90,7 +90,7 @@ func pad(s string, n int, right bool) string {
 	return s + space
 }
 
-// number is one for people, in powers of 1000 and three digits.
+// number formats a number for people, in powers of 1000 and three digits.
 func number(f float64) string {
 	for _, unit := range []string{"", "k", "M", "G", "T"} {
 		switch {
@@ -108,7 +108,7 @@ func number(f float64) string {
 	return "many"
 }
 
-// whole is a count for people: exact while that is short.
+// whole formats a count for people, exact while that is short.
 func whole(n int64) string {
 	if n < 100_000 {
 		return fmt.Sprint(n)
@@ -123,7 +123,7 @@ func known(n *int64) string {
 	return whole(*n)
 }
 
-// bytes is a size for people, in powers of 1024.
+// bytes formats a size for people, in powers of 1024.
 func bytes(n int64) string {
 	f := float64(n)
 	for _, unit := range []string{"B", "KiB", "MiB", "GiB", "TiB"} {
@@ -138,7 +138,7 @@ func bytes(n int64) string {
 	return ""
 }
 
-// span is a time for people, in its two largest units.
+// span formats a time for people, in its two largest units.
 func span(d time.Duration) string {
 	if d < 0 {
 		return "-"
@@ -178,7 +178,7 @@ func spark(values []float64, n int, ramp []rune, largest float64) string {
 	for _, v := range values {
 		i := 0
 		if largest > 0 && v > 0 {
-			// The lowest step is for nothing alone: a little can be told from none.
+			// The lowest step means nothing at all: a little looks different from none.
 			i = 1 + int(math.Min(float64(len(ramp)-2), v/largest*float64(len(ramp)-1)))
 		}
 		b.WriteRune(ramp[min(i, len(ramp)-1)])

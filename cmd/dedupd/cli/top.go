@@ -54,7 +54,7 @@ type TopLane struct {
 	FetchedPerSecond float64 `json:"fetched_per_second"`
 	// BehindSeconds is how far its clock is behind the database's; null: not known.
 	BehindSeconds *float64 `json:"behind_seconds"`
-	// State is reads, caught up, stands still, no news, or suspect: see top's help.
+	// State is reads, caught up, stands still, no news, or quarantined: see top's help.
 	State string `json:"state"`
 }
 
@@ -128,7 +128,7 @@ func (c *command) watch(ctx context.Context, interval time.Duration, once bool) 
 		return c.streamTop(ctx, cfg, store, interval)
 	case c.output == outputTable && !once && isFile && top.IsTerminal(os.Stdin, out):
 		view.Colour = colourful(out)
-		return top.Run(ctx, os.Stdin, out, store.Sample, interval, view)
+		return top.Live{In: os.Stdin, Out: out, Sample: store.Sample, Interval: interval}.Run(ctx, view)
 	}
 	frame, err := top.Once(ctx, store.Sample, interval)
 	if err != nil {
