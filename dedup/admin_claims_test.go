@@ -92,8 +92,8 @@ func TestFindingAClaim(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatCountsIsFound leaves out generations that have expired, and tells
-// since when claims are kept.
+// TestOnlyWhatCountsIsFound leaves out generations that have expired, and says since when
+// claims are kept.
 func TestOnlyWhatCountsIsFound(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -173,8 +173,8 @@ func TestForgettingAClaim(t *testing.T) {
 	f.wantBooks(l, books{applied: 7, resent: 1, next: 8})
 }
 
-// TestForgettingWaitsForARotation: no generation is sealed between the look into
-// one table and the next.
+// TestForgettingKeepsRotationsOut: no generation is sealed between the look-up in one
+// table and the next.
 func TestForgettingKeepsRotationsOut(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -215,8 +215,8 @@ func TestForgettingKeepsRotationsOut(t *testing.T) {
 	}
 }
 
-// TestAPoisonedIDIsSetFree is how a dead letter is mended: its id is forgotten
-// and sent again.
+// TestAPoisonedIDIsSetFree is how a dead letter is repaired: its id is forgotten and sent
+// again.
 func TestAPoisonedIDIsSetFree(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

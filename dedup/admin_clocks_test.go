@@ -51,8 +51,8 @@ func (f *fixture) wantExpired(want int, when string) {
 	}
 }
 
-// A lane's clock may be set back by whoever is the owner; forward only if it is said
-// that claims may expire earlier.
+// The owner may set a lane's clock back; forward only by saying that claims may expire
+// earlier.
 func TestALanesClockIsSetByHand(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -117,7 +117,7 @@ func TestALanesClockThatIsAheadIsSetRight(t *testing.T) {
 	f.wantExpired(1, "all lanes have passed it")
 }
 
-// A lane whose clock is ahead shows no sign of life by that.
+// A clock that is ahead doesn't show that a lane is in use.
 func TestALaneWhoseClockIsAheadIsForgotten(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -132,7 +132,7 @@ func TestALaneWhoseClockIsAheadIsForgotten(t *testing.T) {
 }
 
 // A generation that was sealed by a clock that was ahead is kept until that time, and a
-// window longer. Set right, it is kept for a window, and no shorter without a word.
+// window longer. Set right, it is kept for a window, and no shorter unless that is said.
 func TestAGenerationsClockIsSetByHand(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -185,7 +185,7 @@ func TestAGenerationsClockIsSetByHand(t *testing.T) {
 }
 
 // A generation that is sealed while the database's clock is behind counts as sealed when
-// it was opened: else it would expire as soon as the clock is right.
+// it was opened: otherwise it would expire as soon as the clock is right.
 func TestAClockThatIsBehindSealsNothingEarlier(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -68,7 +68,7 @@ func (f *fixture) setPosition(l *ownedLane, position int64) dedup.LaneMove {
 	return m
 }
 
-// takeCommitted is what a Kafka source does: it tells the group's offset, and
+// acquireCommitted does what a Kafka source does: it passes the group's offset, and
 // honours a reset.
 func (f *fixture) acquireCommitted(l *ownedLane, committed int64) *ownedLane {
 	f.t.Helper()
@@ -139,8 +139,7 @@ func TestMovingALaneBack(t *testing.T) {
 		t.Errorf("audit: %s, %v", line, detail)
 	}
 
-	// The owner is fenced, and neither its batch nor its word for the lane's clock
-	// counts any more.
+	// The owner is fenced, and neither its batch nor its heartbeat counts any more.
 	var fenced *lane.FencedError
 	if err := f.Handle(t.Context(), []lane.Batch{l.batch("e")}); !errors.As(err, &fenced) {
 		t.Fatalf("a running owner: %v", err)
@@ -151,7 +150,7 @@ func TestMovingALaneBack(t *testing.T) {
 	}
 	f.wantLanded("a", "b", "c", "d")
 
-	// The group's offset is above and below; neither takes the lane away.
+	// The group's offset is above and below; neither moves the lane away.
 	for _, committed := range []int64{4, 0} {
 		if again := f.acquireCommitted(l, committed); again.Next != 1 || again.Reset {
 			t.Errorf("with the group at %d the lane begins at %d", committed, again.Next)
@@ -187,8 +186,8 @@ func TestMovingALaneForward(t *testing.T) {
 	f.wantLanded("a", "b", "k")
 	f.wantBooks(l, books{applied: 3, next: 11})
 
-	// The epoch is of the clock. One that runs behind the last epoch gives a
-	// higher one all the same.
+	// The epoch is from the clock. A clock that runs behind the last epoch gives a higher
+	// one all the same.
 	f.exec(`UPDATE dedupd.lanes SET epoch = 5`)
 	if m := f.setPosition(l, 11); time.Since(time.UnixMicro(m.Epoch)).Abs() > time.Minute {
 		t.Errorf("epoch %d", m.Epoch)
@@ -238,7 +237,7 @@ func (f *fixture) awaitLock() {
 	}
 }
 
-// waitsForLock tells whether somebody waits for a lock now.
+// waitsForLock tells whether a lock is waited for now.
 func (f *fixture) waitsForLock() (waits bool) {
 	f.t.Helper()
 	if err := f.pool.QueryRow(f.t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits); err != nil {
@@ -279,8 +278,8 @@ func TestLanesThatCantBeMoved(t *testing.T) {
 	}
 }
 
-// TestForgettingALane sets expiry free, and keeps the books in the audit and the
-// claims where they are.
+// TestForgettingALane unblocks expiry, and keeps the books in the audit and the claims
+// where they are.
 func TestForgettingALane(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -341,8 +340,8 @@ func TestForgettingALane(t *testing.T) {
 }
 
 // TestAForgottenLanesPlacesAreNew reads other messages at the positions of a lane that
-// was forgotten, as an operator has it who has lost a part of the log: ids that are
-// places, and dead letters that are known by theirs, must not pass for the old ones.
+// was forgotten, as an operator does who has lost a part of the log. Ids that are places,
+// and dead letters that are known by theirs, must not pass for the old ones.
 func TestAForgottenLanesPlacesAreNew(t *testing.T) {
 	t.Parallel()
 	for name, acquire := range map[string]lane.Acquire{
@@ -412,8 +411,8 @@ func TestForgettingALaneInUse(t *testing.T) {
 	f.wantLanded("a")
 }
 
-// TestAdminWorkNeedsTheOwner tries all of it with a worker's grants: nothing is
-// done, and the error names the cure.
+// TestAdminWorkNeedsTheOwner tries all of it with a worker's grants: nothing is done, and
+// the error names the remedy.
 func TestAdminWorkNeedsTheOwner(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -440,7 +439,7 @@ func TestAdminWorkNeedsTheOwner(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	// Looking needs no more than the worker has.
+	// Reading needs no more than the worker has.
 	if a, err := store.FindClaim(t.Context(), "a"); err != nil || !a.Found {
 		t.Errorf("find: %+v, %v", a, err)
 	}

@@ -51,7 +51,7 @@ func TestAgesOfDuplicatesAreCounted(t *testing.T) {
 	f := newFixture(t)
 	f.Window = 8 * time.Hour
 	l, other := f.acquire("kafka", "orders/0"), f.acquire("nats", "lane-0")
-	f.handle(l.batch("a", "b", "a", "a=other")) // a twin, and a conflict, which is no duplicate
+	f.handle(l.batch("a", "b", "a", "a=other")) // a duplicate, and a conflict, which is none
 	f.passTime(2 * time.Hour)
 	f.handle(l.batch("a", "c"), other.batch("b"))
 	f.rotate()
@@ -72,8 +72,8 @@ func TestAgesOfDuplicatesAreCounted(t *testing.T) {
 	f.wantAges(days, want)
 }
 
-// TestOnlyWhatLandedHasAges lets the sink fail twice with the same duplicates,
-// and divides a group for a message that it never takes.
+// TestOnlyWhatLandedHasAges lets the sink fail twice with the same duplicates, and
+// divides a group for a message that the sink never accepts.
 func TestOnlyWhatLandedHasAges(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -141,8 +141,8 @@ func TestManyWorkersAddUp(t *testing.T) {
 	f.wantAges(days, want)
 }
 
-// TestAFailedFlushKeepsItsCounts takes the table away for a while, and has more
-// duplicates meanwhile.
+// TestAFailedFlushKeepsItsCounts removes the table for a while, and has more duplicates
+// meanwhile.
 func TestAFailedFlushKeepsItsCounts(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -333,8 +333,8 @@ func TestWhereAQueueBegins(t *testing.T) {
 			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0, broker_position = NULL, start_position = NULL`)
 		}, began, true},
 		"the row is lost":    {func(s *state) { exec(s, `DELETE FROM dedupd.lanes`) }, began, true},
-		"somebody let it go": {forget, later, false},
-		"it was released, and the database lost what came after": {func(s *state) {
+		"somebody forgot it": {forget, later, false},
+		"it was forgotten, and the database lost what came after": {func(s *state) {
 			forget(s)
 			s.acquire.Committed = 120
 			l := &ownedLane{Lane: queue}
@@ -349,7 +349,7 @@ func TestWhereAQueueBegins(t *testing.T) {
 				s.t.Fatal(err)
 			}
 		}, began, true},
-		"the durable lost its state, and keeps where it stood": {func(s *state) {
+		"the durable lost its state, and keeps its position": {func(s *state) {
 			s.acquire.Committed, s.acquire.Acknowledged = 1, 145
 		}, 145, false},
 		"the durable keeps less than the row": {func(s *state) {
@@ -363,7 +363,7 @@ func TestWhereAQueueBegins(t *testing.T) {
 			exec(s, `DELETE FROM dedupd.lanes`)
 			s.acquire.Committed, s.acquire.Acknowledged = 1, 145
 		}, began, true},
-		"the durable lost its state, and somebody let the row go": {func(s *state) {
+		"the durable lost its state, and somebody forgot the row": {func(s *state) {
 			forget(s)
 			s.acquire.Committed, s.acquire.Acknowledged = 1, 145
 		}, 1, false},

@@ -124,10 +124,10 @@ func (t *txn) probes() (probes []probe) {
 	}
 	t.hash()
 	for _, table := range t.catalog.Sealed {
-		firsts, unfiltered, excluded := table.Candidates(t.keys, t.hashes)
+		candidates, unfiltered, excluded := table.Candidates(t.keys, t.hashes)
 		t.probed.excluded += int64(excluded)
-		if len(firsts) > 0 {
-			probes = append(probes, probe{table, firsts, unfiltered})
+		if len(candidates) > 0 {
+			probes = append(probes, probe{table, candidates, unfiltered})
 		}
 	}
 	return probes
@@ -137,8 +137,8 @@ func (t *txn) probes() (probes []probe) {
 // holds it, the others' maybe was as wrong as if none did.
 func (t *txn) countProbes(probes []probe) {
 	for _, p := range probes {
-		for i, first := range p.unique {
-			switch row := t.found[t.keys[first]]; {
+		for i, at := range p.unique {
+			switch row := t.found[t.keys[at]]; {
 			case row != nil && row.table == p.table:
 				t.probed.found++
 			case i < p.unfiltered:

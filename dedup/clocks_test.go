@@ -95,7 +95,7 @@ func TestAQueuesClockIsThatOfTheOldestOutstanding(t *testing.T) {
 	land(start.Add(time.Hour), later, "c")
 	land(time.Time{}, later, "d")
 	f.wantClock(l, start.Add(time.Hour))
-	// Two slots in one transaction, of which one was told earlier.
+	// Two slots in one transaction, of which one was reported earlier.
 	first, second := l.batchAsOf(later, "e"), l.batchAsOf(later, "f")
 	first.OutstandingSince, second.OutstandingSince = start.Add(2*time.Hour), start.Add(3*time.Hour)
 	f.handle(first, second)
@@ -121,7 +121,7 @@ func TestAQueuesClockIsThatOfTheOldestOutstanding(t *testing.T) {
 }
 
 // TestALanesClockComesBack has the database's clock jump two years ahead and back. What
-// went by it in between must not hold for two years.
+// followed it in between must not hold for two years.
 func TestALanesClockComesBack(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -182,9 +182,8 @@ func TestAResetBackStopsExpiry(t *testing.T) {
 	}
 }
 
-// TestABatchWithoutMessagesDoesNotMoveALanesClock moves a lane over a hole in the
-// log, such as transaction markers, in the middle of a backlog: it tells nothing
-// of the time.
+// TestABatchWithoutMessagesDoesNotMoveALanesClock moves a lane over a hole in the log,
+// such as transaction markers, in the middle of a backlog: it says nothing of the time.
 func TestABatchWithoutMessagesDoesNotMoveALanesClock(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

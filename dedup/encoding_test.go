@@ -43,7 +43,7 @@ func encoded(t *testing.T, encoding string) *pgxpool.Pool {
 	return pool
 }
 
-// In another encoding than UTF8 a message's text becomes other text in silence.
+// In another encoding than UTF8 a message's text silently becomes other text.
 func TestOtherEncodingsAreRefused(t *testing.T) {
 	t.Parallel()
 	for encoding, want := range map[string]bool{"UTF8": true, "LATIN1": false, "SQL_ASCII": false} {

@@ -19,8 +19,7 @@ const (
 	expiryMaxHold = 60 * 24 * time.Hour
 )
 
-// expire takes out of use and drops what has expired, and tells how many
-// generations that were.
+// expire retires and drops what has expired, and returns how many generations that were.
 func (f *fixture) expire() int {
 	f.t.Helper()
 	n, led, err := f.Store.Generations().Expire(f.t.Context(), expiryWindow, expiryMaxHold)
@@ -37,11 +36,11 @@ func (f *fixture) expire() int {
 	return n
 }
 
-// backlog stops a worker for three windows. What has gathered meanwhile holds
-// resends of ids that it had applied, and resends of its own; one lane works it
-// off before the other begins. After each batch generations are sealed, and
-// expiry is attempted. It tells how many generations expired while the worker was
-// stopped and after, and what must be in the sink.
+// backlog stops a worker for three windows. What has gathered meanwhile holds resends of
+// ids that it had applied, and resends of its own; one lane works it off before the other
+// begins. After each batch generations are sealed, and expiry is attempted. It returns
+// how many generations expired while the worker was stopped and after, and what must be
+// in the sink.
 func backlog(t *testing.T, f *fixture) (early, expired int, applied []string) {
 	start := time.Now()
 	applied = ids("day-0-", 24)
@@ -134,9 +133,9 @@ func (f *fixture) wantTidy() {
 	}
 }
 
-// TestACrashInAnyStepLeavesNothingBehind kills the server's process in each step
-// of housekeeping, before it commits, and then does the step. Another leader may
-// find that a step was done of which nobody was told.
+// TestACrashInAnyStepLeavesNothingBehind kills the server's process in each step of
+// retention, before it commits, and then does the step. Another leader may find that a
+// step was done that nobody reported.
 func TestACrashInAnyStepLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -188,7 +187,7 @@ func TestACrashInAnyStepLeavesNothingBehind(t *testing.T) {
 		}
 		f.wantTidy()
 
-		// Another process does it. Of this one nobody hears.
+		// Another process does it. This one's end reaches nobody.
 		next := attach(t, f.db)
 		next.Store.Generations().ChunkClaims = 2
 		if step.do != nil {
@@ -294,8 +293,8 @@ func TestALostTableHoldsTheLane(t *testing.T) {
 	}
 }
 
-// stalls applies messages until the channel is closed, and tells how long the
-// slowest took.
+// stalls applies messages until the channel is closed, and returns how long the slowest
+// took.
 func (f *fixture) stalls(l *ownedLane, end <-chan struct{}) (longest time.Duration) {
 	for n := 0; ; n++ {
 		select {
@@ -312,9 +311,9 @@ func (f *fixture) stalls(l *ownedLane, end <-chan struct{}) (longest time.Durati
 	}
 }
 
-// TestADropGivesWayToALongReader reads an expired generation for long, as a
-// backup does. The drop gives up; workers that still have the table in mind, and
-// have to wait in line behind the drop, don't wait for long.
+// TestADropGivesWayToALongReader reads an expired generation for long, like a backup. The
+// drop gives up; workers that still know the table, and have to wait in line behind the
+// drop, don't wait for long.
 func TestADropGivesWayToALongReader(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -349,7 +348,7 @@ func TestADropGivesWayToALongReader(t *testing.T) {
 	}()
 	f.someoneWaitsFor("claims_test_1")
 	start := time.Now()
-	// "a" is within the zone of the generation that it takes for alive.
+	// "a" is within the zone of the generation that it believes to be alive.
 	if err := stale.Handle(t.Context(), []lane.Batch{behind.batch("a")}); err != nil {
 		t.Errorf("a worker with an older catalog: %v", err)
 	}
@@ -473,8 +472,8 @@ func TestARotationOutlastsTransactionsOfSeconds(t *testing.T) {
 	}
 }
 
-// TestASweepWithinARestoreDropsNothing takes away the rows that tell of the
-// tables, as they are for a while when a dump is put back under running workers.
+// TestASweepWithinARestoreDropsNothing removes the rows that name the tables, as they are
+// missing for a while when a dump is put back under running workers.
 func TestASweepWithinARestoreDropsNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -530,10 +529,10 @@ func TestALeaderThatFreezesLetsClaimsGoOn(t *testing.T) {
 	}
 }
 
-// TestExpiryWaitsForTransactionsUnderWay lets a generation expire while a worker is
-// at its sink and a replay holds a claim of that generation. Both have looked at the
-// catalog as it was: it must not change under them, or a copy of the dead letter
-// would be applied beside it.
+// TestExpiryWaitsForTransactionsUnderWay lets a generation expire while a worker is at
+// its sink and a replay holds a claim of that generation. Both have read the catalog as
+// it was: it must not change under them, or a copy of the dead letter would be applied
+// beside it.
 func TestExpiryWaitsForTransactionsUnderWay(t *testing.T) {
 	t.Parallel()
 	for name, begin := range map[string]func(f *fixture, l *ownedLane) (end func()){

@@ -18,8 +18,8 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// replicated is a fixture whose database fails over. replica makes a replica of it,
-// which is no longer told of anything; failOver has the workers go on with that.
+// replicated is a fixture whose database fails over. replica makes a replica of it, which
+// gets nothing more; failOver has the workers go on with that.
 func replicated(t *testing.T) (f *fixture, replica func() (failOver func())) {
 	t.Helper()
 	if testing.Short() {
@@ -77,9 +77,9 @@ func replicated(t *testing.T) (f *fixture, replica func() (failOver func())) {
 	}
 }
 
-// A queue has no position by which a failover would show that lost commits. It is
-// noticed all the same, by a worker that goes on and by one that starts, and
-// nothing is written before what may be lost is delivered again.
+// A queue has no position by which a failover would show that it lost commits. A worker
+// that goes on and one that starts notice it all the same, and nothing is written before
+// what may be lost is delivered again.
 func TestAQueueNoticesAFailover(t *testing.T) {
 	t.Parallel()
 	f, replica := replicated(t)
@@ -107,7 +107,7 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 			if errors.As(err, &fenced) {
 				return
 			}
-			if err == nil || ctx.Err() != nil { // till then connections end
+			if err == nil || ctx.Err() != nil { // until then connections end
 				t.Fatalf("the queue goes on in another database: %v", err)
 			}
 		}
@@ -119,8 +119,8 @@ func TestAQueueNoticesAFailover(t *testing.T) {
 	}
 	third = again.batchAt(third.From, "c")
 	refused() // the broker has yet to be asked
-	// A worker that was told of a position by the database before has asked the
-	// broker for less than was lost.
+	// A worker that was given a position by the database before has asked the broker for
+	// less than was lost.
 	if sure, err := f.Store.ConfirmRewind(t.Context(), l.Lane, again.Assignment, 18); err != nil || sure != 17 {
 		t.Fatalf("resumed from 18: sure is %d, %v", sure, err)
 	}
@@ -184,7 +184,7 @@ func TestACommitIsDurableWhateverIsSet(t *testing.T) {
 	}
 }
 
-// settings is a sink that looks at its transaction's settings.
+// settings is a sink that reads its transaction's settings.
 type settings struct {
 	sink                   sinks.Sink
 	synchronous, isolation string
@@ -240,8 +240,7 @@ func TestATriggerDoesNotMakeACommitLessDurable(t *testing.T) {
 	}
 }
 
-// A broker that deletes what it was told of is refused, unless the loss is
-// accepted.
+// A broker that deletes what is acknowledged is refused, unless the loss is accepted.
 func TestAQueueThatForgetsIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -96,11 +96,11 @@ func TestStartRule(t *testing.T) {
 		"no row, and another scope's worker wrote it": {"", func(t *lane.Acquire) {
 			t.Committed, t.Start, t.OffsetMetadata = 5, 5, `dedupd:{"scope":"another","source":"kafka","start":0,"epoch":1}`
 		}, lane.Assignment{Next: 5, BrokerPosition: -1, GroupOf: "another"}, nil},
-		"never confirmed":     {"next_position = 20", func(t *lane.Acquire) { t.Committed = 5 }, lane.Assignment{Next: 20, BrokerPosition: 5}, nil},
-		"no start":            {"", func(t *lane.Acquire) { t.Start = -1 }, lane.Assignment{}, lane.ErrNoStart},
-		"no start but a row":  {"next_position = 20", func(t *lane.Acquire) { t.Start = -1 }, lane.Assignment{Next: 20, BrokerPosition: -1}, nil},
-		"late claimer":        {"group_generation = 4, updated_at = now() - interval '1 minute'", nil, lane.Assignment{}, lane.ErrStale},
-		"generations restart": {"group_generation = 4, acquired_at = now() - interval '1 minute', updated_at = now() - interval '1 minute'", nil, lane.Assignment{Next: 7, BrokerPosition: -1}, nil},
+		"never confirmed":           {"next_position = 20", func(t *lane.Acquire) { t.Committed = 5 }, lane.Assignment{Next: 20, BrokerPosition: 5}, nil},
+		"no start":                  {"", func(t *lane.Acquire) { t.Start = -1 }, lane.Assignment{}, lane.ErrNoStart},
+		"no start but a row":        {"next_position = 20", func(t *lane.Acquire) { t.Start = -1 }, lane.Assignment{Next: 20, BrokerPosition: -1}, nil},
+		"late owner":                {"group_generation = 4, updated_at = now() - interval '1 minute'", nil, lane.Assignment{}, lane.ErrStale},
+		"group generations restart": {"group_generation = 4, acquired_at = now() - interval '1 minute', updated_at = now() - interval '1 minute'", nil, lane.Assignment{Next: 7, BrokerPosition: -1}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -46,12 +46,12 @@ func TestImport(t *testing.T) {
 	f.handle(l.batch("open"))
 
 	list := append(ids("id-", 45_000), "sealed", "open", "id-0", "id-44999", "open")
-	slices.Reverse(list[20_000:]) // id-44999 then stands twice in one transaction, id-0 in two
+	slices.Reverse(list[20_000:]) // id-44999 is then twice in one transaction, id-0 in two
 	f.wantImport(only(list...), dedup.Imported{Read: 45_005, New: 45_000, Known: 2, Repeated: 3})
 	if line, _ := f.audited(); line != "test ann@host claims import ids.txt" {
 		t.Errorf("audit: %s", line)
 	}
-	// Begun again, it finds all of them known.
+	// Started again, it finds all of them known.
 	f.wantImport(only(list[:30_000]...), dedup.Imported{Read: 30_000, New: 0, Known: 29_998, Repeated: 2})
 
 	if c := f.find("id-7").Claim; c == nil || c.LaneNumber != nil || c.Position != nil || c.Fingerprint != nil {
@@ -62,7 +62,7 @@ func TestImport(t *testing.T) {
 	f.wantBooks(l, books{applied: 3, resent: 2, next: 5})
 }
 
-// TestImportBesideALane tells what a lane claims meanwhile from the input's own
+// TestImportBesideALane counts what a lane claims meanwhile apart from the input's own
 // repetitions.
 func TestImportBesideALane(t *testing.T) {
 	t.Parallel()
@@ -112,7 +112,7 @@ func TestImportFollowsRotations(t *testing.T) {
 	}
 }
 
-// TestImportLoadsFilters spares look-ups, in the process of a command.
+// TestImportLoadsFilters saves look-ups, in the process of a command.
 func TestImportLoadsFilters(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -140,7 +140,7 @@ func TestImportTriesAgain(t *testing.T) {
 	f.wantImport(only("a", "b", "a"), dedup.Imported{Read: 3, New: 2, Repeated: 1})
 	f.wantImport(only("a", "c"), dedup.Imported{Read: 2, New: 1, Known: 1})
 
-	// What stays is told, and what was claimed before is kept.
+	// What stays is reported, and what was claimed before is kept.
 	f.exec(`CREATE OR REPLACE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			IF nextval('public.fails') > 5 THEN RAISE EXCEPTION 'no' USING ERRCODE = 'XY000'; END IF;
 			RETURN NULL;

@@ -105,13 +105,13 @@ func TestAQuietLaneGoesBackWithTheDatabase(t *testing.T) {
 	lost := l.batch("b", "c")
 	f.handle(lost)
 	restore()
-	var asTold bool
+	var asReported bool
 	f.again(func() error {
 		gone, err := f.Store.Heartbeat(t.Context(), []lane.Heartbeat{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint}})
-		asTold = len(gone) == 0
+		asReported = len(gone) == 0
 		return err
 	})
-	if asTold {
+	if asReported {
 		t.Fatal("the lane is as told, though its last batch is lost")
 	}
 	again := f.acquire("kafka", "orders/0")
@@ -291,7 +291,7 @@ func TestAcquiringWaitsForTheRow(t *testing.T) {
 		"it stays":                   {there: true, sql: `DELETE FROM dedupd.lanes`, next: 20},
 		"a newer owner's goes":       {there: true, stale: true, sql: `DELETE FROM dedupd.lanes`, commit: true, next: 7},
 		"a newer owner's stays":      {there: true, stale: true, sql: `DELETE FROM dedupd.lanes`, err: lane.ErrStale},
-		"a newer owner takes it":     {there: true, sql: `UPDATE dedupd.lanes SET group_generation = 4, next_position = 30`, commit: true, err: lane.ErrStale},
+		"a newer owner acquires it":  {there: true, sql: `UPDATE dedupd.lanes SET group_generation = 4, next_position = 30`, commit: true, err: lane.ErrStale},
 		"the last owner moves it":    {there: true, sql: `UPDATE dedupd.lanes SET next_position = 30`, commit: true, next: 30},
 		"the last owner falls short": {there: true, sql: `UPDATE dedupd.lanes SET next_position = 30`, next: 20},
 	} {

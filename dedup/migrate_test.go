@@ -165,7 +165,7 @@ func TestLeastPrivilege(t *testing.T) {
 		exec("GRANT " + right + " TO " + role)
 	}
 	lacks()
-	// A queue confirms, and resumes after its database went back.
+	// A queue confirms its checkpoint, and its rewind after its database went back.
 	q := f.acquireQueue("nats")
 	f.handle(q.batch("q"))
 	if err := f.confirm(q, true); err != nil {
@@ -221,7 +221,7 @@ func TestLeastPrivilege(t *testing.T) {
 		t.Fatalf("%d duplicates in the ages %+v", duplicates, all)
 	}
 	var audited int
-	// A person may act on dead letters with the worker's configuration.
+	// An operator may work on dead letters with the worker's configuration.
 	f.handle(l.batch("d=check", "e=check", "f=check"))
 	if r, err := f.Replay(t.Context(), "ann@host", f.deadLetters()[0].ID); err != nil || r.Outcome != dedup.ReplayDead {
 		t.Fatalf("replay: %+v, %v", r, err)
@@ -237,7 +237,7 @@ func TestLeastPrivilege(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM "De""dup".audit WHERE db_role = session_user AND subject LIKE 'dead letter %'`).Scan(&audited); err != nil || audited != 3 {
 		t.Errorf("%d lines of audit, %v", audited, err)
 	}
-	// What only the owner may do by hand, is kept by the audit.
+	// The audit records what only the owner may do.
 	if _, err := store.ForgetClaim(t.Context(), "ann@host", "f"); !isDenied(err) {
 		t.Errorf("forget a claim: %v, want insufficient_privilege", err)
 	}
@@ -261,9 +261,8 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 }
 
-// What everybody may call is for the database's default privileges to say, so the
-// grants name every function; and nobody else may call one, but for the few that
-// readers need.
+// The database's default privileges say what everybody may call, so the grants name every
+// function; and nobody else may call one, except the few that readers need.
 func TestGrantsNameEveryFunction(t *testing.T) {
 	t.Parallel()
 	for _, defaults := range []string{`REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC`, `GRANT EXECUTE ON FUNCTIONS TO PUBLIC`} {

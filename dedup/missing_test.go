@@ -41,8 +41,8 @@ func TestALostNextTableIsMadeAgain(t *testing.T) {
 	f.wantTidy()
 }
 
-// TestALostOpenTableIsGivenUp drops the table that takes claims, with and without
-// that of the next generation.
+// TestALostOpenTableIsGivenUp drops the table that gets claims, with and without that of
+// the next generation.
 func TestALostOpenTableIsGivenUp(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -73,7 +73,7 @@ func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 			fail(s)
 			s.acquire.LogID = "topic-2"
 		}, committed},
-		"the broker no longer tells the topic's id": {func(s *state) {
+		"the broker no longer reports the topic's id": {func(s *state) {
 			fail(s)
 			s.acquire.LogID = ""
 		}, began},
@@ -85,14 +85,14 @@ func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 			fail(s)
 			change(s, `"source":"kafka"`, `"source":"kafka-2"`)
 		}, committed},
-		"an operator let it go": {forget, committed},
-		"an operator let it go, and the group still has an earlier word of it": {func(s *state) {
+		"an operator forgot it": {forget, committed},
+		"an operator forgot it, and the group still has earlier metadata of it": {func(s *state) {
 			was := s.acquire.OffsetMetadata
 			begin(s, began)
 			s.acquire.OffsetMetadata = was
 			forget(s)
 		}, committed},
-		"an operator let it go, and a failover lost what came after": {func(s *state) {
+		"an operator forgot it, and a failover lost what came after": {func(s *state) {
 			forget(s)
 			s.acquire.OffsetMetadata = begin(s, began+10).OffsetMetadata
 			fail(s)

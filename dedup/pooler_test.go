@@ -25,7 +25,7 @@ func delivered(b lane.Batch, times int) lane.Batch {
 	return b
 }
 
-// Whoever puts such a pooler between and doesn't say so is told what is missing.
+// Whoever puts such a pooler between and doesn't configure it is told what is missing.
 func TestAPoolerThatIsNotConfigured(t *testing.T) {
 	t.Parallel()
 	for _, code := range []string{"26000", "42P05"} {

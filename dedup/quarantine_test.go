@@ -275,7 +275,7 @@ func TestQuarantine(t *testing.T) {
 		f.handle(l.batch(numbered(70, nil)...))
 		want(t, sizes(), 70)
 	})
-	t.Run("begins when another worker gives it up", func(t *testing.T) {
+	t.Run("begins although an earlier owner releases the lane", func(t *testing.T) {
 		f, sizes := start(t)
 		was := f.acquire("kafka", "orders/0")
 		f.acquire("kafka", "orders/0")

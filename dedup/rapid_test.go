@@ -40,10 +40,10 @@ func init() {
 	}
 }
 
-// TestClaimsFollowTheModel does whatever may happen to claims, in any order, and
-// compares the database with a model of maps after each step: an id is new if and
-// only if no generation that has not expired holds it. Two workers take turns, so
-// that each meets what the other did with what it remembers.
+// TestClaimsFollowTheModel does whatever may happen to claims, in any order, and compares
+// the database with a model of maps after each step: an id is new if and only if no
+// generation that has not expired holds it. Two workers alternate, so that each meets
+// what the other did with what it remembers.
 func TestClaimsFollowTheModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -101,7 +101,7 @@ type machine struct {
 type modelWorker struct {
 	*dedup.Processor
 	pool   *pgxpool.Pool
-	epochs map[*modelLane]lane.Assignment // as this worker took them
+	epochs map[*modelLane]lane.Assignment // as this worker acquired them
 }
 
 type modelLane struct {
@@ -290,8 +290,7 @@ func (m *machine) batch(t *rapid.T, l *modelLane, w *modelWorker) (b lane.Batch,
 	return b, nil
 }
 
-// Handle gives a worker batches of some lanes, which it takes if they are the
-// other's.
+// Handle gives a worker batches of some lanes, which it acquires if they are the other's.
 func (m *machine) Handle(t *rapid.T) {
 	w := m.worker(t)
 	var batches []lane.Batch
@@ -310,7 +309,7 @@ func (m *machine) Handle(t *rapid.T) {
 	if len(batches) == 0 {
 		return
 	}
-	// A lane that was taken again and again without moving is handled with care,
+	// A lane that was acquired again and again without moving is quarantined: it comes
 	// after the others.
 	order := make([]int, len(lanes))
 	for i := range order {
@@ -322,12 +321,12 @@ func (m *machine) Handle(t *rapid.T) {
 	if err := w.Handle(t.Context(), batches); err != nil {
 		t.Fatalf("handle: %v", err)
 	}
-	firsts := map[claimkey.Key]modelClaim{}
+	newClaims := map[claimkey.Key]modelClaim{}
 	for _, i := range order {
 		l := lanes[i]
 		for _, msg := range batches[i].Messages {
 			text, _ := msg.Header("id")
-			m.settle(firsts, l, string(text), string(msg.Value), msg.Position.Offset)
+			m.settle(newClaims, l, string(text), string(msg.Value), msg.Position.Offset)
 		}
 		l.books.Fetched += int64(len(batches[i].Messages))
 		if l.next = batches[i].Next; !l.ordered {
@@ -341,20 +340,20 @@ func (m *machine) Handle(t *rapid.T) {
 			l.follow(min(hours[i][(len(hours[i])-1)/2], m.hours))
 		}
 	}
-	maps.Copy(m.generations[m.generation("open")].claims, firsts)
+	maps.Copy(m.generations[m.generation("open")].claims, newClaims)
 }
 
-// settle books what becomes of one message; firsts are the claims that its group
-// has won so far.
-func (m *machine) settle(firsts map[claimkey.Key]modelClaim, l *modelLane, text, value string, position int64) {
+// settle books what becomes of one message; newClaims are those that its group has made
+// so far.
+func (m *machine) settle(newClaims map[claimkey.Key]modelClaim, l *modelLane, text, value string, position int64) {
 	key := claimkey.Of(text)
 	original, claimed := m.find(key)
-	if c, ok := firsts[key]; ok {
+	if c, ok := newClaims[key]; ok {
 		original, claimed = c, true
 	}
 	switch {
 	case !claimed:
-		firsts[key] = modelClaim{l, position, value}
+		newClaims[key] = modelClaim{l, position, value}
 		m.written = append(m.written, text)
 		l.books.Applied++
 		return
@@ -392,22 +391,22 @@ func (m *machine) Claim(t *rapid.T) {
 	if err != nil {
 		t.Fatalf("claim: %v", err)
 	}
-	firsts := map[claimkey.Key]modelClaim{}
+	newClaims := map[claimkey.Key]modelClaim{}
 	for i, text := range list {
 		key := claimkey.Of(text)
 		_, claimed := m.find(key)
-		if _, ok := firsts[key]; ok {
+		if _, ok := newClaims[key]; ok {
 			claimed = true
 		}
 		if isNew[i] == claimed {
 			t.Fatalf("id %q: isNew is %v, want %v", text, isNew[i], !claimed)
 		}
 		if !claimed {
-			firsts[key] = modelClaim{}
+			newClaims[key] = modelClaim{}
 		}
 	}
 	if commit {
-		maps.Copy(m.generations[m.generation("open")].claims, firsts)
+		maps.Copy(m.generations[m.generation("open")].claims, newClaims)
 	}
 }
 
@@ -562,7 +561,7 @@ func (m *machine) PassTime(t *rapid.T) {
 	m.exec(t, fmt.Sprintf(`CREATE OR REPLACE FUNCTION dedupd.clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.now() + interval ''%d hours'''`, m.hours), 0)
 }
 
-// CatchUp tells of a worker's lanes that nothing is left to read.
+// CatchUp reports that nothing is left to read in a worker's lanes.
 func (m *machine) CatchUp(t *rapid.T) {
 	w := m.worker(t)
 	var told []lane.Heartbeat

@@ -85,7 +85,7 @@ func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Repla
 			return p.Store.refuse(ctx, actor, r)
 		}
 		reaction := react(err)
-		if _, looks := p.Sink.(sinks.Preparer); looks && reaction == doubt {
+		if _, checks := p.Sink.(sinks.Preparer); checks && reaction == doubt {
 			// Is it the table? Then a person has to mend it before any dead letter is
 			// replayed. If not, the dead letter stays, as after any refusal. If the sink
 			// can't tell, the person has to.

@@ -112,7 +112,7 @@ func restored(t *testing.T, f *fixture, seals int) {
 		other.rotate()
 		other.buildFilters()
 	}
-	// A new lane: it has no position that went back, which would give all away.
+	// A new lane: it has no position that went back, which would reveal everything.
 	var fresh *ownedLane
 	f.again(func() error {
 		assigned, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: message.Lane{Source: "kafka", Name: "orders/2"}, Ordered: true, Committed: -1})
@@ -143,8 +143,8 @@ func TestAWorkerSurvivesARestoreOfAnOlderCopy(t *testing.T) {
 	}
 }
 
-// TestRestoreFindsASealWithoutItsOwnIdentity keeps a generation's identity when
-// it is sealed: the worker then takes what it remembers for what there is.
+// TestRestoreFindsASealWithoutItsOwnIdentity keeps a generation's identity when it is
+// sealed: the worker then mistakes what it remembers for what there is.
 func TestRestoreFindsASealWithoutItsOwnIdentity(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -165,10 +165,10 @@ func TestRestoreFindsASealWithoutItsOwnIdentity(t *testing.T) {
 	}
 }
 
-// TestATableOfTheSameNumberIsAnotherTable takes the database back under living
-// connections, which have statements prepared on tables that are gone; the next
-// rotation makes tables of the same names. The next generation was prepared
-// before, so that its identity is the same in both histories.
+// TestATableOfTheSameNumberIsAnotherTable puts the database back under living
+// connections, which have statements prepared on tables that are gone; the next rotation
+// makes tables of the same names. The next generation was prepared before, so that its
+// identity is the same on both timelines.
 func TestATableOfTheSameNumberIsAnotherTable(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -234,9 +234,9 @@ func TestATableOfTheSameNumberIsAnotherTable(t *testing.T) {
 	}
 }
 
-// TestLanesThatWentBackAreReadAgain restores a copy of which a lane's row is
-// older, and of which a lane is missing whose number goes to another. The worker
-// is fenced, takes its lanes again, and reads again what was lost.
+// TestLanesThatWentBackAreReadAgain restores a copy in which a lane's row is older, and
+// in which a lane is missing whose number goes to another. The worker is fenced, acquires
+// its lanes again, and reads again what was lost.
 func TestLanesThatWentBackAreReadAgain(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -261,7 +261,7 @@ func TestLanesThatWentBackAreReadAgain(t *testing.T) {
 
 	other := attach(t, f.db)
 	another := other.acquire("kafka", "orders/2")
-	// It has the missing lane's number, and stands where that one stood.
+	// It has the missing lane's number, and its position.
 	other.handle(another.batch(append(ids("c", 18), "a5", "b5")...))
 
 	var fenced *lane.FencedError
@@ -301,8 +301,8 @@ func TestLanesThatWentBackAreReadAgain(t *testing.T) {
 	f.wantBooks(another, books{applied: 19, resent: 1, next: 20})
 }
 
-// TestALostEpochIsNotGivenOutAgain loses a take-over. The next one gets a number
-// of its own, so that whoever had the lost one can't pass for the owner.
+// TestALostEpochIsNotGivenOutAgain loses an acquisition. The next one gets a number of
+// its own, so that whoever had the lost one can't pass for the owner.
 func TestALostEpochIsNotGivenOutAgain(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -115,8 +115,8 @@ func testClaimsAreKnownAfterRotations(t *testing.T, f *fixture) {
 	}
 }
 
-// TestFiltersSpareLookUps rotates with filters in several chunks: what was
-// claimed is found, what was not is hardly looked for.
+// TestFiltersSpareLookUps rotates with filters in several chunks: what was claimed is
+// found, what was not is hardly ever looked up.
 func TestFiltersSpareLookUps(t *testing.T) { bothWays(t, testFiltersSpareLookUps) }
 
 func testFiltersSpareLookUps(t *testing.T, f *fixture) {
@@ -208,7 +208,7 @@ func TestTheBudgetOfFiltersIsKept(t *testing.T) {
 		lane := other.acquire("kafka", "orders/0")
 		other.handle(lane.batch(append(slices.Clone(all), fmt.Sprint("new-", budget))...))
 	}
-	// A newer generation's filter takes the place of an older one's.
+	// A newer generation's filter replaces an older one's.
 	f.Store.Generations().FilterMemory = whole
 	f.acquire("kafka", "orders/0")
 	l = f.acquire("kafka", "orders/0")
@@ -327,8 +327,8 @@ func (f *fixture) passTime(d time.Duration) {
 	}
 }
 
-// caughtUp tells that a lane is, and whether it is the one that was told.
-func (f *fixture) caughtUp(l *ownedLane) (asTold bool) {
+// caughtUp sends a lane's heartbeat, and tells whether its row is as reported.
+func (f *fixture) caughtUp(l *ownedLane) (asReported bool) {
 	f.t.Helper()
 	gone, err := f.Store.Heartbeat(f.t.Context(), []lane.Heartbeat{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint}})
 	if err != nil {
@@ -337,10 +337,10 @@ func (f *fixture) caughtUp(l *ownedLane) (asTold bool) {
 	return len(gone) == 0
 }
 
-// TestAFilterBuiltAnewWithOtherChunksIsNotMixed has the first chunk of a filter in
-// memory when the stored filter is built anew and its chunks end elsewhere (a claim
-// was forgotten, or another version cuts other chunks). The keys between the old
-// end of the first chunk and the new one stand in neither.
+// TestAFilterBuiltAnewWithOtherChunksIsNotMixed has the first chunk of a filter in memory
+// when the stored filter is built anew and its chunks end elsewhere (a claim was
+// forgotten, or another version cuts other chunks). The keys between the old end of the
+// first chunk and the new one are in neither.
 func TestAFilterBuiltAnewWithOtherChunksIsNotMixed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

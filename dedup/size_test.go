@@ -11,8 +11,8 @@ import (
 	"github.com/dedupd/dedupd/internal/sizing"
 )
 
-// TestClaimsTakeWhatIsEstimated claims ids as a worker does, and holds the disk that
-// a claim takes to what `dedupd size` says.
+// TestClaimsTakeWhatIsEstimated claims ids like a worker, and compares the disk space of
+// a claim with what `dedupd size` says.
 func TestClaimsTakeWhatIsEstimated(t *testing.T) {
 	t.Parallel()
 	const batches, of = 50, 4000

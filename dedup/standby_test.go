@@ -70,10 +70,9 @@ func (f *lonely) standbys(names string) {
 	time.Sleep(200 * time.Millisecond)
 }
 
-// TestACommitThatNoStandbyHasIsNotAcknowledged takes the synchronous standby
-// away: COMMIT waits, our time-out ends the wait, and the transaction is then
-// visible on the primary alone. It must not pass for durable before the standby
-// is there again.
+// TestACommitThatNoStandbyHasIsNotAcknowledged removes the synchronous standby: COMMIT
+// waits, our time-out ends the wait, and the transaction is then visible on the primary
+// alone. It must not pass for durable before the standby is back.
 func TestACommitThatNoStandbyHasIsNotAcknowledged(t *testing.T) {
 	t.Parallel()
 	f := newLonely(t)
@@ -116,7 +115,7 @@ func TestACommitWhoseWaitIsCancelledIsNotAcknowledged(t *testing.T) {
 		cancelled <- n
 	}()
 	first, second := l.batch("a", "a"), q.batch("b")
-	for range 3 { // the second time it is the lane's row that tells
+	for range 3 { // the second time the lane's row shows it
 		if err := f.Handle(t.Context(), []lane.Batch{first}); err == nil {
 			t.Error("a commit whose wait was cancelled was taken for durable")
 		} else if held := (*lane.HoldError)(nil); errors.As(err, &held) {
