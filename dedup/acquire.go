@@ -30,8 +30,8 @@ const acquireGrace = 25 * time.Second
 //
 // A queue has no position to compare. It notices that the database went back by its
 // checkpoint, which the broker keeps too. Its source then has the broker deliver again:
-// from the last broker-confirmed position, or from where the broker stood when the row
-// was made, before anything of ours was acknowledged. See placeQueue.
+// from the last broker-confirmed position, or from where the broker was when the row was
+// made, before anything of ours was acknowledged. See placeQueue.
 //
 // The error is lane.ErrStale if a newer owner is active, lane.ErrLoss if the database may
 // lose what its broker can't deliver again, lane.ErrNoStart if neither the database nor

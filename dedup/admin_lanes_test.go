@@ -265,7 +265,7 @@ func TestLanesThatCantBeMoved(t *testing.T) {
 		t.Errorf("a queue: %v", err)
 	}
 	if err := set("kafka", "orders/0", -1); err == nil {
-		t.Error("a position below 0 was taken")
+		t.Error("a position below 0 was accepted")
 	}
 	for i := range 12 {
 		f.acquire("kafka", fmt.Sprintf("orders/%02d", i+1))
@@ -299,7 +299,7 @@ func TestForgettingALane(t *testing.T) {
 		}
 	}
 	inUse("a lane that was moved", `updated_at = now() - interval '4 minutes'`)
-	inUse("a lane that was taken", `acquired_at = now() - interval '4 minutes'`)
+	inUse("a lane that was acquired", `acquired_at = now() - interval '4 minutes'`)
 	inUse("a lane that is caught up", `stream_time = now() - interval '4 minutes'`)
 
 	f.exec(`UPDATE dedupd.lanes SET updated_at = now() - interval '6 minutes', acquired_at = now() - interval '6 minutes', stream_time = NULL WHERE lane = 'gone/0'`)
@@ -314,7 +314,7 @@ func TestForgettingALane(t *testing.T) {
 		return n
 	}
 	if n := expire(); n != 0 {
-		t.Fatalf("%d generations expired beside a lane that stands still", n)
+		t.Fatalf("%d generations expired beside a lane that does not move", n)
 	}
 	row, err := f.Store.ForgetLane(t.Context(), "ann@host", "kafka", "gone/0", false)
 	if err != nil {

@@ -89,7 +89,7 @@ func TestOnlyWhatLandedHasAges(t *testing.T) {
 	b := l.batch("a", "c", "b")
 	for range 2 {
 		if err := f.Handle(t.Context(), []lane.Batch{b}); err == nil {
-			t.Fatal("the sink's failure was not told")
+			t.Fatal("the sink's failure was not reported")
 		}
 	}
 	f.handle(b)

@@ -387,7 +387,7 @@ func TestWhereAQueueBegins(t *testing.T) {
 			c.do(s)
 			assigned, err := s.Store.Acquire(t.Context(), s.acquire)
 			if err != nil || assigned.BrokerPosition != c.position || assigned.Rewound != c.rewound {
-				t.Fatalf("stands at %d, rewound: %t, %v; want %d, %t", assigned.BrokerPosition, assigned.Rewound, err, c.position, c.rewound)
+				t.Fatalf("at %d, rewound: %t, %v; want %d, %t", assigned.BrokerPosition, assigned.Rewound, err, c.position, c.rewound)
 			}
 			// From then on the broker keeps what it is given, and is believed.
 			if assigned.Rewound {
@@ -449,7 +449,7 @@ func TestADurableOfAnotherScope(t *testing.T) {
 	_, err := f.Store.Acquire(t.Context(), lane.Acquire{Lane: message.Lane{Source: "nats", Name: "queue"}, LogID: "stream-1", Committed: 1, OffsetMetadata: other})
 	var held *lane.HoldError
 	if !errors.As(err, &held) || !strings.Contains(err.Error(), `scope "billing" reads the same durable`) {
-		t.Errorf("taken: %v", err)
+		t.Errorf("acquired: %v", err)
 	}
 }
 

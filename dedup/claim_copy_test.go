@@ -91,7 +91,7 @@ func TestLargeGroupsAreCopied(t *testing.T) {
 			f.meetDuplicate(l, true, ids("more", n-2)...)
 			f.wantBooks(l, books{applied: int64(n - 2), resent: 2, next: int64(n)})
 			if got := testutil.ToFloat64(f.Metrics.Retries("concurrent_duplicate")); got != want {
-				t.Errorf("%g retries for a twin, want %g", got, want)
+				t.Errorf("%g retries for a concurrent duplicate, want %g", got, want)
 			}
 		})
 	}

@@ -55,7 +55,7 @@ func TestOtherEncodingsAreRefused(t *testing.T) {
 			}
 			server, err := store.Schema().Server(t.Context())
 			if err != nil || server.UTF8() != want || server.Encoding != encoding {
-				t.Errorf("%v; the server tells %q, and that it is UTF8: %t", err, server.Encoding, server.UTF8())
+				t.Errorf("%v; the server reports %q, and that it is UTF8: %t", err, server.Encoding, server.UTF8())
 			}
 			for name, do := range map[string]func() error{
 				"migrate": func() error { _, err := store.Schema().Migrate(t.Context()); return err },

@@ -289,7 +289,7 @@ func TestALostTableHoldsTheLane(t *testing.T) {
 	}
 	f.wantLanded(before...)
 	if g := f.generations()[0]; !g.Missing {
-		t.Errorf("nothing tells that the table is missing: %+v", g)
+		t.Errorf("nothing shows that the table is missing: %+v", g)
 	}
 }
 
@@ -586,7 +586,7 @@ func TestExpiryWaitsForTransactionsUnderWay(t *testing.T) {
 				}
 			}
 			if g := f.generation("sealed"); g != 1 {
-				t.Error("generation 1 was taken out of the catalog under a transaction that knows it")
+				t.Error("generation 1 was removed from the catalog under a transaction that knows it")
 			}
 			other.handle(other.acquire("kafka", "orders/1").batch("a=check"))
 			end()

@@ -169,7 +169,7 @@ func TestALogCreatedAnewHoldsItsLane(t *testing.T) {
 		t.Errorf("that the brokers tell ids now changes the lane's stream id from %s to %s", unknown, known)
 	}
 	if again := must("", 0); again != unknown {
-		t.Errorf("a broker that tells none changes it to %s", again)
+		t.Errorf("a broker that reports none changes it to %s", again)
 	}
 	setPosition(7)
 	if same := must("first", 7); same != unknown {
@@ -388,7 +388,7 @@ func TestACopyGivesUpOnConcurrentDuplicates(t *testing.T) {
 			f.meetDuplicate(l, true)
 			f.wantBooks(l, books{resent: 4, next: 4})
 			if got := testutil.ToFloat64(f.Metrics.Retries("concurrent_duplicate")); got != want {
-				t.Errorf("%g retries for a twin, want %g", got, want)
+				t.Errorf("%g retries for a concurrent duplicate, want %g", got, want)
 			}
 		})
 	}
@@ -414,7 +414,7 @@ func (f *fixture) meetDuplicate(l *ownedLane, commit bool, more ...string) {
 	for waiting := false; !waiting; {
 		select {
 		case err := <-done:
-			t.Fatalf("the twin did not wait: %v", err)
+			t.Fatalf("the concurrent duplicate did not wait: %v", err)
 		case <-time.After(10 * time.Millisecond):
 		}
 		// Not granted, and in this transaction's way.

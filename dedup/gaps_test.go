@@ -46,7 +46,7 @@ func TestGaps(t *testing.T) {
 	}
 	report(none, none)
 	if s := f.laneStates()["nats queue"]; s.NextPosition != 30 || s.GapNext != nil { // the stream may be no longer than that
-		t.Errorf("the lane stands at %+v", s)
+		t.Errorf("the lane is at %+v", s)
 	}
 	f.handle(l.batch("c")) // its owner is no other
 	if _, err := f.Store.SetPosition(t.Context(), "test", "nats", "queue", 50); !errors.Is(err, dedup.ErrUnorderedLane) {

@@ -11,17 +11,17 @@ import (
 
 // IDSource is where the ids of a scope come from, as its workers were last configured.
 type IDSource struct {
-	// From is id.from, as one text; empty: no worker has told it yet.
+	// From is id.from, as one text; empty: no worker has recorded it yet.
 	From string
-	// Since is when a worker first told it, by the database's clock.
+	// Since is when a worker first recorded it, by the database's clock.
 	Since time.Time
 	// Before is what it was until then; empty: nothing else.
 	Before string
 }
 
-// RecordIDSource keeps where this worker finds ids. changed tells that it was another
+// RecordIDSource records where this worker finds ids. changed is set if it was another
 // place until now. Then a copy of an earlier message has another id than its claim, and
-// is applied again; nothing else tells of that.
+// is applied again; nothing else shows that.
 func (s *Store) RecordIDSource(ctx context.Context, from string) (source IDSource, changed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -34,18 +34,18 @@ func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []m
 		checkpoints, instances = append(checkpoints, l.Checkpoint.Number), append(instances, l.Checkpoint.Instance)
 	}
 	rows, err := s.pool.Query(ctx, `
-		WITH told AS (SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::float8[], $7::bigint[], $8::text[]) AS u (source, lane, epoch, next, age, checkpoint, instance)),
+		WITH reported AS (SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::float8[], $7::bigint[], $8::text[]) AS u (source, lane, epoch, next, age, checkpoint, instance)),
 		still AS (
-			SELECT l.id, told.age FROM told
-			JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = told.source AND l.lane = told.lane
-				AND l.epoch = told.epoch AND CASE WHEN l.ordered THEN l.next_position = told.next ELSE l.checkpoint >= told.checkpoint AND `+s.name("instance")+`(l.tableoid) = told.instance END
+			SELECT l.id, reported.age FROM reported
+			JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = reported.source AND l.lane = reported.lane
+				AND l.epoch = reported.epoch AND CASE WHEN l.ordered THEN l.next_position = reported.next ELSE l.checkpoint >= reported.checkpoint AND `+s.name("instance")+`(l.tableoid) = reported.instance END
 			FOR UPDATE OF l SKIP LOCKED),
 		followed AS (
 			UPDATE `+s.name("lanes")+` l SET lag = 0, acquisitions = 0, stream_time = greatest(CASE WHEN l.stream_time < `+s.name("clock")+`() + interval '1 minute' THEN l.stream_time END, `+s.name("clock")+`() - make_interval(secs => still.age))
 			FROM still WHERE l.id = still.id)
-		SELECT told.source, told.lane, coalesce(l.epoch <= told.epoch AND (l.ordered OR l.epoch < told.epoch OR l.checkpoint < told.checkpoint), true) FROM told
-		LEFT JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = told.source AND l.lane = told.lane
-		WHERE l.id IS NULL OR l.epoch <> told.epoch OR CASE WHEN l.ordered THEN l.next_position < told.next ELSE l.checkpoint < told.checkpoint OR `+s.name("instance")+`(l.tableoid) <> told.instance END`,
+		SELECT reported.source, reported.lane, coalesce(l.epoch <= reported.epoch AND (l.ordered OR l.epoch < reported.epoch OR l.checkpoint < reported.checkpoint), true) FROM reported
+		LEFT JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = reported.source AND l.lane = reported.lane
+		WHERE l.id IS NULL OR l.epoch <> reported.epoch OR CASE WHEN l.ordered THEN l.next_position < reported.next ELSE l.checkpoint < reported.checkpoint OR `+s.name("instance")+`(l.tableoid) <> reported.instance END`,
 		s.scope, sources, names, epochs, next, ages, checkpoints, instances)
 	if err != nil {
 		return nil, fmt.Errorf("report that lanes are caught up: %w", err)
@@ -86,11 +86,11 @@ func (s *Store) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) 
 		epochs, positions = append(epochs, c.Epoch), append(positions, c.Position)
 	}
 	_, err := s.pool.Exec(ctx, `
-		WITH told AS (SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[]) AS u (source, lane, epoch, position)),
+		WITH reported AS (SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[]) AS u (source, lane, epoch, position)),
 		still AS (
-			SELECT l.id, told.position FROM told
-			JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = told.source AND l.lane = told.lane AND l.ordered
-				AND l.epoch = told.epoch AND l.next_position >= told.position AND l.broker_position IS DISTINCT FROM told.position
+			SELECT l.id, reported.position FROM reported
+			JOIN `+s.name("lanes")+` l ON l.scope = $1 AND l.source = reported.source AND l.lane = reported.lane AND l.ordered
+				AND l.epoch = reported.epoch AND l.next_position >= reported.position AND l.broker_position IS DISTINCT FROM reported.position
 			FOR UPDATE OF l SKIP LOCKED)
 		UPDATE `+s.name("lanes")+` l SET broker_position = still.position FROM still WHERE l.id = still.id`,
 		s.scope, sources, names, epochs, positions)

@@ -63,7 +63,7 @@ func TestAQuietLaneLearnsThatItIsGone(t *testing.T) {
 	f.exec(`UPDATE dedupd.lanes SET checkpoint = 0 WHERE lane = 'queue'`)
 	want(gone(still, q), "queue")
 	if again := f.reacquire(q); !again.Rewound {
-		t.Error("the queue was taken anew, and not rewound")
+		t.Error("the queue was acquired anew, and not rewound")
 	}
 	q.Checkpoint = lane.Checkpoint{Instance: "another"}
 	want(gone(still, q), "queue")
@@ -112,7 +112,7 @@ func TestAQuietLaneGoesBackWithTheDatabase(t *testing.T) {
 		return err
 	})
 	if asReported {
-		t.Fatal("the lane is as told, though its last batch is lost")
+		t.Fatal("the lane is as reported, though its last batch is lost")
 	}
 	again := f.acquire("kafka", "orders/0")
 	f.handle(again.batchAt(again.Next, "b", "c"))
@@ -161,7 +161,7 @@ func TestBrokerConfirmed(t *testing.T) {
 	l.Assignment, l.at = acquire(1), 1
 	f.handle(l.batch("b", "c", "d"))
 	if assigned := acquire(3); assigned.Reset || assigned.Next != 4 || assigned.BrokerPosition != 3 {
-		t.Errorf("a group that stands at 3: %+v", assigned)
+		t.Errorf("a group at 3: %+v", assigned)
 	}
 	if assigned := acquire(2); !assigned.Reset || assigned.Next != 2 {
 		t.Errorf("a group set back to 2 from 3: %+v", assigned)

@@ -332,12 +332,12 @@ func TestNamesThatNoTableCouldBear(t *testing.T) {
 	t.Parallel()
 	for _, scope := range []string{"", "A", "a b", "-a", strings.Repeat("a", 41), `a"b`, "ä"} {
 		if _, err := dedup.NewStore(dedup.StoreConfig{Scope: scope}); err == nil {
-			t.Errorf("scope %q was taken", scope)
+			t.Errorf("scope %q was accepted", scope)
 		}
 	}
 	for _, schema := range []string{strings.Repeat("s", 64), "it's", "100%", "a$$b"} {
 		if _, err := dedup.NewStore(dedup.StoreConfig{Scope: "a", Schema: schema}); err == nil {
-			t.Errorf("schema %q was taken", schema)
+			t.Errorf("schema %q was accepted", schema)
 		}
 	}
 }

@@ -22,7 +22,7 @@ type offsetMetadata struct {
 	Start int64 `json:"start"`
 	// Epoch is the one under which the position was committed to the broker.
 	Epoch int64 `json:"epoch"`
-	// Checkpoint is a queue's: the row had reached it when the broker was told.
+	// Checkpoint is a queue's: the row had reached it when this was written.
 	Checkpoint int64 `json:"checkpoint,omitempty"`
 	// LogID is the broker's own id of the log that the lane reads.
 	LogID string `json:"log_id,omitempty"`

@@ -189,7 +189,7 @@ func TestWhereAnAddedPartitionBegins(t *testing.T) {
 	want("the last of the first", acquire("kafka", "orders", 3, 6, -1, first), end)
 	want("one more that was added", acquire("kafka", "orders", 5, 6, -1, first), first)
 	want("an added one that the group has an offset of", acquire("kafka", "orders", 6, 9, 33, first), 33)
-	want("an added one that isn't to be told from others", acquire("kafka", "orders", 7, 9, -1, -1), end)
+	want("an added one that can't be told from others", acquire("kafka", "orders", 7, 9, -1, -1), end)
 	want("another topic", acquire("kafka", "orders-2", 8, 9, -1, first), end)
 	want("another source", acquire("kafka-2", "orders", 8, 9, -1, first), end)
 	if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.lanes SET partitions = NULL`); err != nil {
@@ -197,5 +197,5 @@ func TestWhereAnAddedPartitionBegins(t *testing.T) {
 	}
 	want("a partition beside lanes of before", acquire("kafka", "orders", 8, 9, -1, first), end)
 	acquire("kafka", "orders", 0, 9, -1, first)
-	want("one that is added after they were taken", acquire("kafka", "orders", 9, 10, -1, first), first)
+	want("one that is added after they were acquired", acquire("kafka", "orders", 9, 10, -1, first), first)
 }

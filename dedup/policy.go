@@ -8,7 +8,7 @@ type MissingPolicy string
 const (
 	// MissingDeadLetter makes it a dead letter.
 	MissingDeadLetter MissingPolicy = "dead_letter"
-	// MissingPosition takes its position for its id.
+	// MissingPosition makes its position its id.
 	MissingPosition MissingPolicy = "position"
 	// MissingStop holds the lane.
 	MissingStop MissingPolicy = "stop"

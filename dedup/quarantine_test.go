@@ -593,7 +593,7 @@ func TestAcquiringMeetsAMove(t *testing.T) {
 	}()
 	f.awaitLock()
 	if _, err := tx.Exec(t.Context(), `UPDATE dedupd.lanes SET updated_at = now()`); err != nil {
-		t.Fatalf("the lane's row, while it is taken: %v", err)
+		t.Fatalf("the lane's row, while it is acquired: %v", err)
 	}
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
@@ -603,6 +603,6 @@ func TestAcquiringMeetsAMove(t *testing.T) {
 	}
 	var left int
 	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM dedupd.attempts`).Scan(&left); err != nil || left != 0 {
-		t.Errorf("%d notes are left, %v", left, err)
+		t.Errorf("%d records are left, %v", left, err)
 	}
 }

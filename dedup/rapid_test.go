@@ -193,7 +193,7 @@ func (m *machine) worker(t *rapid.T) *modelWorker {
 func (m *machine) acquire(t *rapid.T, w *modelWorker, l *modelLane) {
 	assigned, err := w.Store.Acquire(t.Context(), lane.Acquire{Lane: l.Lane, Ordered: l.ordered, LogID: l.streamID, Committed: -1})
 	if err != nil {
-		t.Fatalf("take: %v", err)
+		t.Fatalf("acquire: %v", err)
 	}
 	if assigned.Next != l.next {
 		t.Fatalf("lane %s starts at %d, want %d", l.Lane, assigned.Next, l.next)

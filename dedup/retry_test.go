@@ -77,7 +77,7 @@ func testARetryForgets(t *testing.T, f *fixture) {
 		t.Fatalf("dead letters: %+v, %v", deadLetters, err)
 	}
 	if d := deadLetters[0]; d.OriginalPosition != nil || d.OriginalLane != nil {
-		t.Errorf("a message whose place nobody had claimed tells of an original: %+v", d)
+		t.Errorf("a message whose place nobody had claimed has an original: %+v", d)
 	}
 }
 

@@ -62,7 +62,7 @@ func TestRotationsUnderLoadClaimNothingTwice(t *testing.T) {
 	}
 	var again int
 	if err := l.pool.QueryRow(t.Context(), `SELECT count(*) - count(DISTINCT key) FROM dedupd.claims`).Scan(&again); err != nil || again != 0 {
-		t.Errorf("%d keys stand in more than one generation, %v", again, err)
+		t.Errorf("%d keys are in more than one generation, %v", again, err)
 	}
 }
 

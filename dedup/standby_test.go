@@ -83,7 +83,7 @@ func TestACommitThatNoStandbyHasIsNotAcknowledged(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 13*time.Second)
 	defer cancel()
 	if err := f.Handle(ctx, []lane.Batch{b}); err == nil {
-		t.Error("a commit that no standby has was taken for durable")
+		t.Error("a commit that no standby has passed for durable")
 	}
 	f.standbys("")
 	f.handle(b)
@@ -117,7 +117,7 @@ func TestACommitWhoseWaitIsCancelledIsNotAcknowledged(t *testing.T) {
 	first, second := l.batch("a", "a"), q.batch("b")
 	for range 3 { // the second time the lane's row shows it
 		if err := f.Handle(t.Context(), []lane.Batch{first}); err == nil {
-			t.Error("a commit whose wait was cancelled was taken for durable")
+			t.Error("a commit whose wait was cancelled passed for durable")
 		} else if held := (*lane.HoldError)(nil); errors.As(err, &held) {
 			t.Errorf("it ends by itself, and is held: %v", err)
 		}
@@ -125,7 +125,7 @@ func TestACommitWhoseWaitIsCancelledIsNotAcknowledged(t *testing.T) {
 	brief, end := context.WithTimeout(t.Context(), 2*time.Second)
 	defer end()
 	if err := f.Handle(brief, []lane.Batch{second}); err == nil {
-		t.Error("a queue's commit whose wait was cancelled was taken for durable")
+		t.Error("a queue's commit whose wait was cancelled passed for durable")
 	}
 	cancel()
 	if n := <-cancelled; n < 5 {
