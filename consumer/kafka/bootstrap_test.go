@@ -12,7 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 )
 
-// The broker that is configured goes, and the others are still found.
+// The configured broker goes away, and the others are still found.
 func TestBrokersThatAreLearnt(t *testing.T) {
 	t.Parallel()
 	fake := fakeCluster(t, kfake.NumBrokers(3), kfake.SeedTopics(1, "orders"))
@@ -47,7 +47,7 @@ func TestBrokersThatAreLearnt(t *testing.T) {
 		}
 	}
 	conns.mu.Unlock()
-	// Until then kafka-go takes the layout that it had for the last one.
+	// Until then kafka-go uses its last layout.
 	deadline := time.Now().Add(time.Minute)
 	for since := time.Now(); time.Since(since) < 2*cluster.transport.MetadataTTL; time.Sleep(50 * time.Millisecond) {
 		if err := read(); err != nil {
@@ -59,8 +59,8 @@ func TestBrokersThatAreLearnt(t *testing.T) {
 	}
 }
 
-// Each request tells of the layout that it is sent by: that must cost nothing. Not
-// parallel, for allocations are the process's.
+// Each request reports the layout that it was sent by, which must cost nothing. Not
+// parallel, since allocations are the process's.
 func TestLearningTakesNoMemory(t *testing.T) {
 	conns := newConnections(&Config{Brokers: []string{"a:9092"}})
 	defer conns.cut()

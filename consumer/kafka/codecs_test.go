@@ -12,8 +12,8 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// Every codec, as a producer in Go writes it and as the broker does, which is
-// Java: they frame snappy differently.
+// Every codec, as a producer in Go writes it and as the broker, in Java, does: they
+// frame snappy differently.
 func TestCodecs(t *testing.T) {
 	t.Parallel()
 	b := realBroker(t)
@@ -61,7 +61,7 @@ func TestCodecs(t *testing.T) {
 	}
 }
 
-// A topic that keeps the broker's time has it for each message.
+// In a topic with LogAppendTime, each message has the broker's time.
 func TestLogAppendTime(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, realBroker(t), 1, map[string]string{"message.timestamp.type": "LogAppendTime"})
@@ -83,7 +83,7 @@ func copies(records []*kgo.Record) []*kgo.Record {
 	return all
 }
 
-// fetch is what one fetch from a position on brings, once the topic has a leader.
+// fetch returns what one fetch from a position on brings, once the topic has a leader.
 func (r *rig) fetch(position int64) records {
 	r.Helper()
 	c := Config{Name: "main", Brokers: []string{r.broker.Addr()}, Topics: []string{r.topic}, Group: r.group}

@@ -114,7 +114,7 @@ func TestCommitter(t *testing.T) {
 		wait()
 		expect("back", map[string]map[int]committed{"t": {0: {offset: 25}}})
 
-		// Where it begins in the database goes with a position that stands already.
+		// Offset metadata is committed with a position that the group has already.
 		later := c.add(laneOf(3), &lane.Assignment{OffsetMetadata: "metadata", BrokerPosition: 7})
 		c.set(later, 7)
 		wait()
@@ -122,7 +122,7 @@ func TestCommitter(t *testing.T) {
 		wait()
 		expect("told already")
 
-		// What the broker refuses of one lane says nothing of the others.
+		// The broker refuses one lane's position and takes the others.
 		member.refuse(3)
 		c.set(a, 40)
 		c.set(later, 8)
@@ -141,8 +141,8 @@ func TestCommitter(t *testing.T) {
 	})
 }
 
-// A lane that is opened again in the same group generation has one mark: what the old
-// one knew must never be told after what the new one tells, for that would look
+// A lane that is opened again in the same group generation has one mark: the old
+// mark's position must never be committed after the new mark's, since that would look
 // like an operator's reset of the group.
 func TestALaneOpenedAgainHasOneMark(t *testing.T) {
 	t.Parallel()
@@ -170,7 +170,7 @@ func TestALaneOpenedAgainHasOneMark(t *testing.T) {
 	}
 }
 
-// silentMember never answers, as a broker that hangs.
+// silentMember never answers, like a broker that hangs.
 type silentMember struct{ asked, answer chan struct{} }
 
 func (m *silentMember) commit(map[string]map[int]committed, func(string, int)) error {
@@ -179,8 +179,8 @@ func (m *silentMember) commit(map[string]map[int]committed, func(string, int)) e
 	return errors.New("too late")
 }
 
-// Nothing waits for the broker after COMMIT: while one never answers, lanes note
-// their positions, are opened and released.
+// Nothing waits for the broker after COMMIT: while it never answers, lanes still set
+// their positions, are opened and are released.
 func TestABrokerThatNeverAnswersHoldsUpNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -205,8 +205,8 @@ func TestABrokerThatNeverAnswersHoldsUpNothing(t *testing.T) {
 	})
 }
 
-// What the broker has confirmed is told to the database now and then and at the end,
-// once; what couldn't be told, again.
+// The database is told what the broker has confirmed, from time to time and at the end:
+// once, or again after a failure.
 func TestWhatIsConfirmedIsTold(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -34,7 +34,7 @@ func (h brief) Handle(ctx context.Context, batches []lane.Batch) error {
 	return h.Handler.Handle(ctx, short)
 }
 
-// putLarge produces a record batch of n records of a mebibyte of nothing.
+// putLarge produces a record batch of n records, each a mebibyte of zeros.
 func (r *rig) putLarge(codec kgo.CompressionCodec, partition int32, n int) {
 	r.Helper()
 	c, err := kgo.NewClient(kgo.SeedBrokers(r.broker.Addr()), kgo.DefaultProduceTopic(r.topic),
@@ -52,13 +52,13 @@ func (r *rig) putLarge(codec kgo.CompressionCodec, partition int32, n int) {
 
 var largeMessages = map[string]string{"max.message.bytes": "16777216"}
 
-// peaks are the most that was seen.
+// peaks are the largest values seen.
 type peaks struct {
 	budget int64
 	heap   uint64
 }
 
-// watchMemory looks at a worker's budget and the process's heap until its result is
+// watchMemory samples a worker's budget and the process's heap until its result is
 // called.
 func (w *work) watchMemory() (end func() peaks) {
 	var all peaks
@@ -91,11 +91,11 @@ var producerCodecs = map[string]kgo.CompressionCodec{
 	"gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(), "lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression(),
 }
 
-// Few bytes at the broker come to 240 MiB in memory, on four lanes at once. The budget
-// holds, and so does the heap: not parallel, for it is the process's.
+// A few bytes at the broker become 240 MiB in memory, on four lanes at once. The budget
+// holds, and so does the heap. Not parallel, since the heap is the process's.
 func TestLargeBatchesKeepToTheBudget(t *testing.T) {
 	const mib, lanes, each = 1 << 20, 4, 60
-	// As the program does: the collector then keeps what isn't needed from counting.
+	// As the program does, so that garbage doesn't count.
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(192 * mib))
 	for name, codec := range producerCodecs {
 		for kind, budget := range map[string]int64{"one fits": 96 * mib, "none fits": 32 * mib} {
@@ -134,8 +134,8 @@ func TestLargeBatchesKeepToTheBudget(t *testing.T) {
 }
 
 // Brokers send a record batch whole, whatever was asked for. However many lanes have
-// large ones, no more of them are read at a time than there is room for: not parallel,
-// for the heap is the process's.
+// large ones, no more of them are read at a time than there is room for. Not parallel,
+// since the heap is the process's.
 func TestLargeAnswersKeepToTheBudget(t *testing.T) {
 	const mib, lanes, each = 1 << 20, 16, 14
 	defer debug.SetGCPercent(debug.SetGCPercent(10)) // what isn't needed hardly counts
@@ -163,7 +163,7 @@ func TestLargeAnswersKeepToTheBudget(t *testing.T) {
 	}
 }
 
-// Lanes that each need much of a small budget wait for one another, and none for ever.
+// Lanes that each need much of a small budget wait for each other, and none for ever.
 func TestLanesShareASmallBudget(t *testing.T) {
 	t.Parallel()
 	const lanes, batches, each = 6, 3, 8
@@ -187,8 +187,8 @@ func TestLanesShareASmallBudget(t *testing.T) {
 	}
 }
 
-// A batch that comes to more than the limit holds its lane, and says which it is and
-// what can be done. Other lanes go on, and so does this one with a higher limit.
+// A batch larger than the limit holds its lane; the error names the batch and the
+// remedy. Other lanes go on, and so does this one with a higher limit.
 func TestABatchBeyondTheLimitHoldsItsLane(t *testing.T) {
 	t.Parallel()
 	for name, codec := range producerCodecs {
@@ -226,7 +226,7 @@ func TestABatchBeyondTheLimitHoldsItsLane(t *testing.T) {
 	}
 }
 
-// What came of few bytes once isn't set aside for polls that find nothing.
+// A fetch that found nothing reserves no memory for what an earlier one decompressed to.
 func TestIdleLanesReserveLittle(t *testing.T) {
 	t.Parallel()
 	const lanes = 20

@@ -55,8 +55,8 @@ func TestConformance(t *testing.T) { // alone: it asks what goroutines are left
 
 func produce(t *testing.T, addr, topic string, records []consumertest.Record) {
 	t.Helper()
-	// A record batch is fetched whole, and decompressed, whatever was asked for:
-	// small and plain ones let the byte budget be kept.
+	// A record batch is fetched whole and decompressed, whatever was asked for: with
+	// small and plain ones, the byte budget holds.
 	batch := 128 << 10
 	for _, r := range records {
 		batch = max(batch, len(r.Key)+len(r.Value)+1024)

@@ -28,10 +28,10 @@ func newDecoder() *decoder {
 	return &decoder{lane: message.Lane{Source: "main", Name: "t/0"}, topic: "t", readCommitted: true, limit: testLimit}
 }
 
-// testLimit is what a batch may come to in tests of decoding.
+// testLimit bounds what a batch decodes to in these tests.
 const testLimit = 32 << 20
 
-// wireBatch is a record batch to be written by franz-go's code for it.
+// wireBatch is a record batch, written by franz-go's code.
 type wireBatch struct {
 	base       int64
 	last       int32 // delta; 0: the last record's
@@ -71,7 +71,7 @@ func (w wireBatch) bytes() []byte {
 	})
 }
 
-// sealed is a batch with its length and checksum.
+// sealed adds a batch's length and checksum.
 func sealed(k kmsg.RecordBatch) []byte {
 	k.Magic, k.Length = 2, int32(batchHeader-batchLengthEnd+len(k.Records))
 	return seal(k.AppendTo(nil))
@@ -94,7 +94,7 @@ func compressed(codec compress.Codec, plain []byte) []byte {
 	return b.Bytes()
 }
 
-// answered is what a fetch brings that finds these batches.
+// answered is what a fetch of these batches brings.
 func answered(aborted []transaction, batches ...wireBatch) *fetched {
 	f := &fetched{aborted: aborted}
 	for _, b := range batches {
@@ -112,7 +112,7 @@ func at(base int64, positions ...int64) wireBatch {
 	return b
 }
 
-// to has the batch span the positions up to last, as compaction leaves it.
+// to makes the batch span the positions up to last, as compaction does.
 func (w wireBatch) to(last int64) wireBatch { w.last = int32(last - w.base); return w }
 
 func transactional(base, producer int64, positions ...int64) wireBatch {
@@ -167,7 +167,7 @@ func TestDecodeKeepsNilAndEmptyApart(t *testing.T) {
 	if got.next != 11 {
 		t.Errorf("next %d", got.next)
 	}
-	// Whoever appends to one slice must not write into its neighbour.
+	// Appending to one slice must not write into its neighbour.
 	_ = append(got.messages[2].Key, "XXXX"...)
 	_ = append(got.messages[2].Headers[2].Value, "XXXX"...)
 	_ = append(got.messages[2].Headers, message.Header{Key: "X"})
@@ -221,7 +221,7 @@ func TestDecodePositions(t *testing.T) {
 	}
 }
 
-// A topic may have the broker's time of arrival instead of the producer's.
+// A topic may have the broker's time instead of the producer's.
 func TestDecodeTimes(t *testing.T) {
 	t.Parallel()
 	b := wireBatch{base: 1, first: 1000, max: 5000, records: []kmsg.Record{{}, {OffsetDelta: 1, TimestampDelta64: 700}}}
@@ -237,7 +237,7 @@ func TestDecodeTimes(t *testing.T) {
 	}
 }
 
-// The broker cuts its answer off at the size that was asked for, anywhere.
+// The broker cuts its answer off at the size that was asked for, wherever that is.
 func TestDecodeLeavesOutAPartOfABatch(t *testing.T) {
 	t.Parallel()
 	f := answered(nil, at(0, 0, 1), at(2, 2, 3))
@@ -257,8 +257,8 @@ func TestDecodeLeavesOutAPartOfABatch(t *testing.T) {
 	}
 }
 
-// What can't be read is told with its place and what to do; what stands before it
-// is delivered, and nothing behind it.
+// The error of what can't be read names its place and the remedy. What comes before it
+// is delivered, and nothing after it.
 func TestDecodeErrors(t *testing.T) {
 	t.Parallel()
 	changed := func(b wireBatch, change func(b []byte)) []byte {
@@ -322,8 +322,8 @@ func TestDecodeErrors(t *testing.T) {
 	}
 }
 
-// A few bytes that stand for very many are refused, before there is memory for them:
-// not parallel, since it looks at what is allocated.
+// A few bytes that decompress to very many are refused before memory is allocated for
+// them. Not parallel, since it measures allocations.
 func TestDecodeRefusesBombs(t *testing.T) {
 	for _, codec := range codecs {
 		t.Run(codec.String(), func(t *testing.T) {
@@ -343,7 +343,7 @@ func TestDecodeRefusesBombs(t *testing.T) {
 			}
 		})
 	}
-	// Records of nothing take more here than there.
+	// Empty records take more memory as messages than on the wire.
 	many := wireBatch{records: make([]kmsg.Record, testLimit/messageBytes+1)}
 	for i := range many.records {
 		many.records[i].OffsetDelta = int32(i)
@@ -355,7 +355,7 @@ func TestDecodeRefusesBombs(t *testing.T) {
 
 var codecs = []compress.Compression{compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd}
 
-// allocates fails if a function allocates more than so many bytes.
+// allocates fails if a function allocates more than that many bytes.
 func allocates(t *testing.T, most uint64, do func()) {
 	t.Helper()
 	var before, after runtime.MemStats
@@ -367,9 +367,9 @@ func allocates(t *testing.T, most uint64, do func()) {
 	}
 }
 
-// fuse is little that decompresses to a byte more than is taken. All but snappy
-// let one stream follow the other; lz4's reader takes new memory for each of them
-// where its pool has none.
+// fuse is a little data that decompresses to a byte more than the limit. All codecs but
+// snappy allow several streams in a row; lz4's reader allocates for each of them if its
+// pool is empty.
 func fuse(codec compress.Compression) []byte {
 	if codec == compress.Snappy || codec == compress.Lz4 {
 		return compressed(codec.Codec(), make([]byte, testLimit+1))
@@ -377,7 +377,7 @@ func fuse(codec compress.Compression) []byte {
 	return append(bytes.Repeat(compressed(codec.Codec(), make([]byte, 1<<20)), testLimit>>20), compressed(codec.Codec(), []byte{0})...)
 }
 
-// What a frame says it comes to is believed only as far as its bytes can.
+// The size that a frame states is believed only as far as its bytes allow.
 func TestDecodeBelievesNoClaims(t *testing.T) {
 	zstdFrame := func(claim uint64) []byte { // single segment, 8 bytes of content size, one raw block of a byte
 		return append(binary.LittleEndian.AppendUint64([]byte{0x28, 0xb5, 0x2f, 0xfd, 0xe0}, claim), 1|1<<3, 0, 0, 'x')
@@ -407,7 +407,7 @@ func TestDecodeBelievesNoClaims(t *testing.T) {
 	}
 }
 
-// Large batches come to just what they are, small and large, and take no more memory
+// Batches, small and large, are decompressed to exactly their size, in no more memory
 // than was granted.
 func TestDecodeLargeBatches(t *testing.T) {
 	for _, codec := range codecs {
@@ -436,8 +436,8 @@ func TestDecodeLargeBatches(t *testing.T) {
 	}
 }
 
-// What there is no room for is left, with word of how much it needs; what stands
-// before it is delivered.
+// A batch without room is left, and how much it needs is reported. What comes before it
+// is delivered.
 func TestDecodeTakesWhatThereIsRoomFor(t *testing.T) {
 	t.Parallel()
 	for _, codec := range append([]compress.Compression{compress.None}, codecs...) {
@@ -477,7 +477,7 @@ func TestDecodeTakesWhatThereIsRoomFor(t *testing.T) {
 	}
 }
 
-// Small batches that come to very much are taken some at a time.
+// Of small batches that decompress to very much, a few are decoded at a time.
 func TestDecodeStopsWhereMuchIsHeld(t *testing.T) {
 	t.Parallel()
 	var f fetched
@@ -497,7 +497,7 @@ func TestDecodeStopsWhereMuchIsHeld(t *testing.T) {
 	}
 }
 
-// So are those whose records hold nothing.
+// The same for batches of empty records.
 func TestDecodeStopsWhereManyAreHeld(t *testing.T) {
 	t.Parallel()
 	each := maxFetchBytes/messageBytes/2 + 1
@@ -517,7 +517,7 @@ func TestDecodeStopsWhereManyAreHeld(t *testing.T) {
 	}
 }
 
-// The byte budget is to know of all memory that messages keep in use.
+// The byte budget counts all memory that messages keep in use.
 func TestDecodeCountsWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	value := bytes.Repeat([]byte("v"), 1000)
@@ -548,14 +548,14 @@ func TestDecodeCountsWhatIsHeld(t *testing.T) {
 			t.Fatal(err)
 		}
 		least := int64(test.want) + test.messages*messageBytes + test.headers*headerBytes
-		// The array may have room for a message that wasn't to be delivered.
+		// The array may have room for a message that isn't delivered.
 		if got.held < least || got.held > least+messageBytes || got.held < footprint(got.messages) {
 			t.Errorf("%s: %d bytes are said to be held, %d are; the messages' own are %d", test.name, got.held, least, footprint(got.messages))
 		}
 	}
 }
 
-// Whatever kafka-go makes of a record set, we do, too.
+// We decode a record set as kafka-go does.
 func TestDecodeAgreesWithKafkaGo(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -606,7 +606,7 @@ func drawBatch(t *rapid.T, base int64) wireBatch {
 	return b
 }
 
-// byKafkaGo is the reference.
+// byKafkaGo decodes with kafka-go, as the reference.
 func byKafkaGo(t *rapid.T, set []byte) []message.Message {
 	var rs protocol.RecordSet
 	if _, err := rs.ReadFrom(bytes.NewReader(append(binary.BigEndian.AppendUint32(nil, uint32(len(set))), set...))); err != nil {
@@ -642,9 +642,8 @@ func byKafkaGo(t *rapid.T, set []byte) []message.Message {
 	}
 }
 
-// FuzzDecode: whatever a broker sends, decode doesn't panic, goes forward, and
-// delivers positions in their order. The checksums are made right, or else next
-// to nothing would come to be read.
+// FuzzDecode: whatever a broker sends, decode doesn't panic, goes forward, and delivers
+// positions in order. The checksums are corrected, or almost nothing would be decoded.
 func FuzzDecode(f *testing.F) {
 	for codec := range int16(6) {
 		b := at(10, 10, 12)

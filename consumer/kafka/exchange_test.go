@@ -27,8 +27,8 @@ func respond(version int16, code int16, topic string, id [16]byte, partition int
 	return r.AppendTo(nil)
 }
 
-// speaking answers as a broker that knows fetches up to a version, which is asked
-// for them over and over again: its body, in that version.
+// speaking answers like a broker that supports fetches up to a version: with a body in
+// that version, each time.
 type speaking struct {
 	latest int16
 	body   func(version int16) []byte
@@ -159,7 +159,7 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-// What we write, franz-go reads as it is meant, in every version.
+// franz-go reads what we write, in every version.
 func TestRequests(t *testing.T) {
 	t.Parallel()
 	id := [16]byte{3, 15: 4}
@@ -199,7 +199,7 @@ func TestRequests(t *testing.T) {
 			t.Errorf("version %d asks for %+v", v, r)
 		}
 	}
-	// Of many, those of a topic go together, and a topic that was created anew is another.
+	// Partitions of a topic are asked for together. A topic that was created anew is another.
 	many := []*wanted{
 		{topic: "a", id: [16]byte{1}, partition: 0, position: 10, epoch: 1, maxBytes: 100},
 		{topic: "a", id: [16]byte{1}, partition: 1, position: 11, epoch: 2, maxBytes: 100},

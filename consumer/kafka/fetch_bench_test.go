@@ -14,8 +14,8 @@ import (
 	broker "github.com/dedupd/dedupd/e2e/kafka"
 )
 
-// BenchmarkFetch is one lane's fetches and decoding against a real broker,
-// without anything that becomes of it.
+// BenchmarkFetch fetches and decodes one lane from a real broker, and drops the
+// messages.
 func BenchmarkFetch(b *testing.B) {
 	if testing.Short() {
 		b.Skip("runs a Kafka broker")
@@ -59,8 +59,8 @@ func BenchmarkFetch(b *testing.B) {
 	}
 }
 
-// cpuTime is what this process has used, the kernel's work for it included: the
-// broker is another, and shares the cores.
+// cpuTime is the CPU time of this process, in user and kernel mode. The broker is another
+// process and shares the cores.
 func cpuTime(b *testing.B) time.Duration {
 	b.Helper()
 	var u unix.Rusage

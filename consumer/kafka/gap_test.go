@@ -62,7 +62,7 @@ func TestGapIsSkippedOnDemand(t *testing.T) {
 	})
 }
 
-// A gap with nothing behind it moves the lane all the same.
+// A gap with nothing after it moves the lane as well.
 func TestGapUpToTheEnd(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -78,7 +78,7 @@ func TestGapUpToTheEnd(t *testing.T) {
 	})
 }
 
-// Retention overtakes a lane that is being read: its fetches fall out of range.
+// Retention overtakes a lane that is being read: its fetches get out of range.
 func TestGapWhileRunning(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -110,9 +110,9 @@ func TestGapWhileRunning(t *testing.T) {
 	})
 }
 
-// A partition that ends below the lane's position: reading it from there would skip,
-// from its beginning repeat. It stays held when it has grown past the position, in
-// another worker, too.
+// A partition ends below the lane's position: reading from there would skip messages,
+// from the beginning repeat them. The lane stays held when the partition has grown past
+// the position, in another worker too.
 func TestPositionBeyondTheEnd(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -149,7 +149,7 @@ func TestPositionBeyondTheEnd(t *testing.T) {
 	})
 }
 
-// What docs/operations.md tells to do about it.
+// The remedies of docs/operations.md.
 func TestPositionBeyondTheEndIsMended(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -198,8 +198,8 @@ func TestPositionBeyondTheEndIsMended(t *testing.T) {
 	})
 }
 
-// Compaction leaves holes, and batches whose last records are gone: the position
-// passes over all of them.
+// Compaction leaves holes, and batches without their last records: the position passes
+// over all of them.
 func TestCompactedTopic(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, realBroker(t), 1, map[string]string{
@@ -243,7 +243,7 @@ func TestCompactedTopic(t *testing.T) {
 	if len(seen) != keys {
 		t.Errorf("%d of %d keys were read", len(seen), keys)
 	}
-	// From every position, also within what is gone.
+	// From every position, also within a hole.
 	for start := int64(0); start < n; start += 37 {
 		r.group = newName("group")
 		r.newStore()

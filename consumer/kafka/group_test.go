@@ -81,8 +81,8 @@ func (r *rig) watchNeverAhead() (end func()) {
 	return func() { close(quit); watching.Wait() }
 }
 
-// A batch in its transaction while the group rebalances is finished and
-// committed before the lane is released, so that the next owner goes on behind it.
+// A batch that is in flight while the group rebalances is finished and
+// committed before the lane is released, so that the next owner goes on after it.
 func TestRebalanceWaitsForWhatIsInHand(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -115,8 +115,8 @@ func TestRebalanceWaitsForWhatIsInHand(t *testing.T) {
 	})
 }
 
-// A batch that outlasts the drain budget is cut off; the lane goes on from what
-// the database says.
+// A batch that outlasts the drain budget is cut off; the lane goes on at the database's
+// position.
 func TestRebalanceCutsOffWhatHangs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, fake(t), 1, nil)
@@ -145,8 +145,8 @@ func TestRebalanceCutsOffWhatHangs(t *testing.T) {
 	}
 }
 
-// What was fetched but not begun is left to the next owner, also when the lane
-// had progress without messages to tell.
+// What was fetched but isn't in a transaction is left to the next owner, also when the
+// lane has progress without messages to write.
 func TestNothingIsSkippedAtAStop(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, fake(t), 1, nil)
@@ -197,7 +197,7 @@ func TestBrokersChangeRoles(t *testing.T) {
 	}
 }
 
-// A broker that is killed and comes back is read on, without a restart.
+// A broker is killed and comes back: reading goes on without a restart.
 func TestBrokerRestarts(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -217,7 +217,7 @@ func TestBrokerRestarts(t *testing.T) {
 	w.untilReady()
 }
 
-// However long a transaction takes, the group isn't told before it.
+// However long a transaction takes, nothing is committed to the group before it.
 func TestNothingIsCommittedBeforeItIsDurable(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -263,10 +263,9 @@ func TestLaneTakenAnewIsNoReset(t *testing.T) {
 	})
 }
 
-// A member that ends in the middle of a rebalance says that it leaves: the library
-// doesn't where the group begins anew under its hands, and the partitions would
-// stand still for the session timeout. That is when each of a rolling restart's
-// pods goes, since the one before it has just come.
+// A member that ends in the middle of a rebalance leaves the group, which the library
+// wouldn't do: the partitions would stand still for the session timeout. A rolling
+// restart ends each pod in a rebalance, since the pod before it has just come.
 func TestAMemberLeavesInTheMiddleOfARebalance(t *testing.T) {
 	t.Parallel()
 	const session = 30 * time.Second
@@ -304,9 +303,9 @@ func TestAMemberLeavesInTheMiddleOfARebalance(t *testing.T) {
 	}
 }
 
-// A failover of the database may lose the lane's row itself, which is younger than
-// the replica. The group's offset tells where it began: from there all is read again,
-// by a worker that is at work and by one that starts.
+// A failover of the database may lose the lane's row itself, if it is newer than the
+// replica. The group's offset metadata says where the lane began: from there all is read
+// again, by a running worker and by one that starts.
 func TestALaneThatTheDatabaseLostIsReadAgain(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {

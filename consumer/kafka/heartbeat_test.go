@@ -12,7 +12,7 @@ import (
 
 func oftenBeating(w *consumer.Worker) { w.HeartbeatInterval = 20 * time.Millisecond }
 
-// caughtUp is the time as of which the lane was last told to be caught up.
+// caughtUp is the time as of which the lane's last heartbeat was.
 func (r *rig) caughtUp(partition int) time.Time {
 	row, _ := r.store.Row(r.lane(partition))
 	return row.Heartbeat
@@ -23,8 +23,8 @@ func (r *rig) untilCaughtUp(partition int, since time.Time) {
 	r.until("the lane is told to be caught up", func() bool { return r.caughtUp(partition).After(since) })
 }
 
-// What an open transaction holds can't be read yet, and will come with the time
-// at which it was written.
+// Messages of an open transaction can't be read yet, and will come with the time at
+// which they were written.
 func TestAnOpenTransactionIsNotCaughtUp(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -47,8 +47,8 @@ func TestAnOpenTransactionIsNotCaughtUp(t *testing.T) {
 	})
 }
 
-// What stands behind an open transaction is no lag, but a job that ended before it
-// was read would have left it unread in silence.
+// What is behind an open transaction is no lag, but a job must not end before it is
+// read, or it would silently leave it out.
 func TestUntilIdleWaitsForAnOpenTransaction(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -85,7 +85,7 @@ func TestUntilIdleWaitsForAnOpenTransaction(t *testing.T) {
 	})
 }
 
-// Who reads what isn't committed waits for nothing.
+// With read_uncommitted, nothing waits.
 func TestUntilIdleReadsUncommitted(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -107,7 +107,7 @@ func TestUntilIdleReadsUncommitted(t *testing.T) {
 	})
 }
 
-// A lane whose batches waited knows only what the broker held before.
+// A lane whose batches waited only knows what the broker had before that.
 func TestCaughtUpIsAsOldAsTheFetch(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, fake(t), 1, nil)

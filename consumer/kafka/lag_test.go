@@ -12,8 +12,8 @@ import (
 	"github.com/dedupd/dedupd/lane"
 )
 
-// While the worker takes nothing, no fetch tells the lag; but it must go on
-// rising, for that is when somebody looks at it.
+// While the worker takes nothing, no fetch shows the lag. It must go on rising, since
+// that is when somebody looks at it.
 func TestTheLagRisesWhileNothingIsTaken(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -24,7 +24,7 @@ func TestTheLagRisesWhileNothingIsTaken(t *testing.T) {
 		r.fill(c, 0, 10)
 		r.untilNext(0, 10)
 		r.store.FailBefore(1000, &lane.HoldError{Err: errors.New("the table is gone")})
-		// More than a lane gathers, so that fetching stops.
+		// More than a lane may hold, so that fetching stops.
 		for range 10 {
 			r.fill(c, 0, 300)
 		}
@@ -37,8 +37,8 @@ func TestTheLagRisesWhileNothingIsTaken(t *testing.T) {
 	})
 }
 
-// Nor does a fetch tell it that brings nothing that could be read. After a while
-// the source is not ready, which an alert goes by.
+// Nor does a fetch show it whose records can't be read. After a while the source isn't
+// ready, and an alert fires by that.
 func TestTheLagRisesWhileNothingCanBeRead(t *testing.T) {
 	t.Parallel()
 	cluster := fakeCluster(t)

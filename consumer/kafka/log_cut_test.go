@@ -33,8 +33,8 @@ func numbered(what string, from, n int) []string {
 	return values
 }
 
-// An older copy of a log is put back, and it grows past the lanes' positions before
-// anybody has read it again. Nothing about positions tells of that.
+// An older copy of a log is put back, and grows past the lanes' positions before it is
+// read again. Positions don't show that.
 func TestALogThatWasCutAndGrewAgain(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -73,8 +73,8 @@ func TestALogThatWasCutAndGrewAgain(t *testing.T) {
 		before[i] = row.StreamID
 	}
 	workers[0].stop()
-	// The lanes can't read while the log is short: the broker comes back with what
-	// was cut, and is fed before it is told where it is.
+	// The lanes can't read while the log is short: the broker comes back with the cut
+	// log, and is filled before the lanes can reach it.
 	away.check(b.Stop())
 	for _, r := range all {
 		r.check(b.CutLog(r.topic, 0, filepath.Join(copies, r.topic)))
@@ -90,7 +90,7 @@ func TestALogThatWasCutAndGrewAgain(t *testing.T) {
 		if err := workers[i].worker.Ready(); err == nil || !strings.Contains(err.Error(), "was cut") {
 			t.Errorf("readiness says %v of a lane whose log was cut", err)
 		}
-		// Neither time nor another worker lifts it.
+		// Neither time nor another worker lifts the hold.
 		workers[i].stop()
 		workers[i] = r.start(nil)
 		r.until("the lane is held again", func() bool { return r.log.count("was cut at position 9, below the lane's position 14") == 2 })
@@ -123,8 +123,8 @@ func epochs(pairs ...int64) (all []lane.LeaderEpoch) {
 	return all
 }
 
-// endOf is what a leader with these epochs, and this end, answers: where the last of
-// its epochs that isn't above ends.
+// endOf is the answer of a leader with these epochs and this end: where its last epoch
+// that isn't above the one asked for ends.
 func endOf(log []lane.LeaderEpoch, end int64, epoch int32) (int32, int64) {
 	if len(log) == 0 || epoch > log[len(log)-1].Epoch {
 		return -1, -1
@@ -138,7 +138,7 @@ func endOf(log []lane.LeaderEpoch, end int64, epoch int32) (int32, int64) {
 	return epoch, end // retention has removed all that is as old
 }
 
-// Where a lane's history and that of a leader part.
+// Where what a lane has read and a leader's log part.
 func TestWhereALogWasCut(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -195,15 +195,15 @@ func TestWhereALogWasCut(t *testing.T) {
 			}
 		})
 	}
-	// What it has doesn't reach the position yet, which a leader may hide for a while.
+	// The leader's log doesn't reach the position yet: it may report less for a while.
 	l := laneAt(t, func(int32) (int32, int64) { return 3, 14 })
 	if got, err := l.cutAt(&lane.Assignment{Next: 14, Reached: 14, LeaderEpochs: epochs(3, 0), Cut: -1}, 12); got != -1 || !errors.Is(err, errBehind) {
 		t.Errorf("cut at %d, %v, want %v", got, err, errBehind)
 	}
 }
 
-// Compaction has removed all of the last epoch, and the leader doesn't know it. What
-// stands there now tells whether something else was written.
+// Compaction has removed all of the last epoch, and the leader doesn't know it. What is
+// there now shows whether something else was written.
 func TestACompactedEpochIsNoCut(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -211,17 +211,17 @@ func TestACompactedEpochIsNoCut(t *testing.T) {
 		before int64  // where it was found cut before
 		want   int64
 	}{
-		"nothing stands there":              {at(14, 14, 15).bytes(), -1, -1},
-		"nothing stands there or behind":    {nil, -1, -1},
-		"nothing up to a later position":    {at(17, 18).bytes(), -1, -1},
-		"something stands at the cut":       {at(8, 8, 9).bytes(), -1, 8},
-		"something stands behind the cut":   {at(11, 12).bytes(), -1, 8},
-		"a batch stands across":             {at(12, 15).bytes(), -1, 8},
-		"what comes before is no proof":     {append(at(6, 6, 7).bytes(), at(9, 9).bytes()...), -1, 8},
-		"it comes with what stands before":  {append(at(6, 6, 7).bytes(), at(14, 14).bytes()...), -1, -1},
-		"a person was told of it before":    {at(14, 14, 15).bytes(), 8, 8},
-		"a part of a batch tells nothing":   {at(14, 14, 15).bytes()[:70], -1, 8},
-		"what stands there can't be parsed": {make([]byte, 100), -1, 8},
+		"nothing stands there":             {at(14, 14, 15).bytes(), -1, -1},
+		"nothing stands there or behind":   {nil, -1, -1},
+		"nothing up to a later position":   {at(17, 18).bytes(), -1, -1},
+		"something stands at the cut":      {at(8, 8, 9).bytes(), -1, 8},
+		"something stands behind the cut":  {at(11, 12).bytes(), -1, 8},
+		"a batch stands across":            {at(12, 15).bytes(), -1, 8},
+		"what comes before is no proof":    {append(at(6, 6, 7).bytes(), at(9, 9).bytes()...), -1, 8},
+		"it comes with what stands before": {append(at(6, 6, 7).bytes(), at(14, 14).bytes()...), -1, -1},
+		"a person was told of it before":   {at(14, 14, 15).bytes(), 8, 8},
+		"a part of a batch tells nothing":  {at(14, 14, 15).bytes()[:70], -1, 8},
+		"what is there can't be parsed":    {make([]byte, 100), -1, 8},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -239,8 +239,8 @@ func TestACompactedEpochIsNoCut(t *testing.T) {
 	}
 }
 
-// laneAt is a lane of a broker that answers like this when it is asked for the end of
-// an epoch, and has these records.
+// laneAt is a lane of a broker that answers requests for the end of an epoch by end, and
+// has these records.
 func laneAt(t *testing.T, end func(epoch int32) (int32, int64), records ...byte) *partitionReader {
 	t.Helper()
 	l, fake := fakeLane(t)
@@ -283,7 +283,7 @@ func fakeLane(t *testing.T) (*partitionReader, *kfake.Cluster) {
 	return &partitionReader{run: r, gen: &groupGeneration{run: r, readCtx: t.Context()}, topic: "orders"}, fake
 }
 
-// taker is a source that does nothing but to hand out what it is given.
+// taker is a source that only hands out its session.
 type taker chan *consumer.Session
 
 func (taker) Name() string { return "main" }
@@ -294,7 +294,7 @@ func (c taker) Run(ctx context.Context, in *consumer.Session) error {
 	return nil
 }
 
-// newSession is one of a worker that has nothing else to do.
+// newSession is the session of a worker that does nothing else.
 func newSession(t *testing.T, budget *consumer.Budget) *consumer.Session {
 	t.Helper()
 	store, taken := consumertest.NewStore(), make(taker, 1)
@@ -315,7 +315,7 @@ func newSession(t *testing.T, budget *consumer.Budget) *consumer.Session {
 	return <-taken
 }
 
-// Whatever is asked for, a record batch comes whole: there is room for it before it is
+// Whatever is asked for, a record batch comes whole: its memory is reserved before it is
 // read.
 func TestALookAtACutKeepsToTheBudget(t *testing.T) {
 	t.Parallel()
@@ -371,7 +371,7 @@ func TestALookAtACutKeepsToTheBudget(t *testing.T) {
 	if n := budget.Used(); n != 0 {
 		t.Errorf("%d bytes are still held", n)
 	}
-	// Who waits for room ends with the lane.
+	// Waiting for room ends with the lane.
 	if !budget.TryAcquire(4 * mib) {
 		t.Fatal("the budget is used")
 	}
@@ -415,8 +415,8 @@ func TestEpochsThatAreRemembered(t *testing.T) {
 	}
 }
 
-// A replica that is copied after compaction has removed all of an epoch doesn't know it.
-// As the leader it has what a lane has read of that epoch no more, and nothing else there.
+// A replica that is copied after compaction has removed all of an epoch doesn't know the
+// epoch. As the leader, it lacks what a lane has read of it, and has nothing else there.
 func TestALaneBehindACompactedEpoch(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -431,7 +431,7 @@ func TestALaneBehindACompactedEpoch(t *testing.T) {
 	t.Cleanup(cancel)
 	r.ctx = ctx
 	r.store.ID = func(m *message.Message) string { return fmt.Sprint(m.Position.Offset) }
-	// Without a producer's id: the broker would keep the last batch of each, empty.
+	// Without a producer id: the broker would keep the last batch of each, empty.
 	write := func(keys ...string) {
 		c := r.client(kgo.DisableIdempotentWrite())
 		defer c.Close()
@@ -478,7 +478,7 @@ func TestALaneBehindACompactedEpoch(t *testing.T) {
 		t.Fatalf("a log that has lost nothing was taken for cut:\n%s", r.log)
 	}
 	w.untilReady()
-	// The lane goes on, and the leader isn't told of what it doesn't know.
+	// The lane goes on, and its fetches don't name the epoch that the leader doesn't know.
 	write("behind")
 	r.untilNext(0, n+1)
 	if n := r.log.count("isn't the one that was read"); n != 0 {
@@ -486,7 +486,7 @@ func TestALaneBehindACompactedEpoch(t *testing.T) {
 	}
 }
 
-// forgetEpoch takes a leader epoch out of what a broker keeps of a log.
+// forgetEpoch removes a leader epoch from a broker's checkpoint of a log.
 func forgetEpoch(t *testing.T, path string, epoch int32) {
 	t.Helper()
 	text, err := os.ReadFile(path)

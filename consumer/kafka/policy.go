@@ -78,6 +78,7 @@ func (p *GapPolicy) UnmarshalText(text []byte) error { return policy.Unmarshal(p
 // Mechanism is a SASL mechanism.
 type Mechanism string
 
+// The mechanisms that a configuration may name.
 const (
 	// NoLogin is for brokers that ask for none.
 	NoLogin     Mechanism = ""

@@ -8,12 +8,12 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// A client over its quota is slow, and nothing else: it is ready all the time, its
-// messages land, and the log tells once.
+// A client over its quota is slow, and nothing else: it stays ready, its messages land,
+// and the log says so once.
 func TestQuotas(t *testing.T) {
 	t.Parallel()
 	b := realBroker(t)
-	// More than the byte rate comes to in the ten seconds over which the broker takes it.
+	// More than the byte rate allows in the ten seconds over which the broker averages it.
 	const lanes, n = 3, 16
 	for name, value := range map[string]float64{"consumer_byte_rate": 200_000, "request_percentage": 1} {
 		t.Run(name, func(t *testing.T) {

@@ -89,7 +89,7 @@ func TestBrokerRetentionOverTLSAndSASL(t *testing.T) {
 	}
 }
 
-// A retention that the brokers of these tests never have.
+// Settings that the brokers of these tests never have.
 func TestKeptFor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -91,7 +91,7 @@ func newRig(t *testing.T, b *broker.Broker, partitions int32, configs map[string
 	return r
 }
 
-// rigOn is a rig with a topic that is there.
+// rigOn is a rig with a topic that exists.
 func rigOn(t *testing.T, b *broker.Broker, topic string) *rig {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -166,7 +166,7 @@ func (r *rig) start(change func(*Config), changes ...func(*consumer.Worker)) *wo
 	return w
 }
 
-// stop ends the worker, which must neither fail nor leave bytes behind.
+// stop ends the worker, which must neither fail nor leave bytes of the budget held.
 func (w *work) stop() {
 	w.Helper()
 	w.cancel()
@@ -186,7 +186,7 @@ func (w *work) stop() {
 	}
 }
 
-// until polls for what no store tells of.
+// until polls for what no store signals.
 func (r *rig) until(what string, ok func() bool) {
 	r.Helper()
 	for !ok() {
@@ -274,7 +274,7 @@ func (r *rig) values() []string {
 	return all
 }
 
-// offset is the position of the n-th effect.
+// offsets are the positions of what had its effect, in order.
 func (r *rig) offsets() []int64 {
 	var all []int64
 	for _, e := range r.store.Effects() {

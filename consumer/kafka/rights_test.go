@@ -13,8 +13,8 @@ import (
 	broker "github.com/dedupd/dedupd/e2e/kafka"
 )
 
-// strict is a broker on which logins have no rights but what they are given, and that
-// creates each topic that somebody asks for in the way that kafka-go does.
+// strict is a broker where logins have only the rights that they are granted, and that
+// creates each topic that is asked for in kafka-go's way.
 func strict(t *testing.T) *broker.Broker {
 	t.Helper()
 	if testing.Short() {
@@ -26,7 +26,7 @@ func strict(t *testing.T) *broker.Broker {
 	})
 }
 
-// pair are two topics, the rig's and another, with a partition each.
+// pair makes two topics, the rig's and another, with one partition each.
 func pair(t *testing.T, b *broker.Broker) (r *rig, other string) {
 	t.Helper()
 	r, other = newRig(t, b, 1, nil), newName("other")
@@ -42,7 +42,7 @@ func (r *rig) allow(user string, right kmsg.ACLOperation, topics ...string) {
 	}
 }
 
-// as logs in, and reads these topics.
+// as configures a login and these topics.
 func (r *rig) as(user string, topics ...string) func(*Config) {
 	return func(c *Config) {
 		c.Brokers, c.Topics = []string{r.broker.Secured()}, topics
@@ -69,7 +69,8 @@ func TestRights(t *testing.T) {
 	t.Parallel()
 	b := strict(t)
 
-	// A topic that the login may not see keeps it from no other. It is read once it may.
+	// A topic that the login may not see keeps it from no other. It is read once the
+	// login may see it.
 	t.Run("a forbidden topic", func(t *testing.T) {
 		r, other := pair(t, b)
 		r.putTo(r.topic, "one")
@@ -90,7 +91,7 @@ func TestRights(t *testing.T) {
 		r.untilHandled("one", "two", "hidden")
 		w.untilReady()
 
-		// Taken away under a worker's hands, it stops nothing else, either.
+		// A right that is taken away while the worker runs stops nothing else, either.
 		r.check(b.Revoke(r.ctx, "worker", kmsg.ACLResourceTypeTopic, other, kmsg.ACLOperationRead))
 		r.until("/readyz says so", func() bool { return errors.Is(w.worker.Ready(), kafkago.TopicAuthorizationFailed) })
 		r.putTo(r.topic, "three")
@@ -117,7 +118,7 @@ func TestRights(t *testing.T) {
 		w.untilReady()
 	})
 
-	// A leader of the group that may not see a topic gives it to those who may.
+	// A leader of the group that may not see a topic assigns it to members that may.
 	t.Run("the leader may not", func(t *testing.T) {
 		r, other := pair(t, b)
 		r.putTo(r.topic, "one")
@@ -134,7 +135,7 @@ func TestRights(t *testing.T) {
 		}
 	})
 
-	// What doctor tells of.
+	// What doctor reports.
 	t.Run("describe", func(t *testing.T) {
 		r, other := pair(t, b)
 		missing := newName("missing")
@@ -161,7 +162,7 @@ func TestRights(t *testing.T) {
 	})
 }
 
-// Where the broker creates topics by itself, none comes (back) by our asking for it.
+// Where the broker creates topics automatically, our requests create none.
 func TestNothingIsCreated(t *testing.T) {
 	t.Parallel()
 	b := strict(t)
@@ -174,7 +175,7 @@ func TestNothingIsCreated(t *testing.T) {
 	r.untilHandled("one", "two")
 	r.check(b.DeleteTopic(r.ctx, gone))
 	r.until("/readyz says so", func() bool { return errors.Is(first.worker.Ready(), errNoTopic) })
-	// All that asks: joining, leading, reading, house-keeping, doctor.
+	// Everything that asks: joining, dividing, reading, retention, doctor.
 	second := r.start(all)
 	r.until("the group was divided anew", func() bool { return r.log.count("lanes assigned") >= 3 })
 	first.stop()
@@ -198,8 +199,7 @@ func TestNothingIsCreated(t *testing.T) {
 	}
 }
 
-// The library's own way to ask is what creates a topic: or the test above would show
-// nothing.
+// The library's own request creates a topic. Otherwise the test above would show nothing.
 func TestTheStrictBrokerCreates(t *testing.T) {
 	t.Parallel()
 	b := strict(t)

@@ -20,8 +20,7 @@ import (
 	broker "github.com/dedupd/dedupd/e2e/kafka"
 )
 
-// Both halves of the client log in and encrypt: the one that is a member of the
-// group, and the one that fetches.
+// All connections log in and encrypt: those of the group, and those that fetch.
 func TestTLSAndSASL(t *testing.T) {
 	t.Parallel()
 	server, client := certificates(t)
@@ -80,8 +79,7 @@ func TestConfigProblemsAreToldAtOnce(t *testing.T) {
 	}
 }
 
-// A session time-out outside of what the broker allows can't come right by
-// itself.
+// A session timeout outside the broker's limits is refused for good.
 func TestRefusedSessionTimeoutEndsTheProgram(t *testing.T) {
 	t.Parallel()
 	cluster := fakeCluster(t, kfake.GroupMaxSessionTimeout(3*time.Second), kfake.SeedTopics(1, "orders"))
@@ -97,7 +95,7 @@ func TestRefusedSessionTimeoutEndsTheProgram(t *testing.T) {
 	}
 }
 
-// certificates make a server's and a client's configuration for 127.0.0.1.
+// certificates makes a server's and a client's TLS configuration for 127.0.0.1.
 func certificates(t *testing.T) (server, client *tls.Config) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

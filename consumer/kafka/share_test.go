@@ -11,8 +11,7 @@ import (
 	broker "github.com/dedupd/dedupd/e2e/kafka"
 )
 
-// Many lanes together hold little more than few do, however much there is to
-// fetch.
+// Many lanes together hold little more than a few do, however much there is to fetch.
 func TestManyLanesHoldLittleAhead(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -41,8 +40,8 @@ func TestManyLanesHoldLittleAhead(t *testing.T) {
 			return held > 0 && time.Since(since) > time.Second
 		})
 		release()
-		// For each lane its share gathered, as much again fetched, and what whole
-		// record batches add; and a group for each writer.
+		// Each lane holds its share, has fetched as much again, and has what whole record
+		// batches add; and there is a group for each writer.
 		if most := int64(partitions*(2*share+500)+writers*messages) * (size + 100); held > most {
 			t.Errorf("%d bytes are held, want %d at most", held, most)
 		}

@@ -26,15 +26,15 @@ import (
 	"github.com/dedupd/dedupd/internal/wait"
 )
 
-// asked is a fetch as a fake broker got it: the positions that it asks for.
+// asked is a fetch that a fake broker got: the positions that it asks for.
 type asked struct {
 	at        time.Time
 	node      int32
 	positions map[int32]int64 // by partition
 }
 
-// watcher notes each fetch at a fake cluster. answer may give another answer than the
-// broker's own, silent none at all.
+// watcher records each fetch at a fake cluster. answer may replace the broker's own
+// answer, silent leaves it out.
 type watcher struct {
 	cluster *kfake.Cluster
 
@@ -49,7 +49,7 @@ func watch(cluster *kfake.Cluster) *watcher {
 	w := &watcher{cluster: cluster}
 	cluster.ControlKey(int16(kmsg.Fetch), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		cluster.KeepControl()
-		res, until := w.note(req.(*kmsg.FetchRequest))
+		res, until := w.record(req.(*kmsg.FetchRequest))
 		if until != nil {
 			cluster.SleepControl(func() { <-until })
 		}
@@ -58,8 +58,8 @@ func watch(cluster *kfake.Cluster) *watcher {
 	return w
 }
 
-// note returns what to answer, and what to wait for before that.
-func (w *watcher) note(req *kmsg.FetchRequest) (res func() (kmsg.Response, error, bool), until <-chan struct{}) {
+// record returns what to answer, and what to wait for before that.
+func (w *watcher) record(req *kmsg.FetchRequest) (res func() (kmsg.Response, error, bool), until <-chan struct{}) {
 	a := asked{at: time.Now(), node: w.cluster.CurrentNode(), positions: make(map[int32]int64)}
 	for _, topic := range req.Topics {
 		for _, p := range topic.Partitions {
@@ -83,7 +83,7 @@ func (w *watcher) note(req *kmsg.FetchRequest) (res func() (kmsg.Response, error
 	return func() (kmsg.Response, error, bool) { return nil, nil, false }, until
 }
 
-// set changes what is answered from now on. Both are called one at a time.
+// set changes what is answered from now on. Both functions are called one at a time.
 func (w *watcher) set(answer func(asked, *kmsg.FetchRequest) *kmsg.FetchResponse, silent func(asked) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,8 +97,8 @@ func (w *watcher) since(n int) []asked {
 	return slices.Clone(w.all[n:])
 }
 
-// together tells whether the last fetches were each for so many partitions. Before that
-// some lanes may have sent one of their own.
+// together tells whether the last fetches were each for that many partitions. Before
+// them, some lanes may have sent one of their own.
 func (w *watcher) together(partitions int) bool {
 	all := w.since(0)
 	if len(all) < 4 {
@@ -107,8 +107,7 @@ func (w *watcher) together(partitions int) bool {
 	return !slices.ContainsFunc(all[len(all)-4:], func(a asked) bool { return len(a.positions) != partitions })
 }
 
-// answerEach is an answer to a request that says of each of its partitions what change
-// does.
+// answerEach answers a request with what change makes of each of its partitions.
 func answerEach(req *kmsg.FetchRequest, change func(*kmsg.FetchResponseTopicPartition, int64)) *kmsg.FetchResponse {
 	res := req.ResponseKind().(*kmsg.FetchResponse)
 	for _, topic := range req.Topics {
@@ -137,9 +136,8 @@ func (w *watcher) once(partitions int, answer func(*kmsg.FetchRequest) *kmsg.Fet
 	return done
 }
 
-// Lanes that have nothing to read are fetched for by one request. A message for one of
-// them is handed on as that has brought it, and nothing is missed while they join and
-// while they leave.
+// One request fetches for all lanes that have nothing to read. A message that it brings
+// for one of them is handed on, and nothing is missed while they join and leave.
 func TestQuietLanesShareAFetch(t *testing.T) {
 	t.Parallel()
 	const lanes = 20
@@ -165,7 +163,7 @@ func TestQuietLanesShareAFetch(t *testing.T) {
 			}
 		}
 	}
-	// They are quiet again, and the broker says that it leads none of them any more.
+	// They are quiet again, and the broker answers that it no longer leads any of them.
 	r.until("each fetch is for all again", together)
 	done := f.once(lanes, func(req *kmsg.FetchRequest) *kmsg.FetchResponse {
 		return answerEach(req, func(p *kmsg.FetchResponseTopicPartition, _ int64) { p.ErrorCode = kerr.NotLeaderForPartition.Code })
@@ -183,8 +181,8 @@ func TestQuietLanesShareAFetch(t *testing.T) {
 	w.untilReady()
 }
 
-// A lane that is about to be fetched for with others, and gets something before that:
-// nobody asks for it again.
+// A lane is about to share a fetch, and gets something before that: nothing asks for it
+// again.
 func TestAQuietLaneThatGetsAMessageWhileItJoins(t *testing.T) {
 	t.Parallel()
 	cluster := fakeCluster(t)
@@ -208,7 +206,7 @@ func TestAQuietLaneThatGetsAMessageWhileItJoins(t *testing.T) {
 	r.put(c, 1, "a")
 	r.untilNext(1, 1)
 	alone := len(f.since(0))
-	// Each of its own takes a second. Meanwhile the request for the other doesn't end.
+	// Each fetch of its own takes a second. Meanwhile the request for the other doesn't end.
 	r.until("it wants to join", func() bool {
 		n := 0
 		for _, a := range f.since(alone) {
@@ -236,7 +234,8 @@ func TestAQuietLaneThatGetsAMessageWhileItJoins(t *testing.T) {
 	}
 }
 
-// What a shared answer says of one lane is that lane's affair, as if it had asked alone.
+// What a shared answer says about one lane concerns that lane only, as if it had asked
+// alone.
 func TestWhatIsWrongWithOneQuietLane(t *testing.T) {
 	t.Parallel()
 	const lanes, sick = 6, 3
@@ -304,8 +303,8 @@ func TestWhatIsWrongWithOneQuietLane(t *testing.T) {
 	}
 }
 
-// An error of the request as a whole is every lane's affair: each asks for itself, which
-// tells what is wrong.
+// An error of the whole request concerns every lane: each asks for itself, and finds out
+// what is wrong.
 func TestAnErrorOfASharedFetch(t *testing.T) {
 	t.Parallel()
 	const lanes = 4
@@ -335,12 +334,12 @@ func TestAnErrorOfASharedFetch(t *testing.T) {
 	w.untilReady()
 }
 
-// lines is told of each line of a log.
+// lines gets each line of a log.
 type lines func(string)
 
 func (l lines) Write(line []byte) (int, error) { l(string(line)); return len(line), nil }
 
-// A group generation has ended when its shared fetches have: nothing of them is held then.
+// A group generation ends only after its shared fetches: they hold nothing then.
 func TestAGroupGenerationWaitsForItsSharedFetches(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -411,8 +410,8 @@ func TestAGroupGenerationWaitsForItsSharedFetches(t *testing.T) {
 	}
 }
 
-// A broker that makes a client wait makes all of them wait, and does so once: they
-// don't come back one by one.
+// A broker that throttles a client makes all its lanes wait, once: they don't come back
+// one by one.
 func TestThrottledQuietLanes(t *testing.T) {
 	t.Parallel()
 	const lanes, times = 10, 3
@@ -462,8 +461,8 @@ func TestThrottledQuietLanes(t *testing.T) {
 	}
 }
 
-// A broker that doesn't answer holds up the lanes that it leads, and no others; and
-// nobody waits for it who goes.
+// A broker that doesn't answer holds up the lanes that it leads, and no others. A worker
+// that ends doesn't wait for it.
 func TestABrokerThatHangsHoldsUpItsOwnLanes(t *testing.T) {
 	t.Parallel()
 	const lanes = 12
@@ -500,8 +499,8 @@ func TestABrokerThatHangsHoldsUpItsOwnLanes(t *testing.T) {
 	}
 }
 
-// A broker that has lost a partition and doesn't know goes on saying that there is
-// nothing to read. Where another leads, as the cluster tells, that one is asked.
+// A broker that has lost a partition without noticing goes on answering that there is
+// nothing to read. If the cluster's layout names another leader, that one is asked.
 func TestAQuietLaneFollowsItsLeader(t *testing.T) {
 	t.Parallel()
 	const lanes, moved = 6, 2
@@ -520,7 +519,7 @@ func TestAQuietLaneFollowsItsLeader(t *testing.T) {
 		}
 		return answerEach(req, func(*kmsg.FetchResponseTopicPartition, int64) {})
 	}, nil)
-	// The request that waits at the broker itself would tell.
+	// The request that waits at the broker itself would show it.
 	before := len(f.since(0))
 	r.until("the old leader is asked", func() bool { return len(f.since(before)) >= 2 })
 	r.check(cluster.MoveTopicPartition(r.topic, moved, 1))
@@ -532,7 +531,7 @@ func TestAQuietLaneFollowsItsLeader(t *testing.T) {
 	}
 }
 
-// counted are a listener's connections that are open.
+// counted counts a listener's open connections.
 type counted struct {
 	net.Listener
 	open *atomic.Int64
@@ -574,7 +573,7 @@ func TestQuietLanesHoldFewConnections(t *testing.T) {
 	others := open.Load()
 	w := r.start(nil)
 	w.untilReady()
-	// For each broker one that waits, and one or two for what is asked besides.
+	// For each broker one that waits, and one or two for other requests.
 	r.until("few connections are open", func() bool { return open.Load()-others <= 4*brokers })
 	c := r.client()
 	for i := range int32(lanes) {
@@ -588,8 +587,8 @@ func TestQuietLanesHoldFewConnections(t *testing.T) {
 	w.untilReady()
 }
 
-// untilShared waits until all lanes have been fetched for by one broker together for a
-// while: that is all that is held then.
+// untilShared waits until all lanes have shared the fetches of one broker for a while:
+// nothing else holds memory then.
 func (w *work) untilShared() {
 	w.Helper()
 	since := time.Now()
@@ -601,7 +600,7 @@ func (w *work) untilShared() {
 	})
 }
 
-// An answer that is full has nothing of some lanes: they get theirs.
+// An answer that is full leaves some lanes out: they get theirs later.
 func TestQuietLanesThatGetManyMessagesAtOnce(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -625,8 +624,8 @@ func TestQuietLanesThatGetManyMessagesAtOnce(t *testing.T) {
 	})
 }
 
-// What a broker itself says of lanes that are fetched for together, each in its own
-// state, and what is held of the byte budget for it.
+// What a broker answers about lanes that share a fetch, each in another state, and what
+// the answers hold of the byte budget.
 func TestWhatASharedFetchBrings(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -702,7 +701,7 @@ func TestWhatASharedFetchBrings(t *testing.T) {
 			t.Errorf("a partition that nobody leads: %+v", a)
 		}
 
-		// One that leaves gives back what came for it.
+		// A lane that leaves gives back what came for it.
 		leaves := p.join(want(r.topic, 3, 0, -1), leader)
 		r.until("it is asked for", func() bool { return p.covers(leaves) })
 		r.put(client, 3, "for nobody")
@@ -713,7 +712,7 @@ func TestWhatASharedFetchBrings(t *testing.T) {
 	})
 }
 
-// Lanes that share an answer don't share its memory: the slowest would hold all of it.
+// Lanes that share an answer don't share its memory: the slowest would keep all of it.
 func TestRecordsOfASharedAnswer(t *testing.T) {
 	t.Parallel()
 	of := func(sizes ...int) []laneAnswer {

@@ -32,8 +32,8 @@ func TestStartLatest(t *testing.T) {
 	})
 }
 
-// What a partition holds that is added later was never there to be left out, whether
-// a worker runs when it comes or not.
+// StartLatest leaves out nothing of a partition that is added later, whether or not a
+// worker runs then.
 func TestStartLatestOfAddedPartitions(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -90,15 +90,14 @@ func TestStartGroup(t *testing.T) {
 	})
 }
 
-// A topic that is created after the start is found, and so are partitions that
-// are added.
+// Topics and partitions that are added after the start are found.
 func TestTopicsAppearAndGrow(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		other := newName("later")
 		w := r.start(func(c *Config) { c.Topics = append(c.Topics, other) })
-		// The one that is there is read meanwhile.
+		// The topic that exists is read meanwhile.
 		r.fill(r.client(), 0, 10)
 		r.untilNext(0, 10)
 		if err := w.worker.Ready(); err == nil || !strings.Contains(err.Error(), other) || !errors.Is(err, errNoTopic) {
@@ -118,8 +117,7 @@ func TestTopicsAppearAndGrow(t *testing.T) {
 	})
 }
 
-// Without a single topic there is nothing to be a member for, and /readyz says what
-// is missing.
+// Without a single topic the worker doesn't join, and /readyz says what is missing.
 func TestAllTopicsAreMissing(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -133,9 +131,8 @@ func TestAllTopicsAreMissing(t *testing.T) {
 	})
 }
 
-// A topic that is deleted keeps nobody from reading the others, also when the group
-// rebalances meanwhile; and it is read again when it comes back, with as many
-// partitions as before or fewer.
+// A deleted topic keeps nobody from reading the others, also when the group rebalances
+// meanwhile. It is read again when it comes back, with as many partitions or fewer.
 func TestTopicsGoAndComeBack(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -223,9 +220,9 @@ func TestGroupReset(t *testing.T) {
 	})
 }
 
-// A group whose name the configuration leaves, and comes back to later, stands where it
-// stood then. Nobody has reset it: following it would read again what may be older than
-// the claims.
+// The configuration changes the group's name and later changes it back: the group has its
+// old offsets. Nobody has reset it, and following it would read again what may be older
+// than the claims.
 func TestAGroupThatIsComeBackTo(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -251,7 +248,7 @@ func TestAGroupThatIsComeBackTo(t *testing.T) {
 		if n := r.log.count("a worker wrote it"); n != 1 {
 			t.Errorf("the log tells %d times of an offset that isn't followed, want once", n)
 		}
-		// What a person sets there still counts.
+		// What a person sets still counts.
 		r.check(b.SetCommitted(r.ctx, first, r.topic, 0, 1))
 		r.start(nil)
 		r.until("it was read again", func() bool { handled, _, _ := r.store.Counts(); return handled == 4+3 })
@@ -272,8 +269,8 @@ func (r *acquisitions) Acquire(ctx context.Context, a lane.Acquire) (lane.Assign
 	return r.Lanes.Acquire(ctx, a)
 }
 
-// What a lane is acquired with says all of where it begins, whatever the database
-// makes of it: a lane that the database doesn't know begins at Start.
+// Acquire gets everything that decides where a lane begins: one that the database doesn't
+// know begins at Start.
 func TestAcquireSaysWhereToStart(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, fake(t), 3, nil)
@@ -307,8 +304,8 @@ func TestAcquireSaysWhereToStart(t *testing.T) {
 	}
 }
 
-// What was divided is compared with what there is: a topic may have been created anew,
-// with fewer partitions, before anybody had asked for its id.
+// The partitions that were divided are compared with those there are now: a topic may
+// have been created anew, with fewer partitions, before its id was asked for.
 func TestOtherPartitionsThanWereDivided(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -17,8 +17,8 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// A topic that was deleted and created anew has outgrown the lane's position: read
-// from there it would miss what stands below, and nothing about positions tells.
+// A topic that was deleted and created anew has grown past the lane's position: reading
+// from there would miss what is below, and positions don't show it.
 func TestATopicCreatedAnewIsNoticed(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -60,7 +60,7 @@ func TestATopicCreatedAnewIsNoticed(t *testing.T) {
 			t.Errorf("%d messages were handled, want 8", n)
 		}
 
-		// And under a worker that doesn't come to fetch anything meanwhile.
+		// And under a running worker that fetches nothing meanwhile.
 		_, _, before := r.store.Counts()
 		release := r.store.Hold()
 		r.put(r.client(), 0, "in hand")
@@ -86,7 +86,7 @@ func TestATopicCreatedAnewIsNoticed(t *testing.T) {
 	})
 }
 
-// answered10 writes an answer by franz-go's code for it.
+// answered10 is an answer written by franz-go's code.
 func answered10(topics map[string][16]byte) []byte {
 	rack := "r1"
 	m := kmsg.NewMetadataResponse()
@@ -152,7 +152,7 @@ func FuzzIdentified(f *testing.F) {
 	})
 }
 
-// oldBroker knows metadata requests up to a version.
+// oldBroker supports metadata requests up to a version.
 type oldBroker struct {
 	t      *testing.T
 	latest int16

@@ -66,7 +66,7 @@ func TestUncommittedRecordsOnDemand(t *testing.T) {
 	})
 }
 
-// What an open transaction holds up comes when it ends, and in the log's order.
+// What an open transaction holds up comes when it ends, in the log's order.
 func TestOpenTransactionHoldsUpTheLane(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -88,8 +88,8 @@ func TestOpenTransactionHoldsUpTheLane(t *testing.T) {
 	})
 }
 
-// A log that ends with an aborted transaction is read to its end: the lane row
-// and the group's offset come to the end, so that lag comes to zero.
+// A log that ends with an aborted transaction is read to its end: the lane row and the
+// group's offset reach the end, and the lag reaches zero.
 func TestAbortedTailIsPassed(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
@@ -102,7 +102,7 @@ func TestAbortedTailIsPassed(t *testing.T) {
 		r.untilCommitted(0, 4)
 		w.untilReady()
 
-		// And handed on with the next message rather than by itself.
+		// It is handed on with the next message rather than by itself.
 		_, _, calls := r.store.Counts()
 		r.transact(c, kgo.TryAbort, "lost")
 		r.put(r.client(), 0, "two")
@@ -113,11 +113,11 @@ func TestAbortedTailIsPassed(t *testing.T) {
 		if got := r.values(); !slices.Equal(got, []string{"one", "two"}) {
 			t.Errorf("got %q", got)
 		}
-		// With no message to go with, it goes by itself.
+		// Without a message to go with, it is handed on by itself.
 		r.transact(c, kgo.TryAbort, "lost")
 		r.untilNext(0, 9)
 
-		// The end of the program doesn't wait for that.
+		// The end of the program doesn't wait for it.
 		r.transact(c, kgo.TryAbort, "lost")
 		r.until("the marker was read", func() bool { return w.metric("dedupd_lag_messages") == 2 || r.next(0) == 11 })
 		w.stop()
