@@ -150,7 +150,7 @@ func (s *Store) readClaim(ctx context.Context, tx pgx.Tx, g *generations.Table, 
 		return nil, nil
 	case sqlstate.Of(err) == sqlstate.UndefinedTable:
 		// Under the rotation lock none of the catalog's tables is dropped.
-		return nil, fmt.Errorf("the table %s of generation %d is gone, and with it its claims, so that nobody can tell: bring it back from a backup: %w", g.Name, g.Number, err)
+		return nil, fmt.Errorf("the table %s of generation %d is gone, and with it its claims, so that the answer is not known: bring it back from a backup: %w", g.Name, g.Number, err)
 	case err != nil:
 		return nil, err
 	}

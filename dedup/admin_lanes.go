@@ -70,7 +70,7 @@ func (s *Store) LaneStates(ctx context.Context) ([]LaneState, error) {
 var ErrNoLane = errors.New("no such lane")
 
 // ErrUnorderedLane says that a lane has no position to move.
-var ErrUnorderedLane = errors.New("it is a queue, in which the broker knows what is left to do: there is no position to move")
+var ErrUnorderedLane = errors.New("it is a queue, whose broker knows what is left to do: there is no position to move")
 
 // LaneMove is a lane that an operator has moved.
 type LaneMove struct {

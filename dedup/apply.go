@@ -156,7 +156,7 @@ func (p *Processor) reload(ctx context.Context, g *group, cause error) error {
 		return holdUnlessPassing(err)
 	}
 	if g.catalog != nil && now.Identity == g.catalog.Identity {
-		const gone = "a table of claims is gone that the catalog has (`dedupd retention status` tells which)"
+		const gone = "a table of claims is gone that is in the catalog (`dedupd retention status` shows which)"
 		return &lane.HoldError{Err: fmt.Errorf(gone+": %w", cause), Summary: gone}
 	}
 	return nil

@@ -31,7 +31,7 @@ func (s *Store) placeQueue(ctx context.Context, tx pgx.Tx, row *laneRow, a lane.
 		}
 	}
 	if other, ok := parseOffsetMetadata(a.OffsetMetadata); ok && other.Scope != s.scope {
-		return &lane.HoldError{Lane: a.Lane, Err: fmt.Errorf("scope %q reads the same durable, so that each of the two scopes would get a part of the messages only: have this one read a durable of its own; or delete the durable, if that scope is to read it no more", other.Scope)}
+		return &lane.HoldError{Lane: a.Lane, Err: fmt.Errorf("scope %q reads the same durable, so that each of the two would get only a part of the messages: give this scope a durable of its own; or delete the durable, if that scope no longer reads it", other.Scope)}
 	}
 	assigned := &row.assigned
 	was, ours := s.ownOffsetMetadata(a.Lane, a.OffsetMetadata)

@@ -33,7 +33,7 @@ func (s *Store) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (
 		SELECT g.first, g.next FROM `+s.name("gaps")+` g JOIN l ON l.id = g.lane WHERE g.next > g.accepted AND NOT EXISTS (SELECT FROM recorded)`,
 		s.scope, l.Source, l.Name, found.From, found.Next, before).Scan(&recorded.From, &recorded.Next)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return lane.Gap{}, fmt.Errorf("record what is missing in lane %s: %w", l, err)
+		return lane.Gap{}, fmt.Errorf("record the gap of lane %s: %w", l, err)
 	}
 	return recorded, nil
 }
@@ -42,7 +42,7 @@ func (s *Store) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (
 // counts as missing. Nothing else moves: the queue's broker knows what is left to read.
 func (s *Store) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
 	if _, err := s.pool.Exec(ctx, s.acceptGap(), s.scope, lane.Source, lane.Name, next); err != nil {
-		return fmt.Errorf("go on behind what is missing in lane %s: %w", lane, err)
+		return fmt.Errorf("accept the gap of lane %s: %w", lane, err)
 	}
 	return nil
 }
@@ -62,7 +62,7 @@ func (s *Store) forgetGaps(ctx context.Context, tx pgx.Tx, t lane.Acquire) error
 		WHERE l.id = g.lane AND l.scope = $1 AND l.source = $2 AND l.lane = $3 AND NOT l.ordered AND l.log_id <> nullif($4, '')`,
 		s.scope, t.Lane.Source, t.Lane.Name, t.LogID)
 	if err != nil {
-		return fmt.Errorf("forget what was missing in the log before: %w", err)
+		return fmt.Errorf("forget the gap of the log before: %w", err)
 	}
 	return nil
 }

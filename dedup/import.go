@@ -121,7 +121,7 @@ func failedImport(n Imported, err error) error {
 	if n.Read == 0 {
 		return fmt.Errorf("import: %w; nothing was claimed", err)
 	}
-	return fmt.Errorf("import: %w; the first %d were claimed and stay so, and another import of the whole goes on from there", err, n.Read)
+	return fmt.Errorf("import: %w; the first %d are claimed and stay so: import all of it again to go on from there", err, n.Read)
 }
 
 // beginImport records the import in the audit, which only the owner may, before any work
@@ -270,7 +270,7 @@ func startQuery(ctx context.Context, tx pgx.Tx, query string, estimate func(rows
 func firstColumn(rows pgx.Rows, number int) (string, error) {
 	fields := rows.FieldDescriptions()
 	if len(fields) == 0 {
-		return "", &QueryError{errors.New("it gives no column")}
+		return "", &QueryError{errors.New("it returns no column")}
 	}
 	switch fields[0].DataTypeOID {
 	case pgtype.ByteaOID: // \x6f6e65

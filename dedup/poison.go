@@ -46,7 +46,7 @@ func (d deadGuard) check(ctx context.Context, t *txn, all []tally) error {
 				recent = recent[1:]
 			}
 			if len(recent) > d.limit && it.outcome == dead {
-				why := fmt.Sprintf("%d of the last %d messages can't be applied, which is more than dead_letters.max_share allows, so the fault is hardly theirs",
+				why := fmt.Sprintf("%d of the last %d messages can't be applied, which is more than dead_letters.max_share allows, so the messages are hardly at fault",
 					len(recent), min(seen, d.window))
 				return &lane.HoldError{
 					Lane: part.lane, Err: fmt.Errorf("%s; the last one: %s", why, it.reject.reason),

@@ -359,7 +359,7 @@ func (s *Store) clearAttemptSteps(batches []lane.Batch) (steps []pipeline.Step, 
 		}
 		at := positions(batches[i])
 		steps = append(steps, pipeline.Step{
-			Name:   "dedupd_pass",
+			Name:   "dedupd_clear_attempts",
 			SQL:    `DELETE FROM ` + s.name("attempts") + ` WHERE lane = $1::integer AND position = ANY ($2::bigint[])`,
 			OIDs:   []uint32{pgtype.Int4OID, pgtype.Int8ArrayOID},
 			Params: [][]byte{pipeline.Int4(lane), pipeline.AppendInt8s(nil, len(at), func(i int) int64 { return at[i] })},
