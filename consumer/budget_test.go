@@ -50,7 +50,7 @@ func TestBudget(t *testing.T) {
 		}
 		b.Release(1000)
 	})
-	bubble(t, "who gives up makes way", func(t *testing.T) {
+	bubble(t, "one that gives up makes way", func(t *testing.T) {
 		b := consumer.NewBudget(100)
 		<-acquire(b, 50)
 		ctx, cancel := context.WithCancel(t.Context())

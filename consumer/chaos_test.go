@@ -18,7 +18,7 @@ import (
 )
 
 // Two workers over one broker, while everything goes wrong that may: each id has
-// one effect, none is missing, each worker's books balance, no lane is told to be
+// one effect, none is missing, each worker's books balance, no lane is reported as
 // caught up that isn't, and the broker never hears of a position beyond the
 // store's.
 func TestChaos(t *testing.T) {
@@ -93,7 +93,7 @@ func TestChaos(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	if ends.told.Load() == 0 {
-		t.Error("no lane was told to be caught up")
+		t.Error("no lane was reported as caught up")
 	}
 	for i, stop := range stops {
 		stop()
@@ -110,7 +110,7 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// knownEnds checks what is told of lanes to which nothing more comes.
+// knownEnds checks the heartbeats of lanes to which nothing more comes.
 type knownEnds struct {
 	consumer.Lanes
 	t    *testing.T
@@ -121,7 +121,7 @@ type knownEnds struct {
 func (k *knownEnds) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) ([]message.Lane, error) {
 	for _, c := range lanes {
 		if c.Next != k.end[c.Lane] {
-			k.t.Errorf("lane %s is told to be caught up at %d of %d", c.Lane, c.Next, k.end[c.Lane])
+			k.t.Errorf("lane %s is reported as caught up at %d of %d", c.Lane, c.Next, k.end[c.Lane])
 		}
 		k.told.Add(1)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// After a group of several lanes has failed, no lane is told of a commit before a
+// After a group of several lanes has failed, no lane hears of a commit before a
 // later try of its own messages has succeeded: not the lanes at fault, and not
 // their neighbours. The ledger checks that at every callback; here it is also
 // looked at between the tries.
@@ -28,7 +28,7 @@ func TestAFailedGroupTellsNoLaneOfACommit(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		err  error
-		lost []int // the lanes that it takes away
+		lost []int // the lanes that it fences
 	}{
 		{"transient", errTransient, nil},
 		{"transient, wrapped", fmt.Errorf("write: %w", errTransient), nil},
@@ -49,7 +49,7 @@ func TestAFailedGroupTellsNoLaneOfACommit(t *testing.T) {
 			goOn := r.failTogether(lanes, test.err)
 			for i, l := range r.lanes[:lanes] {
 				if committed, _ := l.outcome(); committed != nil {
-					t.Errorf("lane %d is told of the commit of %v by a try that failed", i, committed)
+					t.Errorf("lane %d hears of the commit of %v by an attempt that failed", i, committed)
 				}
 			}
 			if n := len(r.store.Effects()); n != 1 {

@@ -167,7 +167,7 @@ func TestClose(t *testing.T) {
 }
 
 func TestDrain(t *testing.T) {
-	bubble(t, "what is in hand is finished", func(t *testing.T) {
+	bubble(t, "what is in flight is finished", func(t *testing.T) {
 		r := newRig(t, 1)
 		r.store.Delay(9 * time.Second)
 		r.lanes[0].mustOffer(1)

@@ -64,12 +64,12 @@ func (g *ledger) committed(next int64, tokens []any) []int {
 		o := t.(*offer)
 		for j := range o.batch.Messages {
 			if p := o.batch.Messages[j].Position; !g.durable[p] {
-				g.t.Errorf("lane %s is told of a commit of position %d, which isn't durable", p.Lane, p.Offset)
+				g.t.Errorf("lane %s hears of a commit of position %d, which isn't durable", p.Lane, p.Offset)
 				break
 			}
 		}
 		if end := g.ends[o.batch.Lane]; next > end {
-			g.t.Errorf("lane %s is told that it stands at %d; durable is what is below %d", o.batch.Lane, next, end)
+			g.t.Errorf("lane %s hears of position %d; durable is what is below %d", o.batch.Lane, next, end)
 		}
 	}
 	return g.told("committed", tokens)

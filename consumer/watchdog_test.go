@@ -62,11 +62,11 @@ func TestHang(t *testing.T) {
 		r.lanes[1].mustOffer(1)
 		hang := r.hung()
 		if d := time.Since(begun); d > time.Minute {
-			t.Errorf("the lanes were given up after %s", d)
+			t.Errorf("the lanes were closed after %s", d)
 		}
 		want := []lane.Batch{{Lane: r.lanes[0].name, Ordered: true, StreamID: "stream-1", Epoch: 1, From: 0, Next: 3, BrokerPosition: -1, Bytes: 30}}
 		if !reflect.DeepEqual(hang.Batches, want) {
-			t.Errorf("in hand is %+v, want %+v", hang.Batches, want)
+			t.Errorf("in flight is %+v, want %+v", hang.Batches, want)
 		}
 		for _, text := range []string{"the sink hangs", "lane 0 positions 0 to 2", "context", "supervisor"} {
 			if !strings.Contains(hang.Error(), text) {
@@ -89,7 +89,7 @@ func TestHang(t *testing.T) {
 		letOff()
 		synctest.Wait()
 		if committed, _ := r.lanes[0].outcome(); committed != nil {
-			t.Errorf("the lane was given up, and is told of a commit: %v", committed)
+			t.Errorf("the lane was closed, and hears of a commit: %v", committed)
 		}
 	})
 	bubble(t, "two at a time", func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestHang(t *testing.T) {
 		r.lanes[1].mustOffer(1)
 		hang := r.hung()
 		if d := time.Since(begun); d > time.Minute {
-			t.Errorf("the lanes were given up after %s", d)
+			t.Errorf("the lanes were closed after %s", d)
 		}
 		if len(hang.Batches) != 1 || hang.Batches[0].Lane.Name != "0" {
 			t.Errorf("the first to hang: %v", hang)

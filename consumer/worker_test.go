@@ -231,7 +231,7 @@ func TestErrors(t *testing.T) {
 		}
 		r.stop()
 	})
-	bubble(t, "a held lane takes along what has come since", func(t *testing.T) {
+	bubble(t, "a held lane includes what has come since", func(t *testing.T) {
 		r := newRig(t, 1, func(w *consumer.Worker) { w.MaxMessages = 10 })
 		// The first message is refused until another one is beside it.
 		r.setHandle(func(ctx context.Context, group []lane.Batch) error {
@@ -326,7 +326,7 @@ func TestErrors(t *testing.T) {
 	})
 }
 
-// A queue delivers again what stands below what came since. What gathers behind a
+// A queue delivers again what is below what came since. What gathers behind a
 // transaction ends where the highest of it does, whatever came last.
 func TestAQueueGathersOutOfOrder(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
@@ -386,7 +386,7 @@ func TestKeepFor(t *testing.T) {
 // broker has nothing left that anybody has yet to do, the first one isn't held.
 func TestAHoldThatAnotherSlotEnds(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
-		r, told := newHeartbeatRig(t, 2, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })
+		r, sent := newHeartbeatRig(t, 2, func(o *consumer.LaneOptions) { o.KeepFor = 30 * time.Second })
 		held, other := r.lanes[0], r.lanes[1]
 		r.store.FailBefore(1_000_000, &lane.HoldError{Lane: held.name, Err: errors.New("no such table")})
 		held.mustOffer(1)
@@ -395,13 +395,13 @@ func TestAHoldThatAnotherSlotEnds(t *testing.T) {
 			t.Fatalf("abandoned %v", abandoned)
 		}
 		if r.Ready() == nil || r.metric("dedupd_lanes_held") != 1 {
-			t.Error("not held before anybody has applied what was given up")
+			t.Error("not held before anybody has applied what was abandoned")
 		}
 		r.store.Heal()
 		other.mustOffer(1)
 		synctest.Wait()
 		if r.Ready() == nil {
-			t.Error("not held before the broker has told that nothing is left")
+			t.Error("not held before the broker has said that nothing is left")
 		}
 		held.caughtUp()
 		other.caughtUp()
@@ -409,7 +409,7 @@ func TestAHoldThatAnotherSlotEnds(t *testing.T) {
 			t.Errorf("still held: %v", err)
 		}
 		time.Sleep(time.Minute)
-		if len(told.of(held.name)) == 0 {
+		if len(sent.of(held.name)) == 0 {
 			t.Error("its clock stands still")
 		}
 		r.stop()
