@@ -7,9 +7,9 @@ import (
 
 	"github.com/dedupd/dedupd/cmd/dedupd/cli"
 
-	// The kinds of sinks this binary has. For one of your own, copy this file into
-	// a module of yours, import the package that calls sinks.Register here, and
-	// build: it is then a kind that the configuration knows.
+	// The kinds of sinks that this binary has. To add your own, copy this file into
+	// your module, import your package here, which calls sinks.Register, and build:
+	// the configuration then knows that kind.
 	_ "github.com/dedupd/dedupd/sinks/statement"
 	_ "github.com/dedupd/dedupd/sinks/table"
 )

@@ -1,6 +1,6 @@
-// Package claim is an example of dedupd as a library: a service that takes orders
-// by HTTP, by a queue of its own or however else, and deduplicates them in its
-// own transaction, without dedupd's worker.
+// Package claim is an example of dedupd as a library: a service that gets payments by
+// HTTP, by its own queue or otherwise, and deduplicates them in its own transaction,
+// without dedupd's worker.
 package claim
 
 import (
@@ -15,8 +15,8 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 )
 
-// Open makes the store of one scope. Migrate needs the rights of the schema's
-// owner; a service that hasn't got them leaves it to `dedupd migrate up`.
+// Open makes the store of one scope. Migrate needs the rights of the schema's owner. A
+// service without them leaves it to `dedupd migrate up`.
 func Open(ctx context.Context, pool *pgxpool.Pool) (*dedup.Store, error) {
 	store, err := dedup.NewStore(dedup.StoreConfig{Pool: pool, Scope: "payments"})
 	if err != nil {
@@ -26,17 +26,17 @@ func Open(ctx context.Context, pool *pgxpool.Pool) (*dedup.Store, error) {
 	return store, err
 }
 
-// Pay books a payment once, however often it is asked to. isNew is false when the
-// payment was booked before.
+// Pay books a payment once, however often it is called. isNew is false if the payment
+// was booked before.
 func Pay(ctx context.Context, pool *pgxpool.Pool, store *dedup.Store, id string, cents int64) (isNew bool, err error) {
 	err = retry(func() error {
 		return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			won, err := store.Claim(ctx, tx, []string{id})
+			unique, err := store.Claim(ctx, tx, []string{id})
 			if err != nil {
 				return err
 			}
-			if isNew = won[0]; !isNew {
-				return nil // whoever claimed the id has committed
+			if isNew = unique[0]; !isNew {
+				return nil // the transaction that claimed the id has committed
 			}
 			_, err = tx.Exec(ctx, `INSERT INTO public.payments (id, cents) VALUES ($1, $2)`, id, cents)
 			return err
@@ -45,8 +45,8 @@ func Pay(ctx context.Context, pool *pgxpool.Pool, store *dedup.Store, id string,
 	return isNew && err == nil, err
 }
 
-// retry tries again what ended by the claims' generations having changed, or by a
-// twin that held the id for too long.
+// retry tries again if the claims' generations have changed, or a concurrent duplicate
+// held the id for too long.
 func retry(do func() error) error {
 	var err error
 	for range 5 {

@@ -1,5 +1,5 @@
-// Command customsink is dedupd with one more kind of sink. It is cmd/dedupd/main.go
-// with one more import; run it as you would run dedupd:
+// Command customsink is dedupd with one more kind of sink: cmd/dedupd/main.go with one
+// more import. Run it like dedupd:
 //
 //	go run ./examples/customsink run -c examples/customsink/balance.yaml
 package main

@@ -68,10 +68,7 @@ sink: {table: {name: public.rows, columns: {id: id, payload: value}}}
 		tb.Fatal(err)
 	}
 	h := &hand{lane: message.Lane{Source: "main", Name: "orders/0"}}
-	if h.processor, err = newProcessor(cfg, store, sink, prometheus.NewRegistry()); err != nil {
-		tb.Fatal(err)
-	}
-	if err := h.processor.Start(tb.Context()); err != nil {
+	if h.processor, err = startProcessor(tb.Context(), cfg, store, sink, prometheus.NewRegistry()); err != nil {
 		tb.Fatal(err)
 	}
 	if h.taken, err = store.Acquire(tb.Context(), lane.Acquire{Lane: h.lane, Ordered: true, Committed: -1}); err != nil {

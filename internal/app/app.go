@@ -105,12 +105,9 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	if err := openSchema(ctx, cfg, store, log); err != nil {
 		return Summary{}, err
 	}
-	processor, err := newProcessor(cfg, store, sink, reg)
+	processor, err := startProcessor(ctx, cfg, store, sink, reg)
 	if err != nil {
 		return Summary{}, err
-	}
-	if err := processor.Start(ctx); err != nil {
-		return Summary{}, &ServerError{err}
 	}
 	worker.Handler, worker.Lanes = processor, store
 
@@ -212,17 +209,10 @@ func OpenProcessor(ctx context.Context, cfg *config.Config, registry *sinks.Regi
 	if err != nil {
 		return nil, err
 	}
-	processor, err := newProcessor(cfg, store, sink, prometheus.NewRegistry())
-	if err != nil {
-		return nil, err
-	}
-	if err := processor.Start(ctx); err != nil {
-		return nil, &ServerError{err}
-	}
-	return processor, nil
+	return startProcessor(ctx, cfg, store, sink, prometheus.NewRegistry())
 }
 
-func newProcessor(cfg *config.Config, store *dedup.Store, sink sinks.Sink, reg prometheus.Registerer) (*dedup.Processor, error) {
+func startProcessor(ctx context.Context, cfg *config.Config, store *dedup.Store, sink sinks.Sink, reg prometheus.Registerer) (*dedup.Processor, error) {
 	identity, err := message.NewIdentity(cfg.ID.From, int(cfg.ID.MaxBytes))
 	if err != nil {
 		return nil, fmt.Errorf("id.from: %w", err)
@@ -231,12 +221,16 @@ func newProcessor(cfg *config.Config, store *dedup.Store, sink sinks.Sink, reg p
 	if err != nil {
 		return nil, err
 	}
-	return &dedup.Processor{
+	processor := &dedup.Processor{
 		Store: store, Sink: sink, Identity: identity, Fingerprint: fingerprint,
 		Missing: cfg.ID.Missing, OnDuplicate: cfg.Dedup.OnDuplicate, OnConflict: cfg.Dedup.OnConflict,
 		MaxDeadShare: cfg.DeadLetters.MaxShare, DeadWindow: cfg.DeadLetters.Window, Window: time.Duration(cfg.Retention.Window),
 		MaxMessages: cfg.Batch.MaxMessages, Metrics: dedup.NewMetrics(reg),
-	}, nil
+	}
+	if err := processor.Start(ctx); err != nil {
+		return nil, &ServerError{err}
+	}
+	return processor, nil
 }
 
 func newRegistry() *prometheus.Registry {

@@ -39,8 +39,51 @@ func (s *hanging) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message
 	return err
 }
 
-// A worker whose sink hangs gives its lanes up and ends, all of it but the
-// goroutine that hangs; another one has the lanes soon.
+// produce sends messages to both partitions in turn, with their numbers as keys.
+func produce(t *testing.T, brokers []string, messages int) {
+	t.Helper()
+	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.DefaultProduceTopic("orders"), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for i := range messages {
+		record := &kgo.Record{Partition: int32(i % 2), Key: fmt.Append(nil, i)}
+		if err := client.ProduceSync(t.Context(), record).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// runWithSink runs a worker with that sink.
+func runWithSink(t *testing.T, broker, url string, sink sinks.Sink, hangTimeout time.Duration) (drain context.CancelFunc, ended chan error) {
+	t.Helper()
+	registry := &sinks.Registry{}
+	registry.Register("hanging", func(decode func(any) error) (sinks.Sink, error) { return sink, decode(new(struct{})) })
+	cfg, _, err := config.Parse("test.yaml", fmt.Appendf(nil, `
+scope: hang
+sources: [{kafka: {brokers: [%q], topics: [orders]}}]
+database: {url: %q}
+id: {from: key}
+sink: {hanging: {}}
+http: {listen: "127.0.0.1:0"}
+`, broker, url), config.Options{Sinks: registry})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &App{Config: cfg, Sinks: registry, Logger: slog.New(slog.DiscardHandler), HangTimeout: hangTimeout}
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	done := make(chan error, 1)
+	go func() {
+		_, err := a.Run(ctx)
+		done <- err
+	}()
+	return cancel, done
+}
+
+// A worker whose sink hangs gives up its lanes and ends, except for the goroutine that
+// hangs. Another worker soon has the lanes.
 func TestHangingSinkIsLeftBehind(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a database")
@@ -57,40 +100,9 @@ func TestHangingSinkIsLeftBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	const messages = 40
-	client, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.DefaultProduceTopic("orders"), kgo.RecordPartitioner(kgo.ManualPartitioner()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	for i := range messages {
-		record := &kgo.Record{Partition: int32(i % 2), Key: fmt.Append(nil, i)}
-		if err := client.ProduceSync(t.Context(), record).FirstErr(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	produce(t, cluster.ListenAddrs(), messages)
 	run := func(sink sinks.Sink, hangTimeout time.Duration) (context.CancelFunc, chan error) {
-		registry := &sinks.Registry{}
-		registry.Register("hanging", func(decode func(any) error) (sinks.Sink, error) { return sink, decode(new(struct{})) })
-		cfg, _, err := config.Parse("test.yaml", fmt.Appendf(nil, `
-scope: hang
-sources: [{kafka: {brokers: [%q], topics: [orders]}}]
-database: {url: %q}
-id: {from: key}
-sink: {hanging: {}}
-http: {listen: "127.0.0.1:0"}
-`, cluster.ListenAddrs()[0], db.URL), config.Options{Sinks: registry})
-		if err != nil {
-			t.Fatal(err)
-		}
-		a := &App{Config: cfg, Sinks: registry, Logger: slog.New(slog.DiscardHandler), HangTimeout: hangTimeout}
-		ctx, cancel := context.WithCancel(t.Context())
-		t.Cleanup(cancel)
-		done := make(chan error, 1)
-		go func() {
-			_, err := a.Run(ctx)
-			done <- err
-		}()
-		return cancel, done
+		return runWithSink(t, cluster.ListenAddrs()[0], db.URL, sink, hangTimeout)
 	}
 	sick := &hanging{at: "6", hung: make(chan struct{}), free: make(chan struct{})}
 	t.Cleanup(func() { close(sick.free) })
@@ -103,8 +115,8 @@ http: {listen: "127.0.0.1:0"}
 		t.Fatal("the sink was given nothing")
 	}
 	began := time.Now()
-	// What hangs here is a goroutine and not a process, so that its transaction
-	// ends only when the server takes it for idle, which the other one waits for.
+	// A goroutine hangs here, not a process: its transaction ends only when the server
+	// counts it as idle. The other worker waits for that.
 	drain, drained := run(&hanging{at: "none"}, 0)
 	select {
 	case err := <-ended:

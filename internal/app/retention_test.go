@@ -36,7 +36,9 @@ type keeper struct {
 
 func (k keeper) Name() string { return k.name }
 
-func (k keeper) BrokerRetention(context.Context) ([]consumer.TopicRetention, error) { return k.kept, k.err }
+func (k keeper) BrokerRetention(context.Context) ([]consumer.TopicRetention, error) {
+	return k.kept, k.err
+}
 
 func TestAShortWindowIsToldOf(t *testing.T) {
 	t.Parallel()

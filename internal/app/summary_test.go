@@ -74,19 +74,9 @@ func TestReadinessQuotesNoMessage(t *testing.T) {
 	}
 }
 
-// A client that asks slowly, sends a body without end, doesn't read its answer or
-// sends more headers than anybody needs is cut off. A profile may take longer than
-// any other answer.
-func TestHTTPBoundsItsClients(t *testing.T) {
-	t.Parallel()
-	h := newHTTP(nil)
-	for name, d := range map[string]time.Duration{"header": h.ReadHeaderTimeout, "read": h.ReadTimeout, "write": h.WriteTimeout, "idle": h.IdleTimeout} {
-		if d <= 0 || d > time.Minute {
-			t.Errorf("the %s time-out is %s", name, d)
-		}
-	}
-	wrote := make(chan error, 1)
-	h.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+// endless reads a request to its end, answers with 1 GiB, and sends how that ended.
+func endless(wrote chan<- error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err != nil {
 			wrote <- err
 			return
@@ -100,6 +90,21 @@ func TestHTTPBoundsItsClients(t *testing.T) {
 		}
 		wrote <- nil
 	})
+}
+
+// A client that asks slowly, sends a body without end, doesn't read its answer or
+// sends more headers than anybody needs is cut off. A profile may take longer than
+// any other answer.
+func TestHTTPBoundsItsClients(t *testing.T) {
+	t.Parallel()
+	h := newHTTP(nil)
+	for name, d := range map[string]time.Duration{"header": h.ReadHeaderTimeout, "read": h.ReadTimeout, "write": h.WriteTimeout, "idle": h.IdleTimeout} {
+		if d <= 0 || d > time.Minute {
+			t.Errorf("the %s time-out is %s", name, d)
+		}
+	}
+	wrote := make(chan error, 1)
+	h.Handler = endless(wrote)
 	h.ReadHeaderTimeout, h.ReadTimeout, h.WriteTimeout = 100*time.Millisecond, 200*time.Millisecond, 300*time.Millisecond
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

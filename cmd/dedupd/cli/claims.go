@@ -22,7 +22,7 @@ func (c *command) claims() *cobra.Command {
 	return group("claims", "Shows, forgets and imports the claims of message ids", c.why(), c.forgetClaim(), c.importClaims())
 }
 
-// Why is what `claims why` shows, as JSON has it.
+// Why is the JSON output of `claims why`.
 type Why struct {
 	ID string `json:"id"`
 	dedup.ClaimAnswer
@@ -55,7 +55,7 @@ well.`,
 	}))
 }
 
-// checkID refuses what no message can have as its id.
+// checkID refuses what no message can have as an id.
 func checkID(id string) error {
 	if id == "" {
 		return usageError{errors.New("an id is at least 1 byte long")}
@@ -98,7 +98,7 @@ func claimant(claim *dedup.Claim) string {
 	return fmt.Sprintf("source %s, lane %s, position %s", *claim.Source, *claim.Lane, known(claim.Position))
 }
 
-// Forgotten is what `claims forget` shows, as JSON has it.
+// Forgotten is the JSON output of `claims forget`.
 type Forgotten struct {
 	ID    string       `json:"id"`
 	Found bool         `json:"found"`
@@ -143,7 +143,7 @@ func (c *command) showForgotten(f Forgotten) error {
 	return nil
 }
 
-// ImportResult is what `claims import` shows, as JSON has it.
+// ImportResult is the JSON output of `claims import`.
 type ImportResult struct {
 	dedup.Imported
 	Seconds float64 `json:"seconds"`
@@ -225,8 +225,8 @@ func (c *command) runImport(ctx context.Context, s *dedup.Store, im dedup.Import
 	return nil
 }
 
-// lines are a file's lines, as Unix or Windows ends them. One longer than an id
-// may be ends them.
+// lines are a file's lines, with the line ends of Unix or Windows. A line longer than
+// an id may be is an error.
 func lines(r io.Reader, longest int) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		scanner := bufio.NewScanner(r)

@@ -14,7 +14,7 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// load reads the configuration that -c names, with its sink's part tried.
+// load reads the configuration that -c names, and checks its sink's part.
 func (c *command) load() (*config.Config, []config.Problem, error) {
 	if c.file == "" {
 		return nil, nil, usageError{errors.New("which configuration? give it with -c FILE")}
@@ -22,8 +22,7 @@ func (c *command) load() (*config.Config, []config.Problem, error) {
 	return config.Load(c.file, config.Options{Environ: os.Environ(), Sinks: &sinks.Default})
 }
 
-// loadAndWarn is load for commands that do something with it: its warnings are
-// logged.
+// loadAndWarn is load for commands that use the configuration. It logs warnings.
 func (c *command) loadAndWarn() (*config.Config, *slog.Logger, error) {
 	cfg, warnings, err := c.load()
 	if err != nil {

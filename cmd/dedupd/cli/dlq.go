@@ -104,16 +104,15 @@ type Header struct {
 	Value *Raw `json:"value"`
 }
 
-// Place is where a message stands.
+// Place is where a message is.
 type Place struct {
 	Source   string `json:"source"`
 	Lane     string `json:"lane"`
 	Position int64  `json:"position"`
 }
 
-// DeadLetter is a message that could not be applied, as JSON has it. Key and
-// value are null where the message has none. Reason and sqlstate are of the last of
-// the attempts to apply it.
+// DeadLetter is the JSON of a message that could not be applied. Key and value are
+// null if the message has none. Reason and sqlstate are those of the last attempt.
 type DeadLetter struct {
 	ID        int64      `json:"id"`
 	Class     string     `json:"class"`
@@ -203,7 +202,7 @@ func (c *command) writeDeadLetters(letters []dedup.DeadLetter) error {
 	return t.write(c.stdout)
 }
 
-// inLine is the bytes within a line of text.
+// inLine formats the bytes within a line of text.
 func (r *Raw) inLine() string {
 	switch {
 	case r == nil:
@@ -257,8 +256,8 @@ func (c *command) showDeadLetter(d DeadLetter) error {
 
 func encode(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
 
-// harmless keeps line breaks and tabs of a text, and takes from it what could
-// command a terminal.
+// harmless removes from a text what could control a terminal. It keeps line breaks and
+// tabs.
 func harmless(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && r != '\t' && unicode.IsControl(r) {

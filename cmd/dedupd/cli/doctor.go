@@ -57,7 +57,7 @@ func (c *command) examine(ctx context.Context) error {
 	return nil
 }
 
-// writeFindings has one line for each finding, and its cure below it.
+// writeFindings writes a line for each finding, and its cure below.
 func (c *command) writeFindings(findings []app.Finding) error {
 	colour := map[string]string{app.FindingOK: "32", app.FindingWarning: "33", app.FindingError: "31"}
 	counts := map[string]int{}

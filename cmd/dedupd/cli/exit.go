@@ -18,8 +18,7 @@ import (
 	"github.com/dedupd/dedupd/retention"
 )
 
-// The exit codes, a part of the contract with scripts. Beyond them, 128+n is an
-// end by the second signal n.
+// The exit codes, which scripts rely on. 128+n: a second signal n ended the program.
 const (
 	exitOK     = 0
 	exitFailed = 1
@@ -27,13 +26,13 @@ const (
 	exitServer = 3 // a server is missing or not as it must be
 )
 
-// usageError is a mistake in the command line.
+// usageError is a mistake on the command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// exitError ends the program with a code and, where err is nil, in silence: all
-// has been said.
+// exitError ends the program with a code. Without err it is silent: the output says
+// everything.
 type exitError struct {
 	code int
 	err  error
@@ -48,7 +47,7 @@ func (e exitError) Error() string {
 
 func (e exitError) Unwrap() error { return e.err }
 
-// report prints an error, once, and tells the exit code.
+// report prints an error and returns the exit code.
 func (c *command) report(err error) int {
 	var exit exitError
 	if errors.As(err, &exit) && exit.err == nil {
@@ -66,8 +65,8 @@ func (c *command) report(err error) int {
 	return exitCode(err)
 }
 
-// flat is an error in one line: pgx gives each address tried a line, and the
-// same address often two.
+// flat puts an error on one line: pgx writes a line for each address that it tried,
+// often two for the same.
 func flat(err error) string {
 	var lines []string
 	for line := range strings.Lines(err.Error()) {
@@ -78,7 +77,7 @@ func flat(err error) string {
 	return strings.Join(lines, " ")
 }
 
-// exitCode tells what kind of failure an error is.
+// exitCode is the exit code for an error.
 func exitCode(err error) int {
 	var (
 		exit     exitError
@@ -107,7 +106,7 @@ func exitCode(err error) int {
 	case errors.As(err, &network) && network.Op == "dial":
 		return exitServer
 	case errors.Is(err, context.DeadlineExceeded):
-		return exitServer // whom we waited for didn't answer
+		return exitServer // it didn't answer in time
 	}
 	return exitFailed
 }

@@ -98,7 +98,7 @@ This needs the rights of the schema's owner.`,
 	return c.withFile(c.withOutput(forget))
 }
 
-// actor is who runs the command, for the audit.
+// actor is who runs the command; the audit records it.
 func actor() string {
 	name := fmt.Sprintf("uid %d", os.Getuid()) // a container's user may have no name
 	if u, err := user.Current(); err == nil && u.Username != "" {
@@ -157,8 +157,7 @@ func (c *command) showLanes(ctx context.Context, s *dedup.Store, _ *config.Confi
 	return nil
 }
 
-// age is a number of seconds for people, in the two largest units; "-" where
-// nobody knows.
+// age formats seconds for people, in the two largest units; "-": not known.
 func age(seconds *float64) string {
 	if seconds == nil {
 		return "-"

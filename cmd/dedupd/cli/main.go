@@ -1,7 +1,7 @@
-// Package cli is dedupd's command line, one file per command. A custom binary
-// calls Main from a main function of its own.
+// Package cli is dedupd's command line, one file per command. A custom binary calls
+// Main.
 //
-// Data goes to stdout; logs and errors go to stderr.
+// Data goes to stdout, logs and errors to stderr.
 package cli
 
 import (
@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Main runs the command line that args (without the program's name) give, and
-// returns the process's exit code. With `run` it takes over SIGINT and SIGTERM;
-// a second signal ends the process from within.
+// Main runs the command line in args, which lack the program's name, and returns the
+// exit code. `run` handles SIGINT and SIGTERM; a second signal ends the process within
+// Main.
 func Main(args []string, stdout, stderr io.Writer) int {
 	c := &command{stdout: stdout, stderr: stderr}
 	root := c.root()
@@ -32,10 +32,10 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	return c.report(err)
 }
 
-// command is what all commands of one call share.
+// command is what the commands share.
 type command struct {
 	stdout, stderr io.Writer
-	// started tells that the arguments were fine and a command began its work.
+	// started: the arguments were right and a command began its work.
 	started bool
 	file    string // -c
 	output  string // --output
@@ -62,7 +62,7 @@ is missing or not as it must be; 128+n ended by a second signal n.`,
 	return root
 }
 
-// group is a command that only holds others.
+// group is a command that only contains others.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	g := &cobra.Command{
 		Use:   use,
@@ -76,14 +76,14 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	return g
 }
 
-// withFile gives a command the flag for its configuration file.
+// withFile adds the flag for the configuration file.
 func (c *command) withFile(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().StringVarP(&c.file, "config", "c", "", "the configuration `FILE`")
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
 	return cmd
 }
 
-// withOutput gives a command the choice of its output's form.
+// withOutput adds the flag for the output's form.
 func (c *command) withOutput(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().StringVarP(&c.output, "output", "o", outputTable, "the form of the output, `table|json`")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{outputTable, outputJSON}, cobra.ShellCompDirectiveNoFileComp))

@@ -13,7 +13,11 @@ import (
 )
 
 func (c *command) migrate() *cobra.Command {
-	var worker, role string
+	return group("migrate", "Creates, upgrades and shows the database schema", c.migrateUp(), c.migrateStatus(), c.migrateSQL())
+}
+
+func (c *command) migrateUp() *cobra.Command {
+	var worker string
 	up := &cobra.Command{
 		Use:   "up",
 		Short: "Creates or upgrades the schema, and creates the scope",
@@ -38,7 +42,11 @@ nothing to upgrade.`,
 		},
 	}
 	up.Flags().StringVar(&worker, "grants", "", "give the worker's `ROLE` its rights")
-	status := &cobra.Command{
+	return c.withFile(c.withOutput(up))
+}
+
+func (c *command) migrateStatus() *cobra.Command {
+	return c.withFile(c.withOutput(&cobra.Command{
 		Use:   "status",
 		Short: "Shows the schema's versions: applied and pending",
 		Args:  cobra.NoArgs,
@@ -51,7 +59,11 @@ nothing to upgrade.`,
 				return c.showMigrations(all)
 			})
 		},
-	}
+	}))
+}
+
+func (c *command) migrateSQL() *cobra.Command {
+	var role string
 	sql := &cobra.Command{
 		Use:   "sql",
 		Short: "Prints the SQL that creates schema and scope, for a DBA to run",
@@ -73,8 +85,7 @@ schema, or a further scope, use dedupd migrate up.`,
 		},
 	}
 	sql.Flags().StringVar(&role, "grants", "", "add the grants for the worker's `ROLE`")
-	return group("migrate", "Creates, upgrades and shows the database schema",
-		c.withFile(c.withOutput(up)), c.withFile(c.withOutput(status)), c.withFile(sql))
+	return c.withFile(sql)
 }
 
 func (c *command) showApplied(applied []schema.Migration) error {

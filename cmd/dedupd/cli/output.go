@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// The forms of a listing.
+// The forms of output.
 const (
 	outputTable = "table"
 	outputJSON  = "json"
@@ -26,7 +26,7 @@ func writeJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// column is one of a table; numbers stand at its right edge.
+// column is a column of a table; numbers are aligned right.
 type column struct {
 	title string
 	right bool
@@ -35,7 +35,7 @@ type column struct {
 func left(title string) column  { return column{title, false} }
 func right(title string) column { return column{title, true} }
 
-// table is a listing for people: aligned columns with their titles.
+// table is output for people: aligned columns with titles.
 type table struct {
 	columns []column
 	rows    [][]string
@@ -87,7 +87,7 @@ func (t *table) write(w io.Writer) error {
 	return err
 }
 
-// colourful tells whether emphasis may be used: on a terminal whose user didn't
+// colourful reports whether emphasis is allowed: on a terminal whose user didn't
 // forbid it.
 func colourful(w io.Writer) bool {
 	return isTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
@@ -102,8 +102,8 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// oneLine makes a cell of any text: what a message brought along must neither
-// break the table nor command the terminal.
+// oneLine makes any text fit a cell: what a message contains must neither break the
+// table nor control the terminal.
 func oneLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -113,7 +113,7 @@ func oneLine(s string) string {
 	}, s)
 }
 
-// shorten cuts a text to n characters, and shows that it did.
+// shorten cuts a text to n characters and marks the cut.
 func shorten(s string, n int) string {
 	if utf8.RuneCountInString(s) <= n {
 		return s
@@ -121,7 +121,7 @@ func shorten(s string, n int) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
-// timestamp is a moment in UTC, to the second; "-" where there is none.
+// timestamp formats a time in UTC, to the second; "-": there is none.
 func timestamp(t *time.Time) string {
 	if t == nil || t.IsZero() {
 		return "-"

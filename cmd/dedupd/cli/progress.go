@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// progress shows how far a long command has come: a line that is drawn again and
-// again on a terminal, else a plain line every few seconds.
+// progress shows how far a long command has come: on a terminal one line that it
+// redraws, else a new line every few seconds.
 type progress struct {
 	out      io.Writer
 	unit     string // of the items
@@ -17,7 +17,7 @@ type progress struct {
 	started  time.Time
 	shown    time.Time
 
-	total int64 // of the items, by an estimate; 0: not known
+	total int64 // items, estimated; 0: not known
 	input *meter
 }
 
@@ -26,10 +26,10 @@ func newProgress(w io.Writer, unit string) *progress {
 	return &progress{out: w, unit: unit, terminal: isTerminal(w) && os.Getenv("TERM") != "dumb", started: now, shown: now}
 }
 
-// expect sets about how many items there are.
+// expect sets roughly how many items there are.
 func (p *progress) expect(total int64) { p.total = total }
 
-// measure tells how far it has come by the share of a file that was read.
+// measure measures progress by the share of a file that was read.
 func (p *progress) measure(r io.Reader) io.Reader {
 	p.input = &meter{Reader: r}
 	if f, ok := r.(*os.File); ok {
@@ -40,7 +40,7 @@ func (p *progress) measure(r io.Reader) io.Reader {
 	return p.input
 }
 
-// meter counts the bytes that are read.
+// meter counts bytes read.
 type meter struct {
 	io.Reader
 	read, size int64
@@ -52,7 +52,7 @@ func (m *meter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// share is the part that is done, from 0 to 1; below 0: not known.
+// share is how much is done, from 0 to 1; below 0: not known.
 func (p *progress) share(done int64) float64 {
 	switch {
 	case p.input != nil && p.input.size > 0:
@@ -96,7 +96,7 @@ func (p *progress) line(done int64, elapsed time.Duration) string {
 	return fmt.Sprintf("%s, %.0f %%", text, 100*share)
 }
 
-// end leaves the terminal's line free for what follows.
+// end clears the terminal's line.
 func (p *progress) end() {
 	if p.terminal {
 		fmt.Fprint(p.out, "\r\x1b[K")

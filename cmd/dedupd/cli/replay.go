@@ -16,7 +16,7 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// selection is which dead letters a command is about.
+// selection says which dead letters a command is about.
 type selection struct {
 	filter       dedup.DeadLetterFilter
 	since, until string
@@ -36,7 +36,7 @@ func (s *selection) flags(cmd *cobra.Command, limit int) {
 	_ = cmd.RegisterFlagCompletionFunc("class", cobra.FixedCompletions(dedup.Classes(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// flagsToAct are those of commands that change something.
+// flagsToAct are the flags of commands that change something.
 func (s *selection) flagsToAct(cmd *cobra.Command) {
 	s.flags(cmd, 0)
 	cmd.Flags().Lookup("limit").Usage = "at most this many, the oldest; 0: all"
@@ -61,7 +61,7 @@ func (s *selection) check() (f dedup.DeadLetterFilter, err error) {
 	return f, nil
 }
 
-// parseMoment reads a time or, in a duration, how long ago one was.
+// parseMoment reads a time, or how long ago it was.
 func parseMoment(flag, text string) (dedup.Moment, error) {
 	if text == "" {
 		return dedup.Moment{}, nil
@@ -75,8 +75,8 @@ func parseMoment(flag, text string) (dedup.Moment, error) {
 	return dedup.Moment{}, usageError{fmt.Errorf("%s %q: write how long ago, such as 2h or 7d, or a time, such as 2026-01-02T15:04:05Z", flag, text)}
 }
 
-// checkToAct reads the flags and the numbers, and wants one of them: nothing is
-// done to all dead letters by mistake.
+// checkToAct reads the flags and the numbers. It requires one of them, so that nobody
+// acts on all dead letters by mistake.
 func (s *selection) checkToAct(args []string) (f dedup.DeadLetterFilter, err error) {
 	if f, err = s.check(); err != nil {
 		return f, err
@@ -100,13 +100,13 @@ func (s *selection) checkToAct(args []string) (f dedup.DeadLetterFilter, err err
 	return f, nil
 }
 
-// narrows tells whether a filter says more than numbers.
+// narrows reports whether a filter has more than numbers.
 func narrows(f dedup.DeadLetterFilter) bool {
 	return len(f.Classes) > 0 || f.Source != "" || f.Lane != "" || f.SQLState != "" || f.Reason != "" || f.Since != dedup.Moment{} || f.Until != dedup.Moment{}
 }
 
-// choose is which dead letters it is, the oldest first. Numbers that were given
-// alone are all taken: of one that isn't there, it is told.
+// choose returns the selected dead letters, the oldest first. If only numbers were
+// given, it returns all of them: those that don't exist are then reported.
 func choose(ctx context.Context, s *dedup.Store, f dedup.DeadLetterFilter) ([]int64, error) {
 	if len(f.IDs) > 0 && !narrows(f) && f.Limit == 0 {
 		return slices.Compact(slices.Sorted(slices.Values(f.IDs))), nil
@@ -114,7 +114,7 @@ func choose(ctx context.Context, s *dedup.Store, f dedup.DeadLetterFilter) ([]in
 	return s.DeadLetterIDs(ctx, f)
 }
 
-// Selected is what --dry-run shows, as JSON has it.
+// Selected is the JSON output of --dry-run.
 type Selected struct {
 	Selected int     `json:"selected"`
 	IDs      []int64 `json:"ids"`
@@ -194,7 +194,7 @@ error that isn't the message's ends the command, and the rest stays as it is.`,
 	return c.withFile(c.withOutput(cmd))
 }
 
-// ReplayResult is what `dlq replay` shows, as JSON has it.
+// ReplayResult is the JSON output of `dlq replay`.
 type ReplayResult struct {
 	Applied    int        `json:"applied"`
 	Duplicates int        `json:"duplicates"`
@@ -204,7 +204,7 @@ type ReplayResult struct {
 	Letters    []Replayed `json:"letters"`
 }
 
-// Replayed is what became of one dead letter, as JSON has it.
+// Replayed is the JSON of what happened to one dead letter.
 type Replayed struct {
 	ID        int64  `json:"id"`
 	Outcome   string `json:"outcome"`
@@ -237,7 +237,7 @@ func (c *command) replayAll(ctx context.Context, p *dedup.Processor, ids []int64
 	for _, id := range ids {
 		r, err := p.Replay(ctx, actor(), id)
 		if err != nil {
-			failed = fmt.Errorf("%w; %d of %d were dealt with before it, the others are as they were", err, len(result.Letters), len(ids))
+			failed = fmt.Errorf("%w; %d of %d were handled before it, the others are unchanged", err, len(result.Letters), len(ids))
 			break
 		}
 		result.add(r)
@@ -311,7 +311,7 @@ are duplicates; dedupd claims forget ID lets the next copy in.`,
 	return c.withFile(c.withOutput(cmd))
 }
 
-// DiscardResult is what `dlq discard` shows, as JSON has it.
+// DiscardResult is the JSON output of `dlq discard`.
 type DiscardResult struct {
 	Discarded int     `json:"discarded"`
 	Gone      int     `json:"gone"`
@@ -328,7 +328,7 @@ func (c *command) discardAll(ctx context.Context, s *dedup.Store, ids []int64) e
 	})
 	show.end()
 	if failed != nil {
-		failed = fmt.Errorf("%w; %d of %d were dealt with before it", failed, done, len(ids))
+		failed = fmt.Errorf("%w; %d of %d were handled before it", failed, done, len(ids))
 	}
 	slices.Sort(discarded)
 	result := DiscardResult{len(discarded), done - len(discarded), append([]int64{}, discarded...)}

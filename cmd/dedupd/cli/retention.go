@@ -18,7 +18,12 @@ import (
 )
 
 func (c *command) retention() *cobra.Command {
-	status := &cobra.Command{
+	return group("retention", "Shows generations of claims, advises which window you need, runs retention",
+		c.retentionStatus(), c.adviseRetention(), c.runRetention(), c.setGenerationClock())
+}
+
+func (c *command) retentionStatus() *cobra.Command {
+	return c.withFile(c.withOutput(&cobra.Command{
 		Use:   "status",
 		Short: "Shows the generations of claims, and when the oldest is dropped",
 		Long: `Shows the generations of claims with their sizes, ages and filters, how far the stream
@@ -29,7 +34,10 @@ when it has been held for retention.max_hold.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.withScope(cmd.Context(), c.showRetention)
 		},
-	}
+	}))
+}
+
+func (c *command) adviseRetention() *cobra.Command {
 	var since string
 	var ask bool
 	advise := &cobra.Command{
@@ -51,6 +59,10 @@ keep messages, and changes nothing.`,
 	}
 	advise.Flags().StringVar(&since, "since", "", "look at duplicates that came in the last `DURATION` (default 30d, or three windows if that is longer)")
 	advise.Flags().BoolVar(&ask, "brokers", true, "ask the brokers how long they keep messages")
+	return c.withFile(c.withOutput(advise))
+}
+
+func (c *command) runRetention() *cobra.Command {
 	var rotate, accept bool
 	run := &cobra.Command{
 		Use:   "run",
@@ -69,14 +81,13 @@ the worker for 10 seconds, and fails if that is not enough.`,
 						return err
 					}
 				}
-				return c.keepHouse(ctx, s, cfg, rotate, given)
+				return c.retain(ctx, s, cfg, rotate, given)
 			})
 		},
 	}
 	run.Flags().BoolVar(&rotate, "rotate", false, "seal the open generation whatever its age and size, if it holds a claim")
 	run.Flags().BoolVar(&accept, "accept-missing", false, "give up generations whose tables are gone: ids that they held may be applied again (needs the schema owner's rights)")
-	return group("retention", "Shows generations of claims, advises which window you need, runs retention",
-		c.withFile(c.withOutput(status)), c.withFile(c.withOutput(advise)), c.withFile(c.withOutput(run)), c.setGenerationClock())
+	return c.withFile(c.withOutput(run))
 }
 
 func (c *command) acceptMissing(ctx context.Context, store *dedup.Store) ([]int, error) {
@@ -90,14 +101,14 @@ func (c *command) acceptMissing(ctx context.Context, store *dedup.Store) ([]int,
 	return append([]int{}, generations...), nil
 }
 
-// RetentionReport is what `retention run` has done, as JSON has it.
+// RetentionReport is the JSON output of `retention run`.
 type RetentionReport struct {
 	retention.Report
 	// GivenUp are the generations that --accept-missing gave up.
 	GivenUp []int `json:"given_up"`
 }
 
-func (c *command) keepHouse(ctx context.Context, store *dedup.Store, cfg *config.Config, rotate bool, given []int) error {
+func (c *command) retain(ctx context.Context, store *dedup.Store, cfg *config.Config, rotate bool, given []int) error {
 	report, err := app.Retain(ctx, cfg, store, newLogger(cfg.Log, c.stderr), rotate)
 	if c.output == outputJSON {
 		return errors.Join(err, writeJSON(c.stdout, RetentionReport{report, given}))
@@ -115,38 +126,38 @@ func (c *command) keepHouse(ctx context.Context, store *dedup.Store, cfg *config
 	line("swept", count(len(report.Swept), "unknown table"))
 	line("dead letters", fmt.Sprintf("%d deleted", report.DeadLetters))
 	if !report.Led {
-		b.WriteString("A worker is keeping house just now: the rest is its work.\n")
+		b.WriteString("A worker runs retention just now, and does the rest.\n")
 	}
 	_, writeErr := fmt.Fprint(c.stdout, b.String())
 	return errors.Join(err, writeErr)
 }
 
-// RetentionStatus is what `retention status` shows, as JSON has it.
+// RetentionStatus is the JSON output of `retention status`.
 type RetentionStatus struct {
 	Scope string `json:"scope"`
-	// Now is the database's clock. StreamTime is as far as every lane has come;
-	// null while of some lane nothing is known.
+	// Now is the database's clock. StreamTime is how far every lane has come; null: the
+	// clock of some lane isn't known.
 	Now        time.Time  `json:"now"`
 	StreamTime *time.Time `json:"stream_time"`
-	// Lane is the one furthest behind; null where there is none.
+	// Lane is the one furthest behind; null: there is none.
 	Lane *string `json:"lane"`
-	// LaneTime is its clock; null while nothing is known of it. One that is ahead of
-	// Now isn't believed, and StreamTime is null then.
+	// LaneTime is its clock; null: it isn't known. A clock ahead of Now isn't believed;
+	// StreamTime is null then.
 	LaneTime *time.Time      `json:"lane_time"`
 	Window   config.Duration `json:"window"`
 	MaxHold  config.Duration `json:"max_hold"`
-	// NextExpiry is of the oldest sealed generation; null where there is none.
+	// NextExpiry is that of the oldest sealed generation; null: there is none.
 	NextExpiry  *NextExpiry              `json:"next_expiry"`
 	Generations []generations.Generation `json:"generations"`
 }
 
-// NextExpiry is when a generation goes: not before Earliest, when the stream
-// clock can have passed it by the window; and by Latest whatever the lanes do.
+// NextExpiry is when a generation is dropped: not before Earliest, when the stream
+// clock can have passed it by the window, and by Latest whatever the lanes do.
 type NextExpiry struct {
 	Generation int       `json:"generation"`
 	Earliest   time.Time `json:"earliest"`
 	Latest     time.Time `json:"latest"`
-	// Due tells that the next pass takes it out.
+	// Due: the next pass takes it out of use.
 	Due bool `json:"due"`
 }
 
@@ -225,10 +236,10 @@ func (r *RetentionStatus) expiry() string {
 	return fmt.Sprintf("generation %d, in %s at the earliest: %s", e.Generation, span(e.Earliest.Sub(r.Now)), timestamp(&e.Earliest))
 }
 
-// span is a time for people; what lies ahead of the clock is none.
+// span formats a time for people; a negative one is 0.
 func span(d time.Duration) string { return age(new(max(0, d.Seconds()))) }
 
-// zone is what a sealed generation's keys lie between, as their first digits.
+// zone is the range of a sealed generation's keys, by their first digits.
 func zone(g generations.Generation) string {
 	if g.FirstKey == nil || g.LastKey == nil {
 		return "-"
@@ -264,10 +275,10 @@ func parseSince(text string) (time.Duration, error) {
 	return time.Duration(d), nil
 }
 
-// Advice is what `retention advise` shows, as JSON has it.
+// Advice is the JSON output of `retention advise`.
 type Advice struct {
 	Scope string `json:"scope"`
-	// Ages are the duplicates that Observed has seen, by age.
+	// Ages counts the duplicates of the time Observed, by age.
 	Ages       []Age           `json:"ages"`
 	Duplicates int64           `json:"duplicates"`
 	Observed   config.Duration `json:"observed"`
@@ -281,7 +292,7 @@ type Advice struct {
 	Warnings        []string        `json:"warnings"`
 }
 
-// Age counts duplicates up to an age, and above the one before.
+// Age counts the duplicates up to an age and above the previous one.
 type Age struct {
 	UpToSeconds *int64 `json:"up_to_seconds"` // null: any older
 	Duplicates  int64  `json:"duplicates"`
@@ -289,7 +300,7 @@ type Age struct {
 	LastDay     string `json:"last_day"`
 }
 
-// Window is one that advice compares.
+// Window is a window that advice compares.
 type Window struct {
 	Window      config.Duration `json:"window"`
 	Caught      int64           `json:"caught"`
@@ -328,7 +339,7 @@ func (c *command) showAdvice(ctx context.Context, store *dedup.Store, cfg *confi
 	return c.writeAdvice(a)
 }
 
-// adviceInput puts together what the database tells of a scope.
+// adviceInput is what the database says about a scope.
 func adviceInput(cfg *config.Config, status dedup.Status, ages []dedup.AgeBucket, since time.Duration) retention.AdviceInput {
 	r := &cfg.Retention
 	in := retention.AdviceInput{
@@ -336,7 +347,7 @@ func adviceInput(cfg *config.Config, status dedup.Status, ages []dedup.AgeBucket
 		GenerationMaxClaims: r.GenerationMaxClaims, FilterMemory: int64(r.FilterMemory),
 	}
 	for _, b := range ages {
-		// Nobody tells since when ages are counted but the first that came.
+		// Only the first duplicate says since when ages are counted.
 		in.Observed = max(in.Observed, min(since, status.Now.Sub(b.FirstDay)))
 		upTo := time.Duration(math.MaxInt64)
 		if b.UpToSeconds < math.MaxInt64/int64(time.Second) {
@@ -430,12 +441,12 @@ func (c *command) writeAdvice(a Advice) error {
 	return nil
 }
 
-// bar draws a share; it is full only where nothing is missing.
+// bar draws a share. Only 100 % is a full bar.
 func bar(share float64) string {
 	const width = 20
 	n := int(downTo(share, width) * width)
 	return strings.Repeat("#", n) + strings.Repeat(".", width-n)
 }
 
-// downTo rounds a share down to steps: 99.99 % are not all.
+// downTo rounds a share down to steps: 99.99 % isn't all.
 func downTo(share float64, steps float64) float64 { return math.Floor(share*steps+1e-9) / steps }

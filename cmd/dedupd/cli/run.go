@@ -35,7 +35,7 @@ once; what was not committed comes again.`,
 }
 
 func (c *command) work(ctx context.Context, untilIdle time.Duration, acceptLoss bool) error {
-	// From here on a signal means a drain, also while the worker still starts.
+	// From here on a signal means a drain, even while the worker still starts.
 	ctx, stop := untilSignal(ctx, c.stderr)
 	defer stop()
 	cfg, logger, err := c.loadAndWarn()
@@ -56,7 +56,7 @@ func (c *command) work(ctx context.Context, untilIdle time.Duration, acceptLoss 
 	return nil
 }
 
-// rate says what a run has done. The wait for idleness is no part of its time.
+// rate says what a run has done. Its time excludes the wait for idleness.
 func rate(s app.Summary) string {
 	text := fmt.Sprintf("%s in %s", count(int(s.Messages), "message"), s.Duration.Round(time.Millisecond))
 	if seconds := s.Duration.Seconds(); seconds > 0 {

@@ -9,14 +9,14 @@ import (
 	"syscall"
 )
 
-// errSignal is the cause of a context that a signal ended: a planned stop.
+// errSignal is the cause of a context that a signal ended. It is a planned stop.
 type errSignal struct{ os.Signal }
 
 func (e errSignal) Error() string { return "signal: " + e.Signal.String() }
 
-// untilSignal is a context that ends with the first SIGTERM or SIGINT: the worker
-// then drains. A second one ends the process at once with 128+n: whoever sends
-// it doesn't want to wait. stop takes the signals' usual meaning back.
+// untilSignal returns a context that ends with the first SIGTERM or SIGINT, so that
+// the worker drains. A second signal ends the process at once with 128+n: whoever sends
+// it doesn't want to wait. stop restores the signals' usual meaning.
 func untilSignal(ctx context.Context, stderr io.Writer) (_ context.Context, stop func()) {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -15,7 +16,7 @@ import (
 	"github.com/dedupd/dedupd/internal/sizing"
 )
 
-// Size is what `size` shows, as JSON has it.
+// Size is the JSON output of `size`.
 type Size struct {
 	Input struct {
 		sizing.Input
@@ -25,13 +26,13 @@ type Size struct {
 		Checkpoint config.Duration `json:"checkpoint"`
 	} `json:"input"`
 	sizing.Estimate
-	// Config are the keys to set, in YAML. Setting is where the figures come from.
+	// Config has the keys to set, in YAML. Setting is where the figures come from.
 	Config   string   `json:"config"`
 	Warnings []string `json:"warnings"`
 	Setting  string   `json:"setting"`
 }
 
-// sizeFlags are what the command line says; an empty text: nothing.
+// sizeFlags are the command line's; an empty text: not given.
 type sizeFlags struct {
 	rate, window, generation, maxHold, checkpoint string
 	messageBytes, filterMemory                    string
@@ -100,69 +101,84 @@ func (c *command) estimate(f *sizeFlags) error {
 	return c.writeSize(in, &s, f.explain)
 }
 
-// input puts flags over the configuration, and checks all of it.
-func (f *sizeFlags) input(cfg *config.Config, fromFile bool) (in sizing.Input, err error) {
-	var problems []error
-	check := func(flag string, err error) {
-		if err != nil {
-			problems = append(problems, fmt.Errorf("--%s: %w", flag, err))
-		}
+// flagProblems collects what is wrong with flags.
+type flagProblems []string
+
+func (p *flagProblems) check(flag string, err error) {
+	if err != nil {
+		*p = append(*p, fmt.Sprintf("--%s: %v", flag, err))
 	}
-	duration := func(flag, text string, otherwise time.Duration) time.Duration {
-		if text == "" {
-			return otherwise
-		}
-		d, err := config.ParseDuration(text)
-		if err == nil && d <= 0 {
-			err = errors.New("must be longer than 0")
-		}
-		check(flag, err)
-		return time.Duration(d)
+}
+
+func (p *flagProblems) duration(flag, text string, otherwise config.Duration) time.Duration {
+	if text == "" {
+		return time.Duration(otherwise)
 	}
-	size := func(flag, text string, otherwise config.Size) int64 {
-		if text == "" {
-			return int64(otherwise)
-		}
-		n, err := config.ParseSize(text)
-		check(flag, err)
-		return int64(n)
+	d, err := config.ParseDuration(text)
+	if err == nil && d <= 0 {
+		err = errors.New("must be longer than 0")
 	}
+	p.check(flag, err)
+	return time.Duration(d)
+}
+
+func (p *flagProblems) size(flag, text string, otherwise config.Size) int64 {
+	if text == "" {
+		return int64(otherwise)
+	}
+	n, err := config.ParseSize(text)
+	p.check(flag, err)
+	return int64(n)
+}
+
+// input reads the flags, which override the configuration, and checks the result.
+func (f *sizeFlags) input(cfg *config.Config, fromFile bool) (sizing.Input, error) {
+	var problems flagProblems
 	r := &cfg.Retention
-	in = sizing.Input{
-		ID: f.id, Broker: f.broker, Columns: f.columns, SinkIndex: f.sinkIndex, Workers: f.workers,
-		GenerationMaxClaims: r.GenerationMaxClaims, MaxConnections: cfg.Database.MaxConnections, InflightBytes: int64(cfg.Batch.InflightBytes),
+	in := sizing.Input{
+		ID: f.id, Broker: cmp.Or(f.broker, brokerOf(cfg)), Columns: f.columns, SinkIndex: f.sinkIndex, Workers: f.workers,
+		GenerationMaxClaims: cmp.Or(f.maxClaims, r.GenerationMaxClaims),
+		MaxConnections:      cmp.Or(f.connections, cfg.Database.MaxConnections),
+		InflightBytes:       int64(cfg.Batch.InflightBytes),
 	}
+	var err error
 	in.Rate, err = parseRate(f.rate)
-	check("rate", err)
+	problems.check("rate", err)
 	in.Duplicates, err = parseShare(f.duplicates)
-	check("duplicates", err)
-	in.Window = duration("window", f.window, time.Duration(r.Window))
-	in.Generation = duration("generation", f.generation, time.Duration(r.Generation))
+	problems.check("duplicates", err)
+	in.Window = problems.duration("window", f.window, r.Window)
+	in.Generation = problems.duration("generation", f.generation, r.Generation)
 	if f.generation == "" && !fromFile && in.Generation > in.Window {
 		in.Generation = max(time.Second, in.Window/6)
 	}
-	in.MaxHold = duration("max-hold", f.maxHold, time.Duration(r.MaxHold))
+	in.MaxHold = problems.duration("max-hold", f.maxHold, r.MaxHold)
 	if f.maxHold == "" && in.MaxHold < in.Window {
 		in.MaxHold = 4 * in.Window
 	}
-	in.Checkpoint = duration("checkpoint", f.checkpoint, 0)
-	in.MessageBytes = size("message-bytes", f.messageBytes, 0)
-	in.FilterMemory = size("filter-memory", f.filterMemory, r.FilterMemory)
-	if in.Broker == "" {
-		in.Broker = sizing.BrokerKafka
-		for i := range cfg.Sources {
-			if cfg.Sources[i].NATS != nil {
-				in.Broker = sizing.BrokerNATS // the dearer one
-			}
+	in.Checkpoint = problems.duration("checkpoint", f.checkpoint, 0)
+	in.MessageBytes = problems.size("message-bytes", f.messageBytes, 0)
+	in.FilterMemory = problems.size("filter-memory", f.filterMemory, r.FilterMemory)
+	problems.ranges(&in)
+	if len(problems) > 0 {
+		return in, errors.New(strings.Join(problems, "; "))
+	}
+	return in, nil
+}
+
+// brokerOf is the dearer broker of a configuration.
+func brokerOf(cfg *config.Config) string {
+	for i := range cfg.Sources {
+		if cfg.Sources[i].NATS != nil {
+			return sizing.BrokerNATS
 		}
 	}
-	if f.connections != 0 {
-		in.MaxConnections = f.connections
-	}
-	if f.maxClaims != 0 {
-		in.GenerationMaxClaims = f.maxClaims
-	}
-	for _, p := range []struct {
+	return sizing.BrokerKafka
+}
+
+// ranges checks what the flags and the configuration make together.
+func (p *flagProblems) ranges(in *sizing.Input) {
+	read := len(*p) == 0 // else the lengths mean nothing
+	for _, r := range []struct {
 		bad  bool
 		flag string
 		text string
@@ -171,24 +187,16 @@ func (f *sizeFlags) input(cfg *config.Config, fromFile bool) (in sizing.Input, e
 		{in.Broker != sizing.BrokerKafka && in.Broker != sizing.BrokerNATS, "broker", fmt.Sprintf("%q is neither kafka nor nats", in.Broker)},
 		{in.Workers < 0 || in.Workers > 10_000, "workers", "must be from 1 to 10000, or left out"},
 		{in.Columns < 0 || in.Columns > 1600, "columns", "must be from 1 to 1600, or left out"},
-		{in.MaxConnections < 2 || in.MaxConnections > 10_000, "connections", "must be from 2 to 10000: one takes lanes and keeps house, the others write"},
+		{in.MaxConnections < 2 || in.MaxConnections > 10_000, "connections", "must be from 2 to 10000: one serves lanes and retention, the others write"},
 		{in.GenerationMaxClaims < 1000, "generation-max-claims", "must be at least 1000"},
 		{in.MessageBytes > 1<<30, "message-bytes", "Postgres has no values of more than 1GiB"},
-		{in.Generation > in.Window && len(problems) == 0, "generation", fmt.Sprintf("%s is longer than the window of %s", config.Duration(in.Generation), config.Duration(in.Window))},
-		{in.MaxHold < in.Window && len(problems) == 0, "max-hold", fmt.Sprintf("%s is shorter than the window of %s", config.Duration(in.MaxHold), config.Duration(in.Window))},
+		{read && in.Generation > in.Window, "generation", fmt.Sprintf("%s is longer than the window of %s", config.Duration(in.Generation), config.Duration(in.Window))},
+		{read && in.MaxHold < in.Window, "max-hold", fmt.Sprintf("%s is shorter than the window of %s", config.Duration(in.MaxHold), config.Duration(in.Window))},
 	} {
-		if p.bad {
-			check(p.flag, errors.New(p.text))
+		if r.bad {
+			p.check(r.flag, errors.New(r.text))
 		}
 	}
-	if len(problems) == 0 {
-		return in, nil
-	}
-	texts := make([]string, len(problems))
-	for i, p := range problems {
-		texts[i] = p.Error()
-	}
-	return in, errors.New(strings.Join(texts, "; "))
 }
 
 // parseRate reads 5k/s, 300k/m, 2M/h, 40M/d, or a plain number a second.
@@ -240,14 +248,14 @@ func parseShare(text string) (float64, error) {
 	return n, nil
 }
 
-// suggest is the settings that fit, and what to know about them.
+// suggest returns the settings that fit, and warnings about them.
 func suggest(in sizing.Input, e sizing.Estimate) (yaml string, warnings []string) {
 	warnings = []string{}
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
 	generation, maxClaims, memory := in.Generation, in.GenerationMaxClaims, in.FilterMemory
 	const most = 1000
 	if e.TooMany {
-		// As long as 500 of them need, and as many claims as that comes to.
+		// Long enough for 500 generations, with the claims of that time.
 		generation = max(generation, (in.Window/500 + time.Hour - 1).Truncate(time.Hour))
 		maxClaims = max(maxClaims, int64(math.Ceil(e.ClaimsPerSecond*in.Window.Seconds()/500/1e6))*1e6)
 		warn("%d generations are more than the %d that a window may have: longer ones are suggested.", e.Generations, most)
@@ -327,7 +335,7 @@ func (c *command) writeSize(in sizing.Input, s *Size, explain bool) error {
 	return err
 }
 
-// short is a number for people, in powers of 1000.
+// short formats a number for people, in powers of 1000.
 func short(n float64) string {
 	for _, unit := range []string{"", " k", " M", " G"} {
 		if n < 999.95 {

@@ -11,7 +11,7 @@ import (
 	"github.com/dedupd/dedupd/internal/config"
 )
 
-// Stats is what `stats` shows, as JSON has it.
+// Stats is the JSON output of `stats`.
 type Stats struct {
 	Scope  string        `json:"scope"`
 	Lanes  []dedup.Books `json:"lanes"`
@@ -19,7 +19,7 @@ type Stats struct {
 	// Rates are shares of what was fetched, from 0 to 1.
 	Rates       Rates                    `json:"rates"`
 	Generations []generations.Generation `json:"generations"`
-	// DeadLetters are those kept now; Totals.Dead counts those that expired, too.
+	// DeadLetters counts those kept now; Totals.Dead also counts those that expired.
 	DeadLetters int64 `json:"dead_letters"`
 }
 
@@ -33,7 +33,7 @@ type Totals struct {
 	CrossSource int64 `json:"cross_source"`
 	Conflicts   int64 `json:"conflicts"`
 	Dead        int64 `json:"dead"`
-	// Lag is of the lanes where it is known; nil where it is known of none.
+	// Lag sums up the lanes whose lag is known; null: it is known of none.
 	Lag *int64 `json:"lag"`
 }
 
@@ -138,7 +138,7 @@ func (c *command) writeStats(s Stats) error {
 	return generations.write(c.stdout)
 }
 
-// claims is how many a generation holds, "~" before an estimate.
+// claims is how many claims a generation holds; "~" marks an estimate.
 func claims(g generations.Generation) string {
 	if g.Exact {
 		return fmt.Sprint(g.Claims)
@@ -146,7 +146,7 @@ func claims(g generations.Generation) string {
 	return fmt.Sprintf("~%d", g.Claims)
 }
 
-// known is a number, or "-" for one that nobody knows.
+// known is a number, or "-" if it isn't known.
 func known(n *int64) string {
 	if n == nil {
 		return "-"
@@ -156,7 +156,7 @@ func known(n *int64) string {
 
 func percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
 
-// size is a number of bytes for people, in powers of 1024.
+// size formats bytes for people, in powers of 1024.
 func size(n int64) string {
 	value, unit := float64(n), "B"
 	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {

@@ -8,8 +8,8 @@ import (
 	"github.com/dedupd/dedupd/internal/config"
 )
 
-// withStore gives a command's work the store of the configured database and
-// scope. It does not look whether the schema is there.
+// withStore runs work with the store of the configured database and scope. It doesn't
+// check the schema.
 func (c *command) withStore(ctx context.Context, work func(ctx context.Context, s *dedup.Store, cfg *config.Config) error) error {
 	cfg, logger, err := c.loadAndWarn()
 	if err != nil {
@@ -24,7 +24,7 @@ func (c *command) withStore(ctx context.Context, work func(ctx context.Context, 
 	return work(ctx, store, cfg)
 }
 
-// withScope is withStore for work that needs the schema and the scope to be there.
+// withScope is withStore for work that needs the schema and the scope.
 func (c *command) withScope(ctx context.Context, work func(ctx context.Context, s *dedup.Store, cfg *config.Config) error) error {
 	return c.withStore(ctx, func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
 		if err := s.Load(ctx); err != nil {

@@ -20,24 +20,24 @@ import (
 	"github.com/dedupd/dedupd/internal/top"
 )
 
-// Top is one interval as `top --output json` tells it.
+// Top is the JSON of one interval, for `top --output json`.
 type Top struct {
 	Scope    string    `json:"scope"`
 	Time     time.Time `json:"time"` // the database's clock
 	Database string    `json:"database"`
-	// IntervalSeconds is the time that Rates are of.
+	// IntervalSeconds is the time that Rates cover.
 	IntervalSeconds float64 `json:"interval_seconds"`
-	// Rates are messages a second; Average smooths them over about ten seconds.
+	// Rates are messages per second; Average smooths them over about ten seconds.
 	Rates   top.Counts `json:"rates"`
 	Average top.Counts `json:"average"`
-	// Shares are of the interval's fetched, from 0 to 1; null where there were none.
+	// Shares are parts of the interval's fetched, from 0 to 1; null: nothing was fetched.
 	Shares *top.Counts `json:"shares"`
 	Totals Totals      `json:"totals"`
 	Owners int         `json:"owners"`
 	// Connections are those of the scope's workers that the role may see.
 	Connections int       `json:"connections"`
 	Lanes       []TopLane `json:"lanes"`
-	// StreamTime is as far as every lane has come; null: not known.
+	// StreamTime is how far every lane has come; null: not known.
 	StreamTime  *time.Time               `json:"stream_time"`
 	Generations []generations.Generation `json:"generations"`
 	// DeadLetters are counted up to 10,001.
@@ -110,7 +110,7 @@ func (c *command) watch(ctx context.Context, interval time.Duration, once bool) 
 	if err != nil {
 		return err
 	}
-	// Nothing may write between the lines of a screen: what fails is shown there.
+	// Nothing may write between the lines of a screen: the screen shows what fails.
 	pool, store, err := app.OpenDatabase(ctx, cfg, 1, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
@@ -142,8 +142,7 @@ func (c *command) watch(ctx context.Context, interval time.Duration, once bool) 
 	return err
 }
 
-// streamTop writes an object a line until a signal comes, or nobody reads them any
-// more.
+// streamTop writes an object per line until a signal comes or the reader is gone.
 func (c *command) streamTop(ctx context.Context, cfg *config.Config, store *dedup.Store, interval time.Duration) error {
 	e := json.NewEncoder(c.stdout)
 	e.SetEscapeHTML(false)
@@ -162,8 +161,8 @@ func (c *command) streamTop(ctx context.Context, cfg *config.Config, store *dedu
 	return err
 }
 
-// speaksUTF8 tells whether the locale has more than ASCII; with none at all, most
-// terminals of today do.
+// speaksUTF8 reports whether the locale has more than ASCII. Without a locale it
+// assumes so, as most terminals do.
 func speaksUTF8() bool {
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
 		if v := strings.ToLower(os.Getenv(name)); v != "" {

@@ -1,6 +1,6 @@
-// Package balance is an example of a sink of one's own. It adds amounts to the
-// balances of accounts: an effect that is wrong as soon as a message has it
-// twice, and that an upsert by message id can't express.
+// Package balance is an example of a custom sink. It adds amounts to the balances of
+// accounts. That effect is wrong as soon as a message has it twice, and an upsert by
+// message id can't express it.
 package balance
 
 import (
@@ -20,7 +20,7 @@ import (
 
 func init() { sinks.Register("balance", New) }
 
-// Config is what stands under sink.balance.
+// Config is the part of the configuration under sink.balance.
 type Config struct {
 	// Table is schema.table, with account as its primary key:
 	//
@@ -28,11 +28,11 @@ type Config struct {
 	Table string `yaml:"table"`
 }
 
-// Sink writes to one table. It has no state, so that many may call it at a time.
+// Sink writes to one table. It has no state: many may call it at a time.
 type Sink struct{ sql string }
 
-// New makes the sink from its part of the configuration. Unknown keys are
-// refused by decode, with their line.
+// New makes the sink from its part of the configuration. decode refuses unknown keys,
+// with their line.
 func New(decode func(into any) error) (sinks.Sink, error) {
 	var c Config
 	if err := decode(&c); err != nil {
@@ -52,7 +52,7 @@ type entry struct {
 	Cents   int64  `json:"cents"`
 }
 
-// Write applies msgs: one statement for all of them.
+// Write applies msgs with one statement.
 func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 	cents, count := map[string]int64{}, map[string]int64{}
 	for i := range msgs {
@@ -62,12 +62,12 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) e
 			err = errors.New("the entry names no account")
 		}
 		if err != nil {
-			return sinks.PermanentAt(i, err) // this message to the dead letters, the others again
+			return sinks.PermanentAt(i, err) // this message becomes a dead letter; the others are written again
 		}
 		cents[e.Account] += e.Cents
 		count[e.Account]++
 	}
-	// Sorted: two workers with accounts in common then lock them in one order.
+	// Sorted, so that all workers lock accounts in one order.
 	accounts := slices.Sorted(maps.Keys(cents))
 	sums, entries := make([]int64, len(accounts)), make([]int64, len(accounts))
 	for i, a := range accounts {

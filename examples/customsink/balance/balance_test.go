@@ -13,8 +13,7 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// A sink in a module of its own connects to a Postgres of its own; the rest is
-// the same.
+// A sink in another module connects to its own Postgres; the rest is the same.
 func TestSink(t *testing.T) {
 	pool := pgtest.New(t).Pool(t)
 	if _, err := pool.Exec(t.Context(), `CREATE TABLE public.balances (account text PRIMARY KEY, cents bigint NOT NULL, entries bigint NOT NULL)`); err != nil {
