@@ -133,7 +133,7 @@ func (g *group) wrote(lane message.Lane, topic string) bool {
 // errTriedAgain if one wasn't tried since there is proof. That one then counts as no
 // suspect until it is refused again.
 func (p *Processor) prove(g *group) error {
-	retry := false
+	outdated := false
 	for i := range g.items {
 		it := &g.items[i]
 		if it.outcome != dead || it.reject.suspected == nil {
@@ -145,12 +145,12 @@ func (p *Processor) prove(g *group) error {
 			return errUnproven
 		}
 		if s := g.handOver.suspects[m.Position]; s != nil && !s.retried {
-			s.retried, retry = true, true
+			s.retried, outdated = true, true
 			s.refusals--
 			delete(g.handOver.known, m.Position)
 		}
 	}
-	if retry {
+	if outdated {
 		return errTriedAgain
 	}
 	return nil
