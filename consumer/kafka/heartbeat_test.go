@@ -63,7 +63,7 @@ func TestUntilIdleWaitsForAnOpenTransaction(t *testing.T) {
 		if lag := w.metric("dedupd_lag_messages"); lag != 0 {
 			t.Errorf("the lag is %v, of what can't be read", lag)
 		}
-		r.until("the log tells", func() bool { return r.log.count("waiting for producers whose transactions are open") == 1 })
+		r.until("the log tells", func() bool { return r.log.count("waiting for producers to end their open transactions") == 1 })
 		select {
 		case err := <-w.done:
 			t.Fatalf("it ended with %v", err)
