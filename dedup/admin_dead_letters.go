@@ -193,8 +193,8 @@ func (d *DeadLetter) batch() lane.Batch {
 	return lane.Batch{Lane: l, StreamID: d.StreamID, Messages: []message.Message{m}}
 }
 
-// deadLetterNote is what the audit keeps of a dead letter: no payload.
-type deadLetterNote struct {
+// auditedDeadLetter is what the audit keeps of a dead letter: no payload.
+type auditedDeadLetter struct {
 	Class     string `json:"class"`
 	Source    string `json:"source"`
 	Lane      string `json:"lane"`
@@ -206,8 +206,8 @@ type deadLetterNote struct {
 	Reason  string `json:"reason,omitempty"`
 }
 
-func (d *DeadLetter) note() deadLetterNote {
-	return deadLetterNote{
+func (d *DeadLetter) audited() auditedDeadLetter {
+	return auditedDeadLetter{
 		Class: d.Class, Source: d.Source, Lane: d.Lane, Position: d.Position, MessageID: string(pipeline.CleanText(string(d.MessageID))), ClaimKey: d.ClaimKey,
 	}
 }
@@ -249,7 +249,7 @@ func (s *Store) discard(ctx context.Context, tx pgx.Tx, actor string, ids []int6
 	var d DeadLetter
 	var details []string
 	_, err = pgx.ForEachRow(rows, []any{&d.ID, &d.Class, &d.Source, &d.Lane, &d.Position, &d.MessageID, &d.ClaimKey}, func() error {
-		detail, err := json.Marshal(d.note())
+		detail, err := json.Marshal(d.audited())
 		discarded, details = append(discarded, d.ID), append(details, string(detail))
 		return err
 	})

@@ -177,7 +177,7 @@ func (s *Store) refuse(ctx context.Context, actor string, r Replayed) (Replayed,
 				WHERE id = $1`, r.ID, r.Reason, r.SQLState); err != nil {
 				return err
 			}
-			detail, err := d.replayNote(r)
+			detail, err := d.auditedReplay(r)
 			if err != nil {
 				return err
 			}
@@ -191,13 +191,13 @@ func (s *Store) refuse(ctx context.Context, actor string, r Replayed) (Replayed,
 	return r, nil
 }
 
-func (d *DeadLetter) replayNote(r Replayed) ([]byte, error) {
-	note := d.note()
+func (d *DeadLetter) auditedReplay(r Replayed) ([]byte, error) {
+	detail := d.audited()
 	if r.MessageID != nil {
-		note.MessageID = string(pipeline.CleanText(string(r.MessageID)))
+		detail.MessageID = string(pipeline.CleanText(string(r.MessageID)))
 	}
-	note.Outcome, note.Reason = r.Outcome, r.Reason
-	return json.Marshal(note)
+	detail.Outcome, detail.Reason = r.Outcome, r.Reason
+	return json.Marshal(detail)
 }
 
 // replayTime bounds one try, whose statements have time-outs of their own.
@@ -326,7 +326,7 @@ func (s *Store) replayedSteps(actor string, d *DeadLetter, r Replayed, o outcome
 	if booked == "" {
 		return nil, fmt.Errorf("bug: the dead letter %d was left without an outcome", d.ID)
 	}
-	detail, err := d.replayNote(r)
+	detail, err := d.auditedReplay(r)
 	if err != nil {
 		return nil, err
 	}
