@@ -14,37 +14,37 @@ const (
 	week = 7 * day
 )
 
-// windows are those that advice compares, besides the configured one.
+// windows are compared, besides the configured one.
 var windows = []time.Duration{time.Hour, 6 * time.Hour, 12 * time.Hour, day, 2 * day, 3 * day, week, 2 * week, 4 * week}
 
 const (
-	// safety is how many times the largest age seen the window should reach: the
-	// next copy may come later than any so far.
+	// safety is how many times the largest age seen the window should cover: the next
+	// copy may come later than any so far.
 	safety = 2
-	// enoughDuplicates and enoughTime are the least that a window is judged by.
-	// Copies as late as the window have to have had time to come, several times;
-	// and a week has its rhythm.
+	// enoughDuplicates, enoughTime and enoughWindows are the least that a window is
+	// judged by. Copies as late as the window must have had time to come, several times;
+	// and traffic has a weekly rhythm.
 	enoughDuplicates = 100
 	enoughTime       = week
 	enoughWindows    = 3
-	// mostTime is as long as ages can be looked at: they are kept for some days
-	// more, of which the first may have seen no duplicate.
+	// mostTime is as far back as ages go. They are kept for some days more, but the first
+	// of those may have had no duplicate.
 	mostTime = 365 * day
-	// lateShare of the duplicates, if they come in the last quarter of the time for which
-	// claims are kept, shows that more come after it.
+	// lateShare is the share of duplicates in the last quarter of the time for which
+	// claims are kept that suggests that more come after it.
 	lateShare = 0.01
 
-	// defaultBytes is what a claim takes on disk, with its index, and
-	// defaultFilterBytes what it takes of a filter, where nothing was measured.
+	// defaultBytes is what a claim takes on disk, with its index, and defaultFilterBytes
+	// what it takes in a filter, if nothing was measured.
 	defaultBytes       = 100
 	defaultFilterBytes = 2.3
 
-	// maxGenerations is as many as the configuration allows in a window.
+	// maxGenerations is the most that the configuration allows in a window.
 	maxGenerations = 1000
 )
 
-// AgeBucket counts the duplicates that were older than the bucket before tells
-// and not older than UpTo; math.MaxInt64: any older ones.
+// AgeBucket counts the duplicates that were at most UpTo old and older than the bucket
+// before; math.MaxInt64: all older ones.
 type AgeBucket struct {
 	UpTo       time.Duration
 	Duplicates int64
@@ -56,44 +56,41 @@ type BrokerRetention struct {
 	Keeps time.Duration
 }
 
-// AdviceInput is what is known of a scope, as Advise needs it.
+// AdviceInput is what Advise needs to know of a scope.
 type AdviceInput struct {
-	// Ages are the duplicates by age, youngest first, and Observed is for how long
-	// they were counted.
+	// Ages are the duplicates by age, youngest first. Observed is how long they were
+	// counted for.
 	Ages     []AgeBucket
 	Observed time.Duration
-	// Since is how far back Observed was to go, where somebody said so; 0: as far
-	// as is needed.
+	// Since is how far back somebody asked to look; 0: as far as is needed.
 	Since time.Duration
-	// Horizon is the age of the oldest claim. A copy of anything older is not
-	// recognised, and in none of the Ages.
+	// Horizon is the age of the oldest claim. A copy of anything older isn't recognised,
+	// and is in none of the Ages.
 	Horizon time.Duration
 
-	// The settings as they are.
+	// The current settings.
 	Window, Generation, MaxHold time.Duration
 	GenerationMaxClaims         int64
 	FilterMemory                int64
 
-	// ClaimsPerSecond is 0 where it isn't known; the bytes per claim have
-	// defaults.
+	// ClaimsPerSecond is 0 if it isn't known. The bytes per claim have defaults.
 	ClaimsPerSecond     float64
 	BytesPerClaim       float64
 	FilterBytesPerClaim float64
 
-	// Asked tells that the brokers were asked how long they keep messages. Brokers
-	// are those that told; Unknown tells of the others: the name and why not.
+	// Asked: the brokers were asked how long they keep messages. Brokers has those that
+	// answered, Unknown the others, each with its name and why it didn't.
 	Asked   bool
 	Brokers []BrokerRetention
 	Unknown []string
 }
 
-// Candidate is what one window would have done, and what it costs. The sizes are
-// the largest it comes to, just before a generation expires; 0 where the number
-// of claims per second isn't known.
+// Candidate is what one window would have caught, and what it costs. Sizes are the largest,
+// just before a generation expires; 0: the number of claims per second isn't known.
 type Candidate struct {
 	Window time.Duration
-	// Caught are the duplicates seen that it would have recognised for certain,
-	// Share how many of all that is, from 0 to 1.
+	// Caught counts the duplicates that it would certainly have recognised. Share is their
+	// part of all, from 0 to 1.
 	Caught int64
 	Share  float64
 
@@ -103,22 +100,22 @@ type Candidate struct {
 	Generations int
 }
 
-// Advice is which window the duplicates seen ask for.
+// Advice recommends a window.
 type Advice struct {
-	// Window is the one recommended. Configured is the one that is set.
+	// Window is the recommended one, Configured the current one.
 	Window, Configured time.Duration
 	Duplicates         int64 // in all
-	// Candidates are the windows compared, the two among them, shortest first.
+	// Candidates are the windows compared, those two among them, shortest first.
 	Candidates []Candidate
-	// Reasons are sentences that tell why that window. Warnings tell what else to
-	// set, and what the numbers don't show.
+	// Reasons are sentences that justify the window. Warnings say what else to set, and
+	// what the numbers don't show.
 	Reasons, Warnings []string
 }
 
-// Advise compares windows by the duplicates that were seen, and recommends one:
-// the shortest that reaches twice as far as the latest copy so far. It is never
-// shortened on little evidence, such as before claims have been kept for a whole
-// window, nor below what a broker can replay if it isn't already.
+// Advise compares windows by the duplicates so far, and recommends the shortest that covers
+// twice the age of the oldest. It never shortens the window on little evidence, such as
+// before claims were kept for a whole window, nor below what a broker can replay if the
+// window covers that now.
 func Advise(in AdviceInput) Advice {
 	if in.BytesPerClaim <= 0 {
 		in.BytesPerClaim = defaultBytes
@@ -170,8 +167,8 @@ func (a *Advice) judge(in *AdviceInput) {
 	}
 	a.because("Twice that, since the next copy may be later than any so far, is %s: the shortest window compared that reaches it is %s.", text(needed), text(a.Window))
 	if a.Window < in.Window && in.Horizon < in.Window {
-		// Either the window was longer than that for less than its own length, or
-		// there was no traffic before.
+		// Either the window was lengthened less than its own length ago, or there was no
+		// traffic before.
 		a.Window = in.Window
 		a.because("But claims reach back %s only, of a window of %s: copies that came later could not be recognised so far, so the window stays as it is.", text(in.Horizon), text(in.Window))
 	}
@@ -181,9 +178,9 @@ func (a *Advice) judge(in *AdviceInput) {
 	}
 }
 
-// coverBrokers keeps a window that covers what a broker can replay from being
-// shortened below that. One that doesn't cover it is not lengthened for it, as
-// that may cost any amount for something that nobody may ever do; it is told.
+// coverBrokers doesn't let a window that covers what a broker can replay be shortened below
+// that. A window that doesn't cover it isn't lengthened, since that may cost any amount for
+// something that nobody may ever do; there is a warning instead.
 func (a *Advice) coverBrokers(in *AdviceInput) {
 	for _, b := range in.Brokers {
 		if b.Keeps > a.Window && b.Keeps <= in.Window {
@@ -206,7 +203,7 @@ func (a *Advice) coverBrokers(in *AdviceInput) {
 	}
 }
 
-// settings tells what else has to be set for the recommended window.
+// settings warns about what else has to be set for the recommended window.
 func (a *Advice) settings(in *AdviceInput) {
 	c := in.candidate(a.Window)
 	if in.Generation > a.Window {
@@ -224,7 +221,7 @@ func (a *Advice) settings(in *AdviceInput) {
 	}
 }
 
-// limits tells what the numbers don't show.
+// limits warns about what the numbers don't show.
 func (a *Advice) limits(in *AdviceInput) {
 	if in.Horizon > 0 {
 		a.warn("The oldest claim is %s old. A copy of anything older isn't recognised: it is applied again, and in none of these numbers.", text(in.Horizon))
@@ -249,11 +246,10 @@ func (a *Advice) warn(format string, args ...any) {
 	a.Warnings = append(a.Warnings, fmt.Sprintf(format, args...))
 }
 
-// candidate is what a window would have caught, and what it costs.
 func (in *AdviceInput) candidate(w time.Duration) Candidate {
 	c := Candidate{Window: w}
 	for _, b := range in.Ages {
-		// Where in its bucket an age lies isn't known: err on the safe side.
+		// Where in its bucket an age is isn't known: err on the safe side.
 		if b.UpTo <= w && b.UpTo != math.MaxInt64 {
 			c.Caught += b.Duplicates
 		}
@@ -262,15 +258,15 @@ func (in *AdviceInput) candidate(w time.Duration) Candidate {
 		c.Share = float64(c.Caught) / float64(total)
 	}
 	length := in.generation(w)
-	// The oldest generation goes as a whole, when its last claim is old enough.
+	// The oldest generation goes as a whole, once its last claim is old enough.
 	claims := in.ClaimsPerSecond * (w + length).Seconds()
 	c.Claims, c.DiskBytes, c.FilterBytes = number(claims), number(claims*in.BytesPerClaim), number(claims*in.FilterBytesPerClaim)
 	c.Generations = int((w+length-1)/length) + 1
 	return c
 }
 
-// generation is how long a generation stays open with a window: as configured,
-// unless it is full before; and a sixth of a window that is shorter than it.
+// generation is how long a generation stays open with window w: as configured, unless it is
+// full before. If that is longer than w, it is a sixth of w.
 func (in *AdviceInput) generation(w time.Duration) time.Duration {
 	length := in.Generation
 	if length > w || length <= 0 {
@@ -283,8 +279,8 @@ func (in *AdviceInput) generation(w time.Duration) time.Duration {
 	return max(length, 1)
 }
 
-// reaching is the shortest window compared that is as long as d; of those that
-// are longer than all, whole weeks.
+// reaching is the shortest of the windows that is at least d; beyond all of them, d in
+// whole weeks.
 func (in *AdviceInput) reaching(d time.Duration) time.Duration {
 	for _, w := range unique(append(slices.Clone(windows), in.Window)) {
 		if w >= d {
@@ -301,7 +297,7 @@ func (in *AdviceInput) total() (n int64) {
 	return n
 }
 
-// unbounded are the duplicates whose age has no bound.
+// unbounded counts the duplicates whose age has no bound.
 func (in *AdviceInput) unbounded() (n int64) {
 	for _, b := range in.Ages {
 		if b.UpTo == math.MaxInt64 {
@@ -311,7 +307,7 @@ func (in *AdviceInput) unbounded() (n int64) {
 	return n
 }
 
-// largest is the largest age there may be among the duplicates seen.
+// largest is the largest age that a duplicate may have had.
 func (in *AdviceInput) largest() (age time.Duration) {
 	for _, b := range in.Ages {
 		if b.Duplicates > 0 && b.UpTo != math.MaxInt64 {
@@ -324,8 +320,8 @@ func (in *AdviceInput) largest() (age time.Duration) {
 	return age
 }
 
-// late is the share of the duplicates whose buckets reach into the last quarter
-// before the horizon, or beyond it: more was kept once.
+// late is the share of duplicates whose buckets reach into the last quarter before the
+// horizon, or beyond it: claims may have been kept for longer once.
 func (in *AdviceInput) late() float64 {
 	var n int64
 	for _, b := range in.Ages {
@@ -343,11 +339,11 @@ func unique(all []time.Duration) []time.Duration {
 
 func roundUp(d, to time.Duration) time.Duration { return (d + to - 1) / to * to }
 
-// number is a size that fits, however far away the numbers are that it comes of.
+// number converts f, however large it is.
 func number(f float64) int64 { return int64(min(math.Ceil(f), 1<<62)) }
 
-// text is a duration in days and below, as the configuration writes it; to the
-// minute, where it is longer than that.
+// text is a duration as the configuration writes it, in days and below; to the minute, if
+// it is longer than one.
 func text(d time.Duration) string {
 	if d < time.Minute {
 		return d.Round(time.Second).String()

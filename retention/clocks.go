@@ -2,8 +2,8 @@ package retention
 
 import "time"
 
-// ahead tells, and logs, that the database's clock is too far ahead of ours. Which of
-// them is wrong can't be told, but claims that are kept for too long do no harm.
+// ahead tells, and logs, that the database's clock is too far ahead of ours. We can't know
+// which is wrong, but keeping claims for too long does no harm.
 func (l *Loop) ahead(s *Status) bool {
 	by := time.Until(s.Now)
 	if l.ClockSlack == 0 || by <= l.ClockSlack {
@@ -12,17 +12,17 @@ func (l *Loop) ahead(s *Status) bool {
 	}
 	if time.Since(l.toldAhead) >= aheadEvery {
 		l.toldAhead = time.Now()
-		l.Logger.Warn("the database's clock is ahead of this process': no claims expire. Set the clock that is wrong, or have them expire all the same with `dedupd retention run`",
+		l.Logger.Warn("the database's clock is ahead of this process': no claims expire. Correct the wrong clock, or expire them anyway with `dedupd retention run`",
 			"ahead", by.Round(time.Second), "database", s.Now, "window", l.Window)
 	}
 	return true
 }
 
-// apart tells, and logs, that a generation that is due isn't to be sealed yet, since the
-// database's clock and ours differ too much. By a clock that is behind it would be sealed
-// at a time before its last claims were made, and they would expire too early by as much;
-// by one that is ahead, somebody would have to set it right later. Ours may be the wrong
-// one: so it holds up a rotation for no longer than a generation is open anyway.
+// apart tells, and logs, that a generation that is due isn't sealed yet, because the
+// database's clock and ours differ too much. A clock that is behind would date the seal
+// before the last claims, which would then expire too early by as much; one that is ahead
+// would date it so that somebody has to correct it later. Ours may be the wrong one, so this
+// delays a rotation by no longer than a generation stays open anyway.
 func (l *Loop) apart(s *Status, due bool) bool {
 	by := time.Until(s.Now)
 	if l.ClockSlack == 0 || by.Abs() <= l.ClockSlack {
@@ -34,11 +34,11 @@ func (l *Loop) apart(s *Status, due bool) bool {
 		return false
 	case l.apartSince.IsZero():
 		l.apartSince = time.Now()
-		l.Logger.Warn("the database's clock and this process' differ: a generation that is due is not sealed by it, until they agree, or for as long as a generation stays open. Set the clock that is wrong, or have it sealed all the same with `dedupd retention run`",
+		l.Logger.Warn("the database's clock and this process' differ: a generation that is due is not sealed until they agree, or for as long as a generation stays open. Correct the wrong clock, or seal it anyway with `dedupd retention run`",
 			"ahead", by.Round(time.Second), "database", s.Now, "at_most", l.Generation)
 	}
 	return time.Since(l.apartSince) < l.Generation
 }
 
-// aheadEvery is how often that is repeated.
+// aheadEvery is how often ahead logs again.
 const aheadEvery = time.Hour

@@ -1,10 +1,8 @@
-// Package retention decides when the housekeeping of one scope is done: when a
-// generation of claims is sealed, when one has had its time, what to keep in
-// memory. It imports nothing of dedupd's own: how things are done is the store's
-// affair.
+// Package retention decides when a scope's generations of claims are sealed, expired and
+// dropped, and when filters are built and loaded. How that is done is the Store's affair.
 //
-// Every process of a scope runs a Loop. What changes the database is done by one
-// of them at a time, whichever has the lock at that moment.
+// Every process of a scope runs a Loop. One at a time, the leader, changes the database:
+// whichever holds the lock at that moment.
 package retention
 
 import (
@@ -21,52 +19,52 @@ import (
 	"github.com/dedupd/dedupd/internal/wait"
 )
 
-// Store does what the Loop decides. Steps that change what is kept are done by
-// one process at a time: led is false, and nothing done, while another is at it.
-// Each step leaves things in order, whatever comes after it.
+// Store does what the Loop decides. One process at a time takes a step that changes the
+// database: led is false, and nothing done, while another is at it. Each step leaves things
+// in order, whatever follows it.
 type Store interface {
-	// Status looks at what is kept, by the database's clock.
+	// Status returns what is kept, by the database's clock.
 	Status(ctx context.Context) (Status, error)
 
-	// Prepare makes the table for the next rotation, again if it is gone.
+	// Prepare makes the table for the next rotation, unless it is there.
 	Prepare(ctx context.Context) (led bool, err error)
-	// Rotate seals the open generation, if it is the one of that number, and
-	// opens the prepared one. took is how long claims were held up at most.
-	// rotated may be true beside an error: of what came after it.
+	// Rotate seals the open generation, if it has that number, and opens the prepared
+	// one. took bounds how long claims were held up. rotated may be true beside an
+	// error, which is then of something that came after the rotation.
 	Rotate(ctx context.Context, generation int) (rotated, led bool, took time.Duration, err error)
-	// BuildFilter builds and stores a missing part of a sealed generation's
-	// filter, and tells of how many claims; 0: nothing is missing.
+	// BuildFilter builds and stores a missing part of a sealed generation's filter.
+	// claims is how many it covers; 0: nothing is missing.
 	BuildFilter(ctx context.Context) (claims int, led bool, err error)
-	// Expire takes generations out of use that every lane has passed by the
-	// window, or that are older than maxHold, and tells how many.
+	// Expire takes generations out of use: those that every lane has passed by the
+	// window, and those older than maxHold. n is how many.
 	Expire(ctx context.Context, window, maxHold time.Duration) (n int, led bool, err error)
-	// Drop drops the table of a generation that was taken out of use.
+	// Drop drops the table of an expired generation.
 	Drop(ctx context.Context, generation int) (led bool, err error)
-	// Sweep drops tables of claims that nothing refers to, and names them.
+	// Sweep drops tables of claims that nothing refers to, and returns their names.
 	Sweep(ctx context.Context) (dropped []string, led bool, err error)
-	// CountDeadLetters tells how many are kept.
+	// CountDeadLetters returns how many dead letters are kept.
 	CountDeadLetters(ctx context.Context) (int64, error)
-	// ExpireDeadLetters deletes dead letters that are older than age.
+	// ExpireDeadLetters deletes dead letters older than age.
 	ExpireDeadLetters(ctx context.Context, age time.Duration) (n int64, led bool, err error)
 
-	// FlushAges writes down how old the duplicates were that this process met.
+	// FlushAges stores how old this process' duplicates were.
 	FlushAges(ctx context.Context) error
-	// LoadFilters reads filters into this process's memory, as far as its budget
-	// goes; FiltersBehind tells that there may be some to read.
+	// LoadFilters reads filters into this process' memory, up to its budget.
+	// FiltersBehind tells whether there may be some to read.
 	LoadFilters(ctx context.Context) error
 	FiltersBehind() bool
 }
 
 // Status is what the scope keeps.
 type Status struct {
-	// Now is the database's clock, Stream how far all lanes have come; zero: of
-	// one of them nothing is known yet.
+	// Now is the database's clock. Stream is how far all lanes have come; zero: one of
+	// them has no clock yet.
 	Now, Stream time.Time
-	// Lane is the one that is furthest behind; empty: there are no lanes.
+	// Lane is the one furthest behind; empty: there are no lanes.
 	Lane string
-	// LanesAhead is how many lanes have a clock that is ahead of Now. It isn't believed.
+	// LanesAhead counts the lanes whose clock is ahead of Now. Such a clock isn't believed.
 	LanesAhead int
-	// Generations are in their order, oldest first.
+	// Generations are listed oldest first.
 	Generations []Generation
 }
 
@@ -77,10 +75,10 @@ type Generation struct {
 	State    string
 	OpenedAt time.Time // zero: not yet
 	SealedAt time.Time // zero: not yet
-	// Claims is exact or estimated; Bytes are on disk, with the index.
+	// Claims is exact or estimated. Bytes is the size on disk, with the index.
 	Claims, Bytes int64
-	// Missing tells that the table is gone; Ahead that it was opened or sealed at a time
-	// that is still to come, by a clock that was wrong.
+	// Missing: the table is gone. Ahead: the generation was opened or sealed at a time that
+	// is still to come, by a wrong clock.
 	Missing, Ahead bool
 }
 
@@ -93,40 +91,38 @@ func (s *Status) in(state string) (all []Generation) {
 	return all
 }
 
-// passTimeout bounds one pass: the next one goes on where it ended.
+// passTimeout bounds one pass. The next one goes on where it ended.
 const passTimeout = 5 * time.Minute
 
-// leadWait is how long a pass that has to rotate waits for another leader, and
-// leadPause about how long it pauses between its tries.
+// leadWait is how long a pass that has to rotate waits for another leader. leadPause is
+// about how long it pauses between its tries.
 const (
 	leadWait  = 10 * time.Second
 	leadPause = 30 * time.Millisecond
 )
 
-// dropTries is how many tables a pass tries to drop at most: each try that fails
-// takes seconds.
+// dropTries is the most tables that a pass tries to drop: a failed try takes seconds.
 const dropTries = 5
 
-// followInterval is how often a process looks for filters that were built since.
+// followInterval is how often a process looks for new filters.
 const followInterval = 2 * time.Second
 
-// Loop does the housekeeping until its context ends. The fields are set before
-// Run.
+// Loop runs retention until its context ends. The fields are set before Run.
 type Loop struct {
 	Store Store
-	// Schedule is the time between passes; each wait is up to a tenth longer, so
-	// that many processes don't come at the same moment.
+	// Schedule is the time between passes. Each wait is up to a tenth longer, so that many
+	// processes don't start at the same moment.
 	Schedule time.Duration
-	// Window is how long claims are kept at least, in stream time; MaxHold how
-	// long they are kept at most for lanes that don't move.
+	// Window is how long claims are kept at least, in stream time. MaxHold is how long
+	// lanes that don't move may hold them.
 	Window, MaxHold time.Duration
-	// ClockSlack is how far the database's clock may be ahead of this process' own for
-	// claims to expire: one that has jumped ahead would have all of them expire. And how
-	// far the two may differ for a generation to be sealed without delay, for its claims
-	// are kept by the time at which it is. Zero: however far, as for whoever has looked at
-	// the clocks and makes a pass by hand.
+	// ClockSlack bounds how far the database's clock may be ahead of this process' own: a
+	// clock that jumped ahead would expire all claims. Beyond it nothing expires. It also
+	// bounds how far the two may differ for a generation to be sealed without delay, since
+	// the time of its seal decides how long its claims are kept. Zero: no bound, for somebody
+	// who has looked at the clocks and makes a pass by hand.
 	ClockSlack time.Duration
-	// A generation is sealed when it is as old as Generation, or holds MaxClaims.
+	// A generation is sealed once it is as old as Generation or holds MaxClaims.
 	Generation time.Duration
 	MaxClaims  int64
 	// DeadLetterAge is how long dead letters are kept.
@@ -134,22 +130,23 @@ type Loop struct {
 	Logger        *slog.Logger
 	Metrics       *Metrics
 
-	// What warn remembers: the lane furthest behind, with its clock and since when
-	// that stands still; and when it was last told that a lane is behind, and that
-	// one stands still.
-	lane                   string
-	stream, still          time.Time
+	// The lane furthest behind, its clock, and since when that stands still.
+	lane          string
+	stream, still time.Time
+	// When these were last logged: a lane is behind, and it stands still too; nothing
+	// expires because the database's clock is ahead.
 	toldBehind, toldStands time.Time
-	toldAhead              time.Time // that nothing expires by the database's clock
-	apartSince             time.Time // that a generation isn't sealed by it; zero: it is
+	toldAhead              time.Time
+	// apartSince is since when a generation isn't sealed because the clocks differ; zero:
+	// they don't.
+	apartSince time.Time
 	// undropped is the last generation whose table could not be dropped.
 	undropped int
 }
 
-// Run loads the filters there are, makes a pass soon after the start and then by
-// the schedule. It returns when ctx ends. A pass that fails is logged when its
-// reason changes, and made again: housekeeping is never a reason to stop
-// consuming.
+// Run loads filters, makes a pass soon after the start, and then by the schedule. It
+// returns when ctx ends. A failed pass is logged when its reason changes, and made again:
+// retention is never a reason to stop consuming.
 func (l *Loop) Run(ctx context.Context) {
 	var follower sync.WaitGroup
 	defer follower.Wait()
@@ -168,13 +165,13 @@ func (l *Loop) Run(ctx context.Context) {
 	}
 }
 
-// follow loads filters as they are built, by whichever process.
+// follow loads filters once any process has built them.
 func (l *Loop) follow(ctx context.Context) {
 	var problem logonce.Problem
 	for {
 		if l.Store.FiltersBehind() {
 			if err := l.Store.LoadFilters(ctx); ctx.Err() == nil && problem.IsNew(err) {
-				l.Logger.Warn("filters could not be loaded: sealed generations are looked up through their indexes", "error", err)
+				l.Logger.Warn("filters could not be loaded: keys are looked up in the indexes of sealed generations", "error", err)
 			}
 		}
 		if !wait.For(ctx, followInterval) {
@@ -185,8 +182,7 @@ func (l *Loop) follow(ctx context.Context) {
 
 // Report is what a pass has done.
 type Report struct {
-	// Led tells that no other process was at it. If not, what that one does is
-	// missing here.
+	// Led: this process was the leader. If not, what the leader did is missing here.
 	Led bool `json:"led"`
 	// Sealed is the generation that was sealed; 0: none.
 	Sealed int `json:"sealed"`
@@ -200,13 +196,12 @@ type Report struct {
 	DeadLetters int64    `json:"expired_dead_letters"`
 }
 
-// errBusy ends a pass that was to rotate and could not.
-var errBusy = errors.New("no generation is sealed, since another process keeps house just now: try again")
+// errBusy is the error of a pass that had to rotate and wasn't the leader.
+var errBusy = errors.New("no generation was sealed: another process runs retention just now; try again")
 
-// Pass does the housekeeping once. With rotate the open generation is sealed
-// whatever its age and size, if it holds a claim; another process that is at it
-// is waited for, and it is an error if that doesn't end soon. A step that fails
-// doesn't keep the others from their work.
+// Pass runs every step once. With rotate, the open generation is sealed whatever its age and
+// size, if it holds a claim; Pass then waits for another leader, and it is an error if that
+// one doesn't end soon. A failed step doesn't stop the others.
 func (l *Loop) Pass(ctx context.Context, rotate bool) (Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, passTimeout)
 	defer cancel()
@@ -220,7 +215,7 @@ func (l *Loop) Pass(ctx context.Context, rotate bool) (Report, error) {
 	if rotate && !led {
 		p.own(errBusy)
 	}
-	p.waitUntil = time.Time{} // the rest is as well done by the other
+	p.waitUntil = time.Time{} // another leader may as well do the rest
 	p.step(ctx, p.expire)
 	p.step(ctx, p.drop)
 	p.step(ctx, p.sweep)
@@ -249,12 +244,12 @@ type pass struct {
 	*Loop
 	report Report
 	err    error
-	// waitUntil is for how long a step waits for another leader; zero: not at all.
+	// waitUntil is until when a step waits for another leader; zero: not at all.
 	waitUntil time.Time
 }
 
-// step does one step of the leader's, on the latest state of things, unless
-// another process turned out to be the leader. A step that failed is led.
+// step takes one step of the leader's, on a fresh Status, unless another process turned out
+// to be the leader. A failed step counts as led.
 func (p *pass) step(ctx context.Context, do func(ctx context.Context, s *Status) (led bool, err error)) (led bool) {
 	if !p.report.Led {
 		return false
@@ -266,7 +261,7 @@ func (p *pass) step(ctx context.Context, do func(ctx context.Context, s *Status)
 		}
 		p.own(err)
 		p.report.Led = led || err != nil
-		// The leader lets go for moments only, between one step and the next.
+		// A leader gives up the lock only for a moment, between two steps.
 		if p.report.Led || !time.Now().Before(p.waitUntil) || !wait.For(ctx, leadPause/2+rand.N(leadPause)) {
 			return p.report.Led
 		}
@@ -289,8 +284,8 @@ func (p *pass) deadLetters(ctx context.Context, _ *Status) (bool, error) {
 	return led, err
 }
 
-// rotate seals the open generation when its time has come. The table for the
-// next is made ahead of that time. One without claims may stay open.
+// rotate seals the open generation when it is due. The next one's table is made ahead of
+// that. A generation without claims may stay open.
 func (p *pass) rotate(ctx context.Context, s *Status, force bool) (led bool, err error) {
 	open := s.in("open")
 	if len(open) == 0 {
@@ -327,7 +322,7 @@ func (p *pass) expire(ctx context.Context, s *Status) (led bool, err error) {
 		held := g.SealedAt.Add(p.MaxHold).Before(s.Now)
 		due = due || passed || held
 		if held && !passed {
-			p.Logger.Warn("claims expire though a lane has not passed them, since they were held for retention.max_hold: copies of these ids that the lane still brings are applied again",
+			p.Logger.Warn("claims expire though a lane has not passed them, because they were held for retention.max_hold: copies of these ids that the lane still brings are applied again",
 				"generation", g.Number, "lane", s.Lane, "max_hold", p.MaxHold)
 		}
 	}
@@ -338,9 +333,9 @@ func (p *pass) expire(ctx context.Context, s *Status) (led bool, err error) {
 	return led, err
 }
 
-// drop drops one table a pass: dropping a large one gives the disk much to do.
-// One that can't be dropped, since somebody reads it, doesn't keep the others:
-// each pass begins behind the last one that failed.
+// drop drops one table a pass: a large one keeps the disk busy. A table that can't be
+// dropped, because somebody reads it, doesn't block the others: each pass begins behind the
+// last one that failed.
 func (p *pass) drop(ctx context.Context, s *Status) (led bool, err error) {
 	expired := s.in("dropping")
 	start := max(0, slices.IndexFunc(expired, func(g Generation) bool { return g.Number > p.undropped }))
@@ -367,7 +362,7 @@ func (p *pass) sweep(ctx context.Context, _ *Status) (bool, error) {
 	swept, led, err := p.Store.Sweep(ctx)
 	for _, table := range swept {
 		p.report.Swept = append(p.report.Swept, table)
-		p.Logger.Warn("a table of claims that the catalog doesn't know was dropped", "table", table)
+		p.Logger.Warn("dropped a table of claims that the catalog doesn't have", "table", table)
 	}
 	return led, err
 }
@@ -386,15 +381,15 @@ func (p *pass) filters(ctx context.Context, _ *Status) (bool, error) {
 	}
 }
 
-// warnAfter is how long a lane may hold up expiry before it is told of, and how
-// long its clock may stand still before it is taken for one that perhaps never
-// moves again. warnEvery is how often that is repeated.
+// warnAfter is how long a lane may hold up expiry before that is logged, and how long its
+// clock may stand still before the log says that it may never move again. warnEvery is how
+// often that is repeated.
 const (
 	warnAfter = time.Hour
 	warnEvery = 24 * time.Hour
 )
 
-// warn tells of a lane that keeps claims from expiring, long before max_hold.
+// warn logs that a lane keeps claims from expiring, long before max_hold.
 func (l *Loop) warn(s *Status) {
 	if s.Lane != l.lane || !s.Stream.Equal(l.stream) {
 		l.lane, l.stream, l.still = s.Lane, s.Stream, s.Now
@@ -409,7 +404,7 @@ func (l *Loop) warn(s *Status) {
 	switch {
 	case stands >= after && time.Since(l.toldStands) >= warnEvery:
 		l.toldBehind, l.toldStands = time.Now(), time.Now()
-		log.Warn("a lane is behind and its clock stands still: claims are kept beyond the window until it has passed them. See to its worker, or let the lane of a deleted topic go with `dedupd lanes forget`",
+		log.Warn("a lane is behind and its clock stands still: claims are kept beyond the window until it has passed them. Check its worker, or remove the lane of a deleted topic with `dedupd lanes forget`",
 			"stands_for", stands.Round(time.Second))
 	case time.Since(l.toldBehind) >= warnEvery:
 		l.toldBehind = time.Now()
@@ -417,9 +412,8 @@ func (l *Loop) warn(s *Status) {
 	}
 }
 
-// held is for how long the oldest sealed generation has been kept beyond the
-// window for a lane that is behind; 0 where every lane has passed it, and only
-// the expiry is still to come.
+// held is how long the oldest sealed generation has been kept beyond the window for a lane
+// that is behind. It is 0 once every lane has passed it and only the expiry is to come.
 func (s *Status) held(window time.Duration) time.Duration {
 	sealed := s.in("sealed")
 	if len(sealed) == 0 {
@@ -432,8 +426,8 @@ func (s *Status) held(window time.Duration) time.Duration {
 	return max(0, s.Now.Sub(end))
 }
 
-// missing is an error where the catalog has a generation and the database no
-// such table. That of the next one holds nothing: it is made again.
+// missing is an error if the catalog has a generation but the database has no such table.
+// The next generation's table holds nothing: it is made again.
 func missing(s *Status) error {
 	var all []error
 	for _, g := range s.Generations {
@@ -442,7 +436,7 @@ func missing(s *Status) error {
 		case g.Missing && g.State == "sealed":
 			effect = "ids that it may hold are neither applied nor dropped"
 		case g.Missing && g.State == "open":
-			effect = "nothing is applied, since there is nowhere to claim an id"
+			effect = "nothing is applied, because there is nowhere to claim an id"
 		default:
 			continue
 		}
@@ -454,7 +448,7 @@ func missing(s *Status) error {
 	return &MissingError{errors.Join(all...)}
 }
 
-// MissingError says that the database lost tables that the catalog has.
+// MissingError says that the database has lost tables that the catalog has.
 type MissingError struct{ error }
 
 func (e *MissingError) Unwrap() error { return e.error }

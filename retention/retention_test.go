@@ -644,7 +644,7 @@ func TestARotationByHandWaitsForTheLeader(t *testing.T) {
 		r.store.busy = math.MaxInt
 		start := time.Now()
 		report, err := r.Pass(t.Context(), true)
-		if err == nil || !strings.Contains(err.Error(), "another process keeps house just now: try again") || report.Sealed != 0 || report.Led {
+		if err == nil || !strings.Contains(err.Error(), "another process runs retention just now; try again") || report.Sealed != 0 || report.Led {
 			t.Errorf("%+v, %v", report, err)
 		}
 		if took := time.Since(start).Round(time.Second); took != 10*time.Second {

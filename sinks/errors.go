@@ -6,23 +6,22 @@ import (
 	"slices"
 )
 
-// permanentError marks an error that no retry will ever mend.
+// permanentError marks an error that no retry will fix.
 type permanentError struct {
-	index int // of the message at fault in the msgs of Write; -1: not known
+	index int // of the message at fault in Write's msgs; -1: not known
 	err   error
 }
 
 func (e *permanentError) Error() string { return e.err.Error() }
 func (e *permanentError) Unwrap() error { return e.err }
 
-// Permanent says that a message among those given to Write can never be written,
-// whatever is tried, and that the sink can't tell which. The batch is split
-// until it is found. Nil stays nil.
+// Permanent says that one of the messages given to Write can never be written, and that the
+// sink doesn't know which. The batch is split until it is found. Nil stays nil.
 func Permanent(err error) error { return PermanentAt(-1, err) }
 
-// PermanentAt says that msgs[index] of this call of Write can never be written.
-// It is dead-lettered with err as the reason, and the others are tried again
-// without it. Nil stays nil.
+// PermanentAt says that msgs[index] of this call of Write can never be written. It is
+// dead-lettered with err as the reason, and the others are tried again without it. Nil
+// stays nil.
 func PermanentAt(index int, err error) error {
 	if err == nil {
 		return nil
@@ -30,8 +29,8 @@ func PermanentAt(index int, err error) error {
 	return &permanentError{index, err}
 }
 
-// AsPermanent tells whether err was made by Permanent or PermanentAt, and which
-// message it speaks of (-1: it doesn't say).
+// AsPermanent tells whether err was made by Permanent or PermanentAt, and the index of the
+// message at fault (-1: not known).
 func AsPermanent(err error) (index int, ok bool) {
 	var p *permanentError
 	if !errors.As(err, &p) {
@@ -40,9 +39,9 @@ func AsPermanent(err error) (index int, ok bool) {
 	return p.index, true
 }
 
-// JoinPermanent makes one error of several by PermanentAt: a sink that can tell
-// all bad messages of a batch at once spares it as many further transactions.
-// Nils are left out; nothing but nils gives nil. AsPermanent sees the first one.
+// JoinPermanent makes one error of several by PermanentAt. A sink that names all bad
+// messages of a batch at once saves a transaction for each. Nils are left out; of nothing
+// but nils it makes nil. AsPermanent sees the first error.
 func JoinPermanent(errs ...error) error {
 	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
 	switch len(errs) {
@@ -62,8 +61,8 @@ func (e *joinedError) Error() string {
 
 func (e *joinedError) Unwrap() []error { return e.errs }
 
-// AllPermanent gives every message of which err says, by PermanentAt, that it
-// can never be written, with the reason for each. It is empty where err names none.
+// AllPermanent returns the reasons that err gives by PermanentAt, by the indexes of their
+// messages. It is empty if err names none.
 func AllPermanent(err error) map[int]error {
 	found := make(map[int]error)
 	collectPermanent(err, found)
@@ -86,8 +85,8 @@ func collectPermanent(err error, into map[int]error) {
 	}
 }
 
-// Recovered turns what a sink panicked with into a permanent error: a panic is
-// the fault of a message until it is known to be that of all.
+// Recovered makes a permanent error of a sink's panic: one message is taken to be at fault
+// until all are known to be.
 func Recovered(panicked any) error {
 	return Permanent(fmt.Errorf("the sink panicked: %v", panicked))
 }

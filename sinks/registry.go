@@ -8,13 +8,13 @@ import (
 	"sync"
 )
 
-// Factory makes a sink from its part of the configuration. decode fills the
-// sink's own configuration struct (yaml tags) from what stands under the kind's
-// name; unknown keys are errors with their line. The factory checks what can be
-// checked without a database; it returns all problems it finds (errors.Join).
+// Factory makes a sink from its part of the configuration. decode fills the sink's own
+// configuration struct (yaml tags) from the keys under the kind's name; an unknown key is an
+// error with its line. The factory checks what needs no database, and returns all problems
+// that it finds (errors.Join).
 type Factory func(decode func(into any) error) (Sink, error)
 
-// Registry is a set of sink kinds by name. The zero value is empty and ready.
+// Registry has kinds of sinks by name. The zero value is empty and ready.
 type Registry struct {
 	mu    sync.Mutex
 	kinds map[string]Factory
@@ -23,8 +23,8 @@ type Registry struct {
 // Default is the registry that the dedupd command reads.
 var Default Registry
 
-// Register adds a kind of sink to Default, from an init function. It panics for
-// an empty or repeated name and for a nil factory.
+// Register adds a kind of sink to Default, from an init function. It panics for an empty or
+// repeated name and for a nil factory.
 func Register(kind string, f Factory) { Default.Register(kind, f) }
 
 // Register adds a kind of sink. It panics for an empty or repeated name and for
