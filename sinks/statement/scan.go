@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// token is a part of an SQL text that matters here. Comments, strings and white
-// space are none.
+// token is a part of an SQL text.
 type token struct {
 	kind  tokenKind
 	text  string // a word in lower case, a quoted name without its quotes
@@ -19,79 +18,76 @@ type token struct {
 type tokenKind int
 
 const (
-	word      tokenKind = iota // a keyword or a name
+	space     tokenKind = iota // or a comment
+	word                       // a keyword or a name
 	quotedOne                  // a name in double quotes
 	parameter                  // $1
 	semicolon
 	other
 )
 
-// scan splits an SQL text as Postgres' own lexer does with its standard settings,
-// as far as it takes to tell names from strings and comments.
+// scan splits an SQL text into tokens as Postgres' own lexer does with its standard
+// settings, as far as it takes to tell names from strings and comments.
 func scan(sql string) ([]token, error) {
 	var tokens []token
 	for i := 0; i < len(sql); {
-		start := i
-		switch c := sql[i]; {
-		case c == ' ' || c >= '\t' && c <= '\r':
-			i++
-			continue
-		case strings.HasPrefix(sql[i:], "--"):
-			if i = strings.IndexAny(sql[start:], "\r\n"); i < 0 {
-				i = len(sql)
-			} else {
-				i += start
-			}
-			continue
-		case strings.HasPrefix(sql[i:], "/*"):
-			if i = blockComment(sql, i); i < 0 {
-				return nil, errors.New("a comment /* doesn't end")
-			}
-			continue
-		case c == '\'':
-			if i = quotedEnd(sql, i, '\'', false); i < 0 {
-				return nil, errors.New("a string doesn't end")
-			}
-			tokens = append(tokens, token{other, "", start, i})
-		case c == '"':
-			if i = quotedEnd(sql, i, '"', false); i < 0 {
-				return nil, errors.New("a quoted name doesn't end")
-			}
-			name := strings.ReplaceAll(sql[start+1:i-1], `""`, `"`)
-			tokens = append(tokens, token{quotedOne, name, start, i})
-		case c == '$':
-			var kind tokenKind
-			if i, kind = dollar(sql, i); i < 0 {
-				return nil, errors.New("a dollar-quoted string doesn't end")
-			}
-			tokens = append(tokens, token{kind, sql[start:i], start, i})
-		case nameStart(c):
-			for i < len(sql) && (nameStart(sql[i]) || digit(sql[i]) || sql[i] == '$') {
-				i++
-			}
-			if (c == 'e' || c == 'E') && i == start+1 && i < len(sql) && sql[i] == '\'' {
-				if i = quotedEnd(sql, i, '\'', true); i < 0 {
-					return nil, errors.New("a string doesn't end")
-				}
-				tokens = append(tokens, token{other, "", start, i})
-				continue
-			}
-			tokens = append(tokens, token{word, strings.ToLower(sql[start:i]), start, i})
-		case c == ';':
-			i++
-			tokens = append(tokens, token{semicolon, ";", start, i})
-		case digit(c):
-			// A number swallows the letters after it, so that 1e5 is no name.
-			for i < len(sql) && (nameStart(sql[i]) || digit(sql[i]) || sql[i] == '.') {
-				i++
-			}
-			tokens = append(tokens, token{other, "", start, i})
-		default:
-			i++
-			tokens = append(tokens, token{other, "", start, i})
+		t, unended := next(sql, i)
+		if unended != "" {
+			return nil, errors.New(unended + " doesn't end")
 		}
+		if t.kind != space {
+			tokens = append(tokens, t)
+		}
+		i = t.end
 	}
 	return tokens, nil
+}
+
+// next reads the token at i. unended names one that doesn't end.
+func next(sql string, i int) (t token, unended string) {
+	t = token{kind: other, start: i, end: i + 1}
+	switch c := sql[i]; {
+	case c == ' ' || c >= '\t' && c <= '\r':
+		t.kind = space
+	case strings.HasPrefix(sql[i:], "--"):
+		t.kind, t.end = space, len(sql)
+		if n := strings.IndexAny(sql[i:], "\r\n"); n >= 0 {
+			t.end = i + n
+		}
+	case strings.HasPrefix(sql[i:], "/*"):
+		t.kind, t.end, unended = space, blockComment(sql, i), "a comment /*"
+	case c == '\'':
+		t.end, unended = quotedEnd(sql, i, '\'', false), "a string"
+	case (c == 'e' || c == 'E') && strings.HasPrefix(sql[i+1:], "'"):
+		t.end, unended = quotedEnd(sql, i+1, '\'', true), "a string"
+	case c == '"':
+		t.kind, t.end, unended = quotedOne, quotedEnd(sql, i, '"', false), "a quoted name"
+		if t.end > 0 {
+			t.text = strings.ReplaceAll(sql[i+1:t.end-1], `""`, `"`)
+		}
+	case c == '$':
+		t.end, t.kind = dollar(sql, i)
+		unended = "a dollar-quoted string"
+		if t.end > 0 {
+			t.text = sql[i:t.end]
+		}
+	case nameStart(c):
+		for t.end < len(sql) && (nameStart(sql[t.end]) || digit(sql[t.end]) || sql[t.end] == '$') {
+			t.end++
+		}
+		t.kind, t.text = word, strings.ToLower(sql[i:t.end])
+	case c == ';':
+		t.kind, t.text = semicolon, ";"
+	case digit(c):
+		// A number swallows the letters after it, so that 1e5 is no name.
+		for t.end < len(sql) && (nameStart(sql[t.end]) || digit(sql[t.end]) || sql[t.end] == '.') {
+			t.end++
+		}
+	}
+	if t.end > 0 {
+		unended = ""
+	}
+	return t, unended
 }
 
 func digit(c byte) bool { return c >= '0' && c <= '9' }
