@@ -23,11 +23,11 @@ type harness struct {
 	sink sinks.Sink
 }
 
-// numbers keeps the messages of all rules and runs apart, since what they wrote
-// stays in the database.
+// numbers keeps the messages of all rules and runs apart: what they write stays in the
+// database.
 var numbers atomic.Int64
 
-// messages makes n messages that nobody has had before.
+// messages makes n messages that were never made before.
 func (h *harness) messages(n int) []message.Message {
 	first := int(numbers.Add(int64(n))) - n
 	return h.again(first, n)
@@ -41,8 +41,7 @@ func (h *harness) again(first, n int) []message.Message {
 	return msgs
 }
 
-// tx is a transaction as dedup opens it. The sink sees no more of it than
-// sinks.Tx has.
+// tx is a transaction as dedup opens it.
 type tx struct {
 	pgx.Tx
 }
@@ -71,10 +70,10 @@ func (t tx) rollback(h *harness) {
 	}
 }
 
-// narrow hides from the sink whatever else the transaction can do.
+// narrow shows the sink no more of the transaction than sinks.Tx has.
 type narrow struct{ sinks.Tx }
 
-// write calls the sink and doesn't let it hang.
+// write calls the sink, and fails the test if it hangs.
 func (h *harness) write(t sinks.Tx, msgs []message.Message) error {
 	h.Helper()
 	ctx, cancel := context.WithTimeout(h.Context(), h.Timeout)
@@ -135,7 +134,7 @@ func (h *harness) wantCount(db Querier, want int, when string) {
 	}
 }
 
-// prepare does what dedup does at start: the transaction is rolled back.
+// prepare does what dedup does at start. It rolls its transaction back.
 func (h *harness) prepare() {
 	h.Helper()
 	p, ok := h.sink.(sinks.Preparer)
@@ -151,8 +150,7 @@ func (h *harness) prepare() {
 	}
 }
 
-// isPermanent tells whether an error says that the data is at fault, as dedup
-// understands it, and of which message.
+// isPermanent tells whether dedup takes an error to blame the data, and which message.
 func isPermanent(err error) (index int, ok bool) {
 	if index, ok := sinks.AsPermanent(err); ok {
 		return index, true
@@ -160,7 +158,7 @@ func isPermanent(err error) (index int, ok bool) {
 	return -1, sqlstate.Means(sqlstate.Of(err), sqlstate.Data)
 }
 
-// fingerprint is all that a message holds, to the difference of nil and empty.
+// fingerprint is everything in a message; it tells nil from empty.
 func fingerprint(m message.Message) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%q %q %#v %#v %d %d %q %#v", m.ID, m.Topic, m.Key, m.Value, m.Time.UnixNano(), m.Position.Offset, m.Position.Lane, len(m.Headers))

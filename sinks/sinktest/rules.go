@@ -15,8 +15,7 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// A sink that writes through a connection of its own has its effect whatever
-// becomes of the claim.
+// What a sink writes through a connection of its own stays, whatever becomes of the claim.
 func writesWithinTheTransaction(h *harness) {
 	before := h.count(h.Pool)
 	t := h.begin()
@@ -60,8 +59,8 @@ func allOfABatch(h *harness) {
 	}
 }
 
-// A transaction that was rolled back is tried again with the same messages. A
-// sink that remembers having written them would lose them.
+// A transaction that was rolled back is tried again with the same messages. A sink that
+// remembers having written them would lose them.
 func writesAgainAfterARollback(h *harness) {
 	before := h.count(h.Pool)
 	msgs := h.messages(10)
@@ -76,8 +75,8 @@ func writesAgainAfterARollback(h *harness) {
 	h.wantCount(h.Pool, before+10, "written twice and rolled back, then written and committed")
 }
 
-// The message that can't be written must be the reason, and must not keep the
-// others from being written.
+// The error must blame the message that can't be written, which must not keep the others from
+// being written.
 func namesThePoison(h *harness) {
 	if h.Poison == nil {
 		h.Skip("Config.Poison is nil: the sink is said to take anything")
@@ -121,8 +120,7 @@ func namesThePoison(h *harness) {
 	h.wantCount(h.Pool, before+len(good), "the others, after the poison message was taken out")
 }
 
-// Two transactions open at a time: what is written in one may not depend on the
-// other.
+// Of two transactions that are open at a time, one may not depend on the other.
 func transactionsAreApart(h *harness) {
 	before := h.count(h.Pool)
 	a, b := h.begin(), h.begin()
@@ -160,8 +158,8 @@ func manyWriteAtATime(h *harness) {
 	h.wantCount(h.Pool, before+workers*batches*size, "after many had written at a time")
 }
 
-// commitBatch writes in a transaction of its own. It may run in any goroutine.
-// A deadlock is tried again, as dedup does.
+// commitBatch writes in a transaction of its own. It may run in any goroutine. It tries
+// again after a deadlock, as dedup does.
 func (h *harness) commitBatch(msgs []message.Message) error {
 	ctx, cancel := context.WithTimeout(h.Context(), h.Timeout)
 	defer cancel()
@@ -173,8 +171,8 @@ func (h *harness) commitBatch(msgs []message.Message) error {
 	}
 }
 
-// A sink whose context has ended must come back with an error: a shutdown or a
-// lost lane waits for it.
+// A sink must return an error once its context has ended: a shutdown or a lost lane waits for
+// it.
 func endsWithItsContext(h *harness) {
 	before := h.count(h.Pool)
 	ended, cancel := context.WithCancel(h.Context())
@@ -211,7 +209,7 @@ func endsWithItsContext(h *harness) {
 	h.wantCount(h.Pool, before, "after Writes whose context had ended")
 }
 
-// The memory behind a message is used for others as soon as the batch is done.
+// The memory of a message is reused as soon as the batch is done.
 func leavesMessagesAlone(h *harness) {
 	before := h.count(h.Pool)
 	msgs := h.messages(20)

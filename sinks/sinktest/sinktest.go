@@ -1,10 +1,10 @@
-// Package sinktest proves that a sink keeps the promises of sinks.Sink: that its
-// effect stands and falls with the transaction it is handed, that a batch has
-// its effect as a whole, that a bad message is named rather than hung on, and
-// that many may call it at a time.
+// Package sinktest proves that a sink keeps the contract of sinks.Sink: what it writes is
+// committed or rolled back with the transaction that it is given, a batch is applied as a
+// whole, a bad message is named instead of tried for ever, and many goroutines may call it at
+// a time.
 //
-// It is for everybody's sinks. It needs a Postgres to which the sink's effect can
-// be committed, and a way to count that effect:
+// It is for everybody's sinks. It needs a Postgres that the sink can write to, and a way to
+// count what it wrote:
 //
 //	func TestSink(t *testing.T) {
 //		sinktest.Run(t, sinktest.Config{
@@ -16,7 +16,7 @@
 //		})
 //	}
 //
-// Run it with -race: some of what a sink may not do shows only there.
+// Run it with -race: some violations show only there.
 package sinktest
 
 import (
@@ -32,34 +32,32 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// Querier reads from the database: the pool sees what is committed, a
-// transaction also what is its own.
+// Querier reads from the database. The pool sees what is committed, a transaction also its
+// own writes.
 type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Config says what is tested and how its effect is seen.
+// Config says what is tested, and how its writes are counted.
 type Config struct {
-	// Pool is a database that nobody else writes to meanwhile. It needs five
-	// connections or more.
+	// Pool is a database that nobody else writes to meanwhile. It needs at least five
+	// connections.
 	Pool *pgxpool.Pool
-	// New makes the sink. Each rule asks for one of its own.
+	// New makes the sink. Each rule makes its own.
 	New func() sinks.Sink
-	// Message gives a message that the sink can write. Different n must give
-	// different ids and different effects; the same n the same message, in
-	// memory of its own.
+	// Message returns a message that the sink can write. Different n must have different
+	// ids and different effects. The same n must return the same message, in memory of its
+	// own.
 	Message func(n int) message.Message
-	// Count counts the effects that db sees: how many messages have had theirs.
+	// Count counts the messages that are applied, as db sees it.
 	Count func(ctx context.Context, db Querier) (int, error)
-	// Poison gives a message that the sink can never write. Nil where there is
-	// none: a sink that takes anything.
+	// Poison returns a message that the sink can never write. Nil: the sink takes any.
 	Poison func() message.Message
 	// Timeout is how long one call of the sink may take. Default 30 s.
 	Timeout time.Duration
 }
 
-// Rows is a Count for sinks that make one row of each message in a table, whose
-// name is given as SQL.
+// Rows is a Count for sinks that write a row for each message. table is SQL.
 func Rows(table string) func(ctx context.Context, db Querier) (int, error) {
 	return func(ctx context.Context, db Querier) (n int, err error) {
 		err = db.QueryRow(ctx, "SELECT count(*) FROM "+table).Scan(&n)
@@ -86,7 +84,7 @@ var rules = []rule{
 	{"PreparesMoreThanOnce", preparesMoreThanOnce},
 }
 
-// Run tests a sink against every rule, one subtest for each.
+// Run tests a sink against each rule in a subtest.
 func Run(t *testing.T, c Config) {
 	t.Helper()
 	if err := c.check(); err != nil {

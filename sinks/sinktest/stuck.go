@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// stuckTx is a transaction whose server never answers. It gives up with the
-// context, as pgx does, or when the test has seen enough.
+// stuckTx is a transaction whose server never answers. A call returns when its context ends,
+// as pgx does, or when the test releases it.
 type stuckTx struct {
 	once    sync.Once
 	called  chan struct{} // closed by the first call
@@ -49,7 +49,7 @@ func (t *stuckTx) CopyFrom(ctx context.Context, _ pgx.Identifier, _ []string, _ 
 	return 0, t.wait(ctx)
 }
 
-// stuckRows and stuckBatch are results that hold nothing but an error.
+// stuckRows and stuckBatch are results with nothing but an error.
 type stuckRows struct{ err error }
 
 func (r stuckRows) Close()                                       {}

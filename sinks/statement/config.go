@@ -14,12 +14,12 @@ import (
 
 func init() { sinks.Register("statement", New) }
 
-// Config is what stands under sink.statement.
+// Config has the keys under sink.statement.
 type Config struct {
 	// SQL is one statement that reads the relation batch.
 	SQL string `yaml:"sql"`
-	// Columns are those of batch: name: FIELD or FIELD::TYPE. Default: id, key,
-	// value, topic, lane, position and time, each from the place of that name.
+	// Columns are those of batch, as name: FIELD or FIELD::TYPE. Default: id, key, value,
+	// topic, lane, position and time, each from the place of that name.
 	Columns map[string]string `yaml:"columns"`
 }
 
@@ -27,7 +27,7 @@ var defaultColumns = map[string]string{
 	"id": "id", "key": "key", "value": "value", "topic": "topic", "lane": "lane", "position": "position", "time": "time",
 }
 
-// defaultTypes are the types of the places where a column names none.
+// defaultTypes are the types of columns that name none, by their places.
 var defaultTypes = map[message.FieldKind]string{
 	message.FieldID:       "pg_catalog.text",
 	message.FieldKey:      "pg_catalog.bytea",
@@ -45,8 +45,8 @@ var defaultTypes = map[message.FieldKind]string{
 // ordinal is the column of batch that dedupd adds.
 const ordinal = "ord"
 
-// New makes the sink from its part of the configuration. The error joins all
-// that is wrong with it.
+// New makes the sink from its part of the configuration. The error joins everything that is
+// wrong with it.
 func New(decode func(into any) error) (sinks.Sink, error) {
 	var c Config
 	if err := decode(&c); err != nil {
@@ -55,7 +55,7 @@ func New(decode func(into any) error) (sinks.Sink, error) {
 	return c.Sink()
 }
 
-// Sink checks what can be checked without the database and makes the sink.
+// Sink makes the sink. It checks what needs no database.
 func (c Config) Sink() (*Sink, error) {
 	s := &Sink{}
 	var errs []error
@@ -81,8 +81,8 @@ func (c Config) Sink() (*Sink, error) {
 	return s, nil
 }
 
-// parseColumn reads FIELD or FIELD::TYPE. The type is what follows the last
-// "::", so a constant that holds one itself needs its type behind it.
+// parseColumn reads FIELD or FIELD::TYPE. The type follows the last "::", so a constant that
+// contains one needs a type.
 func parseColumn(name, spec string) (columns.Column, string, error) {
 	var none columns.Column
 	const most = 63 // bytes that Postgres keeps of a name

@@ -96,7 +96,8 @@ func nameStart(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_' || c >= 0x80
 }
 
-// blockComment gives the end of the comment at i, which may hold others; -1: none.
+// blockComment returns the end of the comment at i, which may contain others; -1: it doesn't
+// end.
 func blockComment(sql string, i int) int {
 	for depth := 0; i < len(sql); {
 		switch {
@@ -116,8 +117,8 @@ func blockComment(sql string, i int) int {
 	return -1
 }
 
-// quotedEnd gives the end of what stands in quotes at i; a doubled quote is a
-// part of it. -1: it doesn't end.
+// quotedEnd returns the end of what is quoted at i, where a doubled quote is a part of it;
+// -1: it doesn't end.
 func quotedEnd(sql string, i int, quote byte, backslash bool) int {
 	for i++; i < len(sql); i++ {
 		switch {
@@ -159,21 +160,20 @@ func dollar(sql string, i int) (end int, kind tokenKind) {
 var (
 	// starters begin the statements that can have a WITH in front of them.
 	starters = []string{"select", "insert", "update", "delete", "merge", "with", "values", "table"}
-	// control are the words that would take the transaction out of dedupd's hands.
+	// control begin the statements that would end or change dedupd's transaction.
 	control = []string{"begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release", "prepare", "set", "reset", "discard"}
 )
 
-// parsed is the operator's statement, taken apart where batch has to go in.
+// parsed is the operator's statement, split where batch goes in.
 type parsed struct {
 	recursive bool
-	// ctes are the operator's own, with the rest of the statement, where it
-	// begins with WITH.
+	// ctes has the operator's own and the rest of the statement, if it begins with WITH.
 	ctes string
-	// rest is the statement, where it doesn't.
+	// rest is the statement, if it doesn't.
 	rest string
 }
 
-// parse checks what can be checked without a server. The error joins all faults.
+// parse checks what needs no server. The error joins all faults.
 func parse(sql string) (parsed, error) {
 	tokens, err := scan(sql)
 	if err != nil {

@@ -1,10 +1,9 @@
-// Package statement is the sink that runs the operator's own SQL over a batch of
-// messages.
+// Package statement is the sink that runs the operator's own SQL over a batch of messages.
 //
-// The SQL reads a relation named batch, which has one row for each message and a
-// column ord that counts them in lane order. It is one statement, so that all of
-// a batch has its effect or none. dedupd puts the definition of batch in front
-// of it and the messages into parameters; nothing of a message ever becomes SQL.
+// The SQL is one statement. It reads a relation named batch, which has a row for each
+// message and a column ord that counts them in lane order. dedupd puts the definition of
+// batch in front of the statement and the messages into parameters: nothing of a message
+// ever becomes SQL.
 package statement
 
 import (
@@ -39,14 +38,12 @@ var (
 	_ sinks.Preparer = (*Sink)(nil)
 )
 
-// Prepare finds the types of batch's columns and has the server check the
-// statement: its names, its types, and this role's privileges. It may run while
-// others write.
+// Prepare finds the types of batch's columns and makes the server check the statement: its
+// names, its types, and this role's privileges. It may run during Write.
 //
-// EXPLAIN does all of that and runs nothing. Running the statement over no
-// messages, in a savepoint, would fire triggers for each statement, take the
-// locks of a write, use up sequences and call functions that may have effects
-// even for an empty batch.
+// EXPLAIN does all of that and runs nothing. Running the statement over no messages, in a
+// savepoint, would fire triggers for each statement, take a write's locks, use up sequences,
+// and call functions that may have effects even for an empty batch.
 func (s *Sink) Prepare(ctx context.Context, tx sinks.Tx) error {
 	_, err := s.prepare(ctx, tx)
 	return err
@@ -78,7 +75,7 @@ func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
 	return p, nil
 }
 
-// batch is the common table expression that holds the messages.
+// batch is the common table expression with the messages.
 func batch(set *columns.Set) string {
 	var names, exprs strings.Builder
 	for i, c := range set.Columns() {
@@ -88,9 +85,8 @@ func batch(set *columns.Set) string {
 	return "batch(" + names.String() + ordinal + ") AS (SELECT " + exprs.String() + "u.ord FROM " + set.From() + ")"
 }
 
-// Write runs the statement over msgs. Its errors are those of sinks.Sink:
-// PermanentAt for a message that can't be put into the columns' types, else what
-// Postgres says.
+// Write runs the statement over msgs. Its error is PermanentAt for a message that doesn't
+// fit the columns' types, else Postgres' own.
 func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 	if len(msgs) == 0 {
 		return nil

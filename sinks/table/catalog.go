@@ -15,26 +15,26 @@ import (
 // target is the table as the catalog has it.
 type target struct {
 	kind       string // pg_class.relkind
-	plain      bool   // no rules and no row security: COPY does what INSERT does
-	fills      bool   // a trigger runs before an insert and may fill in columns
+	plain      bool   // no rules, no row security: COPY does what INSERT does
+	fills      bool   // a trigger runs before an insert, and may fill in columns
 	mayUse     bool   // USAGE on the schema
 	attributes []attribute
 	unique     []uniqueIndex
-	shape      string // names and types of the columns that are filled: see shapeSQL
+	shape      string // names and types of the columns that the sink fills: see shapeSQL
 }
 
 // attribute is a column of the target.
 type attribute struct {
 	name      string
 	notNull   bool
-	hasValue  bool // where the insert gives none: a default, an identity
+	hasValue  bool // without one from the insert: a default, an identity
 	generated bool
 	always    bool // an identity that takes no value from outside
 	mayInsert bool
 	mayUpdate bool
 	maySelect bool
 	domain    bool
-	collation string // as SQL, where it isn't the type's own
+	collation string // as SQL, if it isn't the type's own
 	typ       columns.Type
 }
 
@@ -60,7 +60,7 @@ func (t *target) names() []string {
 	return names
 }
 
-// attributesSQL gives one row for each column of the table.
+// attributesSQL returns a row for each column of the table.
 var attributesSQL = `
 WITH RECURSIVE ` + columns.Domains + `
 SELECT c.relkind::pg_catalog.text, NOT c.relhasrules AND NOT c.relrowsecurity,
@@ -91,9 +91,9 @@ SELECT c.relkind::pg_catalog.text, NOT c.relhasrules AND NOT c.relrowsecurity,
  WHERE n.nspname = $1 AND c.relname = $2
  ORDER BY a.attnum`
 
-// uniqueSQL gives the unique indexes that ON CONFLICT (columns) can infer: whole
-// ones on plain columns that are checked at once. nullsnotdistinct came with
-// Postgres 15, so it is read in a way that older ones stand.
+// uniqueSQL returns the unique indexes that ON CONFLICT (columns) can infer: not partial, on
+// plain columns, not deferrable. indnullsnotdistinct came with Postgres 15, so it is read in a
+// way that works without it.
 const uniqueSQL = `
 SELECT (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C")
           FROM pg_catalog.pg_attribute a
@@ -106,12 +106,11 @@ SELECT (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnam
    AND i.indpred IS NULL AND i.indexprs IS NULL
  ORDER BY i.indexrelid`
 
-// shapeSQL gives a text that changes when one of the columns gets another type, or
-// another collation or modifier that a plan has taken over (columns.CastName).
+// shapeSQL returns a text that changes when a column gets another type, or another collation
+// or modifier that is part of a plan (columns.CastName).
 var shapeSQL = shapeFrom(1)
 
-// shapeFrom is shapeSQL with its three parameters, which are the schema, the table and
-// the columns, numbered from param.
+// shapeFrom is shapeSQL with its parameters (schema, table, columns) numbered from param.
 func shapeFrom(param int) string {
 	return fmt.Sprintf(`SELECT coalesce(pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attname, a.atttypid, a.attcollation,
                   CASE WHEN a.atttypid IN (1083, 1114, 1184, 1186, 1266, 1700) THEN a.atttypmod END), ',' ORDER BY a.attnum), '')
@@ -128,8 +127,7 @@ SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text
  WHERE c.relkind IN ('r', 'p', 'v', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
  ORDER BY 1, 2 LIMIT 5000`
 
-// readCatalog reads the target in one round trip. A target without columns is
-// one that doesn't exist.
+// readCatalog reads the target in one round trip. A target without columns doesn't exist.
 func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
 	t := &target{}
 	var b pgx.Batch

@@ -17,43 +17,41 @@ func init() { sinks.Register("table", New) }
 
 // The modes of writing.
 const (
-	// ModeInsert adds a row for each message, also for a tombstone, whose value and
-	// JSON places are NULL. With a key, a row that is already
-	// there stays as it is; without one, a violated constraint is the message's
-	// fault and sends it to the dead letters.
+	// ModeInsert adds a row for each message, also for a tombstone, whose value and JSON
+	// places are NULL. With a key, an existing row stays as it is. Without one, a message
+	// that violates a constraint is dead-lettered.
 	ModeInsert = "insert"
-	// ModeUpsert adds a row or overwrites the one with the same key. The last
-	// message of a key wins, also within a batch. A tombstone is a dead letter: it
-	// would write NULL over the row.
+	// ModeUpsert adds a row or overwrites the one with the same key. The last message of a
+	// key wins, also within a batch. A tombstone is dead-lettered: it would write NULL over
+	// the row.
 	ModeUpsert = "upsert"
 
 	modeVersioned = "versioned"
 	modeAppend    = "append"
 )
 
-// Config is what stands under sink.table.
+// Config has the keys under sink.table.
 type Config struct {
-	// Name is "schema.table", exactly as the catalog has it: nothing is folded
-	// to lower case. A part that holds a dot is written in double quotes.
+	// Name is "schema.table", exactly as the catalog has it: nothing is folded to lower
+	// case. A part that contains a dot is written in double quotes.
 	Name string `yaml:"name"`
-	// Mode is insert or upsert; default insert.
+	// Mode is insert (the default) or upsert.
 	Mode string `yaml:"mode"`
-	// Key are the columns that tell whether two rows are the same. There must be
-	// a unique index on just these. Required for upsert.
+	// Key has the columns that tell whether two rows are the same. There must be a unique
+	// index on exactly these. Upsert requires it.
 	Key []string `yaml:"key"`
-	// AcceptReordering lets mode upsert read from a queue: there an older message
-	// may come last, and win.
+	// AcceptReordering lets mode upsert read from a queue, where an older message may come
+	// last, and win.
 	AcceptReordering bool `yaml:"accept_reordering"`
 	// Version is for a mode that this version doesn't have.
 	Version string `yaml:"version"`
-	// Columns says for each column of the table which place in the message fills
-	// it: id, key, value, topic, lane, position, time, header:NAME, json:PATH,
-	// now or const:TEXT.
+	// Columns says which place in the message fills each column: id, key, value, topic,
+	// lane, position, time, header:NAME, json:PATH, now or const:TEXT.
 	Columns map[string]string `yaml:"columns"`
 }
 
-// New makes the sink from its part of the configuration. The error joins all
-// that is wrong with it.
+// New makes the sink from its part of the configuration. The error joins everything that is
+// wrong with it.
 func New(decode func(into any) error) (sinks.Sink, error) {
 	var c Config
 	if err := decode(&c); err != nil {
@@ -62,7 +60,7 @@ func New(decode func(into any) error) (sinks.Sink, error) {
 	return c.Sink()
 }
 
-// Sink checks what can be checked without the database and makes the sink.
+// Sink makes the sink. It checks what needs no database.
 func (c Config) Sink() (*Sink, error) {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -122,7 +120,7 @@ func (c Config) Sink() (*Sink, error) {
 	return s, nil
 }
 
-// splitName reads schema.table with parts that may stand in double quotes.
+// splitName reads schema.table; parts may be in double quotes.
 func splitName(name string) (schema, table string, err error) {
 	var parts []string
 	for rest := name; ; {
@@ -162,7 +160,7 @@ func splitName(name string) (schema, table string, err error) {
 	return parts[0], parts[1], errors.Join(checkName(parts[0]), checkName(parts[1]))
 }
 
-// checkName refuses what Postgres would cut to a shorter name, or can't hold.
+// checkName refuses a name that Postgres would cut, or can't hold.
 func checkName(name string) error {
 	const most = 63 // bytes, NAMEDATALEN - 1
 	switch {

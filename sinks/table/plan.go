@@ -13,24 +13,22 @@ import (
 type plan struct {
 	set *columns.Set
 	sql string
-	// names are the columns', and copies tells that COPY into them does exactly
-	// what sql does.
+	// names are the columns'. copies: COPY into them does exactly what sql does.
 	names  []string
 	copies bool
 	shape  string
-	// counts tells that sql gives the number of rows that were written. Where it gives
-	// none, none may have been written since the columns have changed.
+	// counts: sql reports how many rows it wrote. If it wrote none, the columns may have
+	// changed.
 	counts bool
-	// constant tells that a column has the same text for all rows. The server may cast
-	// that when it plans sql, before sql looks at the columns.
+	// constant: a column has the same text for all rows. The server may cast it when it
+	// plans sql, before sql compares the columns.
 	constant bool
-	// targets are the tables that sql writes to: the one behind a view.
+	// targets are the tables that sql writes to, such as the one behind a view.
 	targets tables
 }
 
-// plan makes the statement. All of it is one INSERT ... SELECT over arrays, so
-// the number of messages doesn't change its text. It writes nothing if the columns
-// have changed: see insert.
+// plan makes the statement: one INSERT ... SELECT over arrays, whose text doesn't depend on
+// the number of messages. It writes nothing if the columns have changed: see insert.
 func (s *Sink) plan(t *target) (*plan, error) {
 	cols := slices.Clone(s.cols)
 	p := &plan{names: make([]string, len(cols)), shape: t.shape}
@@ -68,18 +66,17 @@ func (s *Sink) plan(t *target) (*plan, error) {
 	return p, nil
 }
 
-// args are what sql wants for these values.
+// args are sql's parameters for these values.
 func (s *Sink) args(p *plan, values *columns.Values) []any {
 	return append(values.Args(), s.schema, s.table, p.names, p.shape)
 }
 
-// keyed gives the parts of the statement that a key adds.
+// keyed returns the parts of the statement that a key adds.
 //
-// Rows are written sorted by key, so that two workers with keys in common lock
-// them in the same order and can't deadlock. The columns of the key go by their
-// number in the select list: they are then cast once, and compared as they will
-// be stored. An upsert first keeps the last message of each key, since one
-// statement can't update a row twice.
+// Rows are written in key order, so that two workers with keys in common lock them in the
+// same order and can't deadlock. The key's columns are named by their number in the select
+// list: they are then cast once, and compared as they will be stored. An upsert first keeps
+// the last message of each key, since one statement can't update a row twice.
 func (s *Sink) keyed(t *target, set *columns.Set) (distinct, order, conflict string) {
 	if len(s.key) == 0 {
 		return "", "", ""
@@ -107,9 +104,9 @@ func (s *Sink) keyed(t *target, set *columns.Set) (distinct, order, conflict str
 	return "DISTINCT ON (" + by + ") ", " ORDER BY " + by + ", u.ord DESC", conflict
 }
 
-// nullsApart is the expression that keeps rows with a NULL in their key apart,
-// as a unique index does: two of them are two rows. "" where there can be none,
-// or where the index takes NULLs for equal.
+// nullsApart is an expression that keeps rows with a NULL in their key apart, as a unique
+// index does: two of them are two rows. It is empty if there can be none, or if the index
+// takes NULLs for equal.
 func (s *Sink) nullsApart(t *target, set *columns.Set) string {
 	if index := s.keyIndex(t); index != nil && index.nullsNotDistinct {
 		return ""

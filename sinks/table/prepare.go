@@ -14,8 +14,8 @@ import (
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
 
-// Prepare looks at the target and makes the statement for it. It may run while
-// others write: they go on with the statement they have.
+// Prepare reads the target and makes the statement for it. It may run during Write, which
+// goes on with the statement that it has.
 func (s *Sink) Prepare(ctx context.Context, tx sinks.Tx) error {
 	_, err := s.prepare(ctx, tx)
 	return err
@@ -40,8 +40,8 @@ func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", s, err)
 	}
-	// EXPLAIN lets the server check all that is left, types and privileges
-	// included, and runs nothing: no trigger fires.
+	// EXPLAIN makes the server check everything else, types and privileges included. It
+	// runs nothing: no trigger fires.
 	values, err := p.set.Encode(nil)
 	var explained []byte
 	if err == nil {
@@ -64,8 +64,8 @@ func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
 	return p, nil
 }
 
-// check compares the configuration with the target. The error joins all that
-// doesn't fit, each with what to do.
+// check compares the configuration with the target. The error joins everything that doesn't
+// fit, each with what to do.
 func (s *Sink) check(t *target) error {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -126,8 +126,8 @@ func (s *Sink) check(t *target) error {
 	return errors.Join(errs...)
 }
 
-// checkKey looks for the unique index that the key needs. A view has none of its
-// own: there EXPLAIN tells.
+// checkKey looks for the unique index that the key needs. A view has no index of its own;
+// EXPLAIN checks it.
 func (s *Sink) checkKey(t *target) error {
 	if len(s.key) == 0 || t.kind != "r" && t.kind != "p" || s.keyIndex(t) != nil {
 		return nil

@@ -14,9 +14,9 @@ import (
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
 
-// copyFrom is the number of messages from which COPY is used where it can be. It
-// takes a third less processor time a row for text and bytea, an eighth less for
-// jsonb, whose parsing is the most of it; and two more round trips.
+// copyFrom is the number of messages from which on COPY is used, if it can be. A row takes a
+// third less processor time for text and bytea, and an eighth less for jsonb, where parsing
+// is most of it. COPY costs two more round trips.
 const copyFrom = 256
 
 func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Message) error {
@@ -42,8 +42,8 @@ func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Me
 	if err = s.copy(ctx, tx, p, values); !sqlstate.Means(sqlstate.Of(err), sqlstate.Unreadable) {
 		return err
 	}
-	// One look names every message that is at fault. Where it finds none, the
-	// server is stricter than we are, and what it says stands.
+	// Encode names every message at fault. If it finds none, the server is stricter than we
+	// are, and its error stands.
 	if _, bad := p.set.Encode(msgs); bad != nil {
 		s.refused()
 		return bad
@@ -51,15 +51,14 @@ func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Me
 	return err
 }
 
-// insert writes by the plan's statement, and makes sure that it was made for the
-// columns as they are. The statement casts each value to its column's type, so one
-// that was made before the type was changed would round, cut or refuse what the
-// column takes now. So it looks itself, before it casts anything: it has the table's
-// lock by then, which keeps the columns as they are, and a snapshot taken after that,
-// for it runs under READ COMMITTED. (A constant's cast may be tried when it is planned, so
-// there the columns are looked at before.) If they have changed, it writes no row. So where
-// it wrote none, or can't tell, the columns are looked at once more: a keyed insert of
-// nothing new doesn't write any either.
+// insert writes by the plan's statement, and makes sure that the columns are still those of
+// the plan. The statement casts each value to its column's type; made before the type was
+// changed, it would round, cut or refuse what the column takes now. So the statement itself
+// compares the columns before it casts anything. By then it has the table's lock, which keeps
+// the columns as they are, and a snapshot taken after that, since it runs under READ
+// COMMITTED. (The server may cast a constant when it plans, so with one the columns are read
+// first.) If they have changed, it writes no row. So if it wrote none, or can't tell, the
+// columns are read once more: a keyed insert of nothing new writes none either.
 func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Message) error {
 	values, err := p.set.Encode(msgs)
 	if err != nil {
@@ -97,8 +96,8 @@ func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.
 	return nil
 }
 
-// blame gives what is wrong with messages that can't be put into the columns' types, or
-// nil if they were not to be written, unless the columns have got other types since the plan was made.
+// blame returns bad, which blames messages that don't fit the columns' types, or is nil. But
+// if the columns have got other types since the plan was made, it returns errChanged.
 func (s *Sink) blame(ctx context.Context, tx sinks.Tx, p *plan, bad error) error {
 	shape := p.shape
 	var b pgx.Batch
@@ -113,14 +112,14 @@ func (s *Sink) blame(ctx context.Context, tx sinks.Tx, p *plan, bad error) error
 	return bad
 }
 
-// queueShape asks for the shape of the plan's columns in a batch.
+// queueShape adds a query for the shape of the plan's columns to a batch.
 func (s *Sink) queueShape(b *pgx.Batch, p *plan, shape *string) {
 	b.Queue(shapeSQL, s.schema, s.table, p.names).QueryRow(func(row pgx.Row) error { return row.Scan(shape) })
 }
 
-// doubtHolds is for how long documents are read here once one was no JSON. One is
-// seldom alone, and what the server refuses costs it a group's rows, and a line in
-// its log. Else they go unread: that they are valid, it finds out in any case.
+// doubtHolds is how long documents are read here after one was no JSON. A bad one is seldom
+// alone, and each that the server refuses costs it a group's rows and a line in its log.
+// Otherwise documents are sent unread, since the server checks them anyway.
 const doubtHolds = time.Minute
 
 func (s *Sink) readsFirst() bool { return time.Now().UnixNano() < s.doubt.Load() }
@@ -132,9 +131,8 @@ func (s *Sink) copy(ctx context.Context, tx sinks.Tx, p *plan, values *columns.V
 		return s.checkCopied(ctx, tx, p)
 	}
 	if sqlstate.Of(err) == "" && ctx.Err() == nil {
-		// The driver itself couldn't put a value into the type it takes the
-		// column for. (Or the connection is gone; then a look at the catalog
-		// before the next try is no loss.)
+		// The driver itself couldn't encode a value for the type it takes the column for.
+		// (Or the connection is gone; then reading the catalog again costs little.)
 		s.distrust(p)
 	}
 	return err
@@ -142,12 +140,11 @@ func (s *Sink) copy(ctx context.Context, tx sinks.Tx, p *plan, values *columns.V
 
 var errChanged = errors.New("the table's columns have changed meanwhile; nothing was written, and the next try will see them as they are")
 
-// checkCopied makes sure that the rows were copied into the types they were made
-// for: COPY takes any bytes for a value of the type it finds.
-// Having copied, this transaction holds a lock that keeps the columns as they
-// are, so afterwards is the time to look. (Where the bytes make no sense for the
-// new type, COPY itself fails as if a message were bad. The batch is then
-// divided until it is too small for COPY, and INSERT says what is the matter.)
+// checkCopied makes sure that the rows were copied into the types they were made for: COPY
+// takes any bytes for a value of the type it finds. It runs after the COPY, whose lock keeps
+// the columns as they are. (If the bytes make no sense for the new type, COPY itself fails as
+// if a message were bad. The batch is then divided until it is too small for COPY, and INSERT
+// says what is wrong.)
 func (s *Sink) checkCopied(ctx context.Context, tx sinks.Tx, p *plan) error {
 	var shape string
 	var b pgx.Batch
@@ -163,10 +160,9 @@ func (s *Sink) checkCopied(ctx context.Context, tx sinks.Tx, p *plan) error {
 	return nil
 }
 
-// distrust has the catalog read again before the next try, and ends the use of
-// COPY for as long as this process runs: each connection of the driver remembers
-// the types it once found for a COPY and would encode for those, and checkCopied
-// can't see that.
+// distrust makes the next try read the catalog again, and ends the use of COPY for the life
+// of this process: each connection of the driver remembers the types that it once found for
+// a COPY and would encode for those, which checkCopied can't see.
 func (s *Sink) distrust(p *plan) {
 	s.changed.Store(true)
 	s.current.CompareAndSwap(p, nil)

@@ -9,15 +9,14 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A row is as durable as the table that holds it. What Postgres empties after a crash
-// (UNLOGGED), forgets with the session (temporary) or has another server commit
-// (foreign) doesn't stand or fall with the claim: the broker is told that the message
-// is safe, and then it is lost.
+// A row is as durable as its table. Postgres empties an UNLOGGED table after a crash, drops a
+// temporary one with its session, and lets another server commit what a foreign one holds.
+// Rows there may be lost after the broker was told that their messages are safe.
 
-// storageSQL finds a table of that sort among those named and all that rows may be
-// routed to from there: partitions, and children that a trigger or a rule fills.
-// It is asked within the transaction that has written: a partition that was written
-// to was attached before that, and can't be altered until the transaction ends.
+// storageSQL finds such a table among those named, and among all that rows may be routed to
+// from there: partitions, and children that a trigger or a rule fills. It runs in the
+// transaction that has written: a partition that was written to was attached before, and
+// can't be altered until the transaction ends.
 const storageSQL = `
 WITH RECURSIVE tree (oid, routes) AS (
   SELECT c.oid, c.relkind = 'p' OR c.relhastriggers OR c.relhasrules
@@ -45,7 +44,7 @@ func (t *tables) add(schema, name string) {
 	t.schemas, t.names = append(t.schemas, schema), append(t.names, name)
 }
 
-// queue asks storageSQL about them in a batch; a table that isn't durable is an error.
+// queue adds storageSQL to a batch. A table that isn't durable is an error.
 func (t *tables) queue(b *pgx.Batch) {
 	b.Queue(storageSQL, t.schemas, t.names).QueryRow(func(row pgx.Row) error {
 		var schema, name string
@@ -73,8 +72,8 @@ func notDurable(table string, foreign, temporary bool) error {
 		"run: ALTER TABLE %[1]s SET LOGGED", table)
 }
 
-// writesTo reads from EXPLAIN's answer, in JSON, what the statement writes to: the
-// table behind a view, or those that a rule names.
+// writesTo reads from EXPLAIN's JSON what the statement writes to, such as the table behind
+// a view, or those that a rule names.
 func writesTo(explained []byte) (tables, error) {
 	type node struct {
 		Type   string `json:"Node Type"`

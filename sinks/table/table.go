@@ -1,11 +1,10 @@
-// Package table is the sink that writes each message as a row of a table: an
-// insert, or an upsert by key.
+// Package table is the sink that writes each message as a row of a table, by an insert or an
+// upsert by key.
 //
-// It creates no table and changes none. What it needs to know of the target it
-// reads from the catalog: which columns there are, their types, and the unique
-// index behind the key. Values are cast by Postgres, so any type works that has
-// an input from text; nothing is cut or rounded that an INSERT typed by hand
-// wouldn't.
+// It creates and alters no table. It reads the target from the catalog: the columns, their
+// types, and the unique index behind the key. Postgres casts the values, so every type that
+// can be read from text works, and nothing is cut or rounded that an INSERT typed by hand
+// wouldn't cut or round.
 package table
 
 import (
@@ -27,12 +26,12 @@ type Sink struct {
 	schema, table string
 	mode          string
 	key           []string
-	// acceptReordering tells that an older message may overwrite a newer one.
+	// acceptReordering: an older message may overwrite a newer one.
 	acceptReordering bool
 	cols             []columns.Column // without their types
 	current          atomic.Pointer[plan]
 	changed          atomic.Bool  // the target has changed once: see distrust
-	doubt            atomic.Int64 // until when documents are read before they are sent, Unix nanoseconds: see readsFirst
+	doubt            atomic.Int64 // until when documents are read before they are sent, in Unix nanoseconds: see readsFirst
 }
 
 var (
@@ -44,12 +43,11 @@ var (
 // String is the table's name as the configuration has it.
 func (s *Sink) String() string { return s.schema + "." + s.table }
 
-// sql is the table's name in SQL.
+// sql is the table's name as SQL.
 func (s *Sink) sql() string { return pgx.Identifier{s.schema, s.table}.Sanitize() }
 
-// Write adds or overwrites a row for each message, in one statement. Its errors
-// are those of sinks.Sink: PermanentAt for a message that can't be put into the
-// columns' types, else what Postgres says.
+// Write adds or overwrites a row for each message, in one statement. Its error is
+// PermanentAt for a message that doesn't fit the columns' types, else Postgres' own.
 func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 	if len(msgs) == 0 {
 		return nil
@@ -70,7 +68,7 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) e
 	return nil
 }
 
-// NeedsOrder tells that an upsert does, if it overwrites anything.
+// NeedsOrder is an error for an upsert that overwrites columns.
 func (s *Sink) NeedsOrder() error {
 	if s.mode != ModeUpsert || s.acceptReordering || len(s.cols) == len(s.key) {
 		return nil
@@ -79,10 +77,9 @@ func (s *Sink) NeedsOrder() error {
 		"set accept_reordering: true if that may be, or write by sink.statement with a condition on a version")
 }
 
-// tombstones refuses messages whose value is null where an upsert would write NULL
-// over what a row has. Such a message means that its key's row is to be deleted,
-// which this mode doesn't do. An empty value is none, nor is JSON's null; and NATS,
-// which can't tell empty from absent, has none at all.
+// tombstones refuses messages without a value if an upsert would write NULL over a row. Such
+// a message asks to delete the row, which this mode doesn't do. An empty value is no
+// tombstone, nor is JSON's null. NATS can't tell empty from absent, and so has none.
 func (s *Sink) tombstones(msgs []message.Message) error {
 	if s.mode != ModeUpsert || !slices.ContainsFunc(s.cols, func(c columns.Column) bool {
 		return c.Field.Kind == message.FieldValue || c.Field.Kind == message.FieldJSON

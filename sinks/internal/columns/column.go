@@ -1,9 +1,9 @@
-// Package columns turns messages into the array parameters of one set-based
-// statement: one array for each column, one element for each message. The table
-// and the statement sink share it.
+// Package columns turns messages into the array parameters of one set-based statement: one
+// array for each column, one element for each message. The table and the statement sink
+// share it.
 //
-// It knows no table and runs no SQL. Which types its columns have it is told; it
-// answers with the parameters and with the SQL that reads them.
+// It is told the types of the columns, and returns the parameters and the SQL that reads
+// them. Except for Resolve, it runs no SQL.
 package columns
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// The base types that are not simply written as text and cast.
+// The base types that aren't simply sent as text and cast, or that some place can't fill.
 const (
 	oidBytea       = 17
 	oidChar        = 18
@@ -35,27 +35,26 @@ const (
 
 // Type is the Postgres type that a column's values are cast to.
 type Type struct {
-	// Cast is the type as SQL: schema-qualified, so that no search path changes
-	// its meaning, and without a length. A cast to varchar(20) would cut a
-	// longer value without a word, and so would one to a domain over it; without
-	// the length it is the assignment to the column that looks at it, and that
-	// is an error.
+	// Cast is the type as SQL. It carries the schema, so that no search path changes its
+	// meaning, and no length: a cast to varchar(20), or to a domain over it, would silently
+	// cut a longer value. Without the length, the assignment to the column checks it and
+	// fails.
 	Cast string
 	// Name is the type as people write it, for errors.
 	Name string
-	// OID is pg_type's, of the base type where the column has a domain.
+	// OID is pg_type's; for a domain, that of the base type.
 	OID uint32
 	// Category is pg_type.typcategory: 'A' array, 'D' date and time, 'N'
 	// number, 'S' string and so on.
 	Category byte
-	// Element is the OID of an array's element type, a domain's base type too.
+	// Element is the OID of an array's element type; for a domain, that of the base type.
 	Element uint32
 }
 
 func (t Type) json() bool        { return t.OID == oidJSON || t.OID == oidJSONB }
 func (t Type) jsonElement() bool { return t.Element == oidJSON || t.Element == oidJSONB }
 
-// Column is one column: its name, and the place in a message that fills it.
+// Column is a column, with the place in a message that fills it.
 type Column struct {
 	Name  string
 	Field message.Field
@@ -83,7 +82,7 @@ var wireArray = map[wire]string{
 	wireTime:  "pg_catalog.timestamptz[]",
 }
 
-// plan decides how a column travels, or says why its place can't go into its type.
+// plan decides how a column travels, or says why its place can't fill its type.
 func (c Column) plan() (wire, error) {
 	t := c.Type
 	if t.OID == oidName || t.OID == oidChar {
@@ -127,19 +126,17 @@ func (c Column) plan() (wire, error) {
 	return wireText, nil
 }
 
-// Set is the columns of one statement. It is immutable and may be used by many
-// goroutines.
+// Set has the columns of one statement. It is immutable and may be used by many goroutines.
 type Set struct {
 	cols  []Column
 	wires []wire
 	param []int // number of the column's parameter, 0: none
-	// rows is the number of the parameter that gives the number of rows, where
-	// no column is an array.
+	// rows is the number of the parameter with the number of rows, if no column is an
+	// array.
 	rows int
 }
 
-// NewSet checks that each column's place can go into its type. The error joins
-// all that can't.
+// NewSet checks that each column's place can fill its type. The error joins all that can't.
 func NewSet(cols []Column) (*Set, error) {
 	s := &Set{cols: cols, wires: make([]wire, len(cols)), param: make([]int, len(cols))}
 	var errs []error
@@ -166,11 +163,10 @@ func NewSet(cols []Column) (*Set, error) {
 	return s, errors.Join(errs...)
 }
 
-// Columns are those that the set was made of, in their order.
+// Columns returns the columns that the set was made of, in their order.
 func (s *Set) Columns() []Column { return s.cols }
 
-// From is the FROM item that gives one row u for each message, in their order,
-// with u.ord counting from 1.
+// From is the FROM item with one row u for each message, in their order; u.ord counts from 1.
 func (s *Set) From() string {
 	if s.rows > 0 {
 		return "pg_catalog.generate_series(1, $" + strconv.Itoa(s.rows) + "::pg_catalog.int8) AS u(ord)"
@@ -202,8 +198,8 @@ func (s *Set) Expr(i int) string {
 	return fmt.Sprintf("u.c%d::%s", i+1, cast)
 }
 
-// Row is column i of row u before its cast; "" where it can't be NULL because
-// the messages have no part in it.
+// Row is column i of row u before its cast; empty if it can't be NULL, because the messages
+// have no part in it.
 func (s *Set) Row(i int) string {
 	if _, ok := wireArray[s.wires[i]]; !ok {
 		return ""

@@ -14,24 +14,23 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// Encode gives the values of all columns for msgs. They point into the messages,
-// so they live no longer than those.
+// Encode returns the values of all columns for msgs. They point into the messages, so they
+// live no longer than those.
 //
-// A message whose value can't go into a column is named by sinks.PermanentAt; the
-// error holds all such messages (sinks.AllPermanent), each with its first fault,
-// so that one look at a bad batch is enough.
+// The error names every message that doesn't fit a column (sinks.AllPermanent), each with its
+// first fault, so that a bad batch is encoded only once.
 //
-// All elements have types that pgx knows by their Go type alone: with a
-// connection pooler in between, the server may not get to say what it expects,
-// and bytes taken for a bytea would be cast to hexadecimal text.
+// pgx knows the types of all elements by their Go type alone: behind a connection pooler the
+// server may not get to say what it expects, and bytes taken for a bytea would be cast to
+// hexadecimal text.
 func (s *Set) Encode(msgs []message.Message) (*Values, error) {
 	return s.encode(msgs, newEncoder(s, len(msgs)))
 }
 
-// EncodeUnread is Encode for COPY, where the server reads every value: whether a
-// document that goes into a JSON column as it is, is valid, is left to the server.
-// If that refuses the batch, Encode tells which messages are at fault. (But nesting
-// is looked at here: what is too deep for us must not depend on the way it takes.)
+// EncodeUnread is Encode for COPY. There the server reads every value, so it is left to the
+// server to check a document that goes into a JSON column as it is. If it refuses the batch,
+// Encode names the messages at fault. (Nesting is checked here in any case: what is too deep
+// must not depend on the way it takes.)
 func (s *Set) EncodeUnread(msgs []message.Message) (*Values, error) {
 	e := newEncoder(s, len(msgs))
 	e.unread = true
@@ -52,7 +51,7 @@ func (s *Set) encode(msgs []message.Message, e *encoder) (*Values, error) {
 	return &Values{set: s, slots: e.slots, n: len(msgs)}, nil
 }
 
-// slot holds one column's array; which one, its wire says.
+// slot holds one column's array. The column's wire says which one is used.
 type slot struct {
 	text  []pgtype.Text
 	bytes [][]byte
@@ -65,7 +64,7 @@ type slot struct {
 type encoder struct {
 	set    *Set
 	slots  []slot
-	unread bool // documents that needn't be read aren't
+	unread bool // see EncodeUnread
 	m      *message.Message
 	doc    docState // of m
 	why    error    // with docBad
@@ -90,7 +89,7 @@ func newEncoder(s *Set, n int) *encoder {
 	return e
 }
 
-// message fills row i of every column from e.m. Elements are NULL until set.
+// message fills row i of every column from e.m. Elements that it doesn't set are NULL.
 func (e *encoder) message(i int) error {
 	for c := range e.set.cols {
 		col := &e.set.cols[c]
@@ -125,7 +124,7 @@ func (e *encoder) message(i int) error {
 	return nil
 }
 
-// text gives what a column's place holds; not ok where it holds nothing.
+// text returns what a column's place holds; ok is false if that is nothing.
 func (e *encoder) text(col *Column) (text string, ok bool, err error) {
 	m := e.m
 	switch col.Field.Kind {
@@ -138,8 +137,8 @@ func (e *encoder) text(col *Column) (text string, ok bool, err error) {
 	case message.FieldPosition:
 		return strconv.FormatInt(m.Position.Offset, 10), true, nil
 	case message.FieldTime:
-		// Always in UTC, so that no session's time zone decides what a
-		// timestamp without one, a date or a text comes to hold.
+		// Always in UTC, so that no session's time zone decides what a timestamp without
+		// a time zone, a date or a text holds.
 		return m.Time.UTC().Format(time.RFC3339Nano), true, nil
 	case message.FieldHeader:
 		v, _ := m.Header(col.Field.Name)
@@ -178,7 +177,7 @@ func (e *encoder) text(col *Column) (text string, ok bool, err error) {
 	return "", false, fmt.Errorf("%q can't fill a column", col.Field)
 }
 
-// put stores a text as the column's wire wants it.
+// put stores a text in the form of the column's wire.
 func (e *encoder) put(c, i int, text string) error {
 	switch e.set.wires[c] {
 	case wireBytea:
@@ -213,8 +212,8 @@ func checkText(s string) error {
 	return nil
 }
 
-// checkTime refuses what no timestamptz holds: a producer may have set anything,
-// and microseconds that don't fit into 64 bits would come out as another time.
+// checkTime refuses what no timestamptz can hold. A producer may set any time, and
+// microseconds beyond 64 bits would come out as another one.
 func checkTime(t time.Time) error {
 	const first, last = -210866803200, 9224318016000 // 4714-11-24 BC, 294277-01-01
 	if u := t.Unix(); u < first || u >= last {
@@ -223,7 +222,7 @@ func checkTime(t time.Time) error {
 	return nil
 }
 
-// docState is what is known of a message's value as a JSON document.
+// docState tells whether a message's value is a JSON document.
 type docState int
 
 const (
@@ -232,7 +231,7 @@ const (
 	docBad
 )
 
-// document says whether the value is a JSON document. It looks once a message,
+// document is an error if the value is no JSON document. It is computed once a message,
 // however many columns ask.
 func (e *encoder) document() error {
 	if e.doc == docUnread {
@@ -244,7 +243,7 @@ func (e *encoder) document() error {
 	return e.why
 }
 
-// checkJSON looks at a key or a header that goes into a JSON column.
+// checkJSON checks a key or a header that goes into a JSON column.
 func (e *encoder) checkJSON(t Type, b []byte) error {
 	if !t.json() {
 		return nil
@@ -258,7 +257,7 @@ func (e *encoder) checkJSON(t Type, b []byte) error {
 	return checkEscapes(t, view(b))
 }
 
-// validJSON asks for UTF-8 too, as Postgres does.
+// validJSON requires UTF-8, as Postgres does.
 func validJSON(b []byte) error {
 	if !utf8.Valid(b) {
 		return errors.New("it is not valid UTF-8, so it is no JSON")

@@ -9,8 +9,8 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// jsonColumn gives the text that a JSON element becomes in a column of type t;
-// not ok for null and for a path that leads nowhere.
+// jsonColumn returns the text that a JSON element becomes in a column of type t. ok is false
+// for null and for a path that leads nowhere.
 func jsonColumn(t Type, r gjson.Result) (text string, ok bool, err error) {
 	switch {
 	case r.Type == gjson.Null:
@@ -29,9 +29,9 @@ func jsonColumn(t Type, r gjson.Result) (text string, ok bool, err error) {
 	return text, err == nil, err
 }
 
-// writeArray writes a JSON array as a Postgres array literal. Everything but
-// NULL is quoted: then no element is ever read as NULL, as a nested array or as
-// white space. With jsonElements a nested array is an element, else a dimension.
+// writeArray writes a JSON array as a Postgres array literal. Everything but NULL is quoted,
+// so that no element is read as NULL, as a nested array or as white space. With jsonElements
+// a nested array is an element, else a dimension.
 func writeArray(b *strings.Builder, array gjson.Result, jsonElements bool) (err error) {
 	b.WriteByte('{')
 	first := true
@@ -75,8 +75,8 @@ func writeElement(b *strings.Builder, s string) {
 	b.WriteByte('"')
 }
 
-// checkEscapes finds the escape that JSON allows and jsonb refuses. (The type
-// json keeps a document as it is written, so it takes it.)
+// checkEscapes finds \u0000, which JSON allows and jsonb refuses. (The type json takes it,
+// since it keeps a document as it is written.)
 func checkEscapes(t Type, raw string) error {
 	if t.OID != oidJSONB {
 		return nil
@@ -87,8 +87,8 @@ func checkEscapes(t Type, raw string) error {
 			return nil
 		}
 		i += from
-		// An odd number of backslashes before it would make this one the second
-		// half of an escaped backslash.
+		// After an odd number of backslashes, this one is the second half of an escaped
+		// backslash.
 		n := 0
 		for i-n > 0 && raw[i-n-1] == '\\' {
 			n++

@@ -6,13 +6,13 @@ import (
 	"unsafe"
 )
 
-// view is b as a string, without a copy. It is sound because nobody writes to a
-// message's bytes while its batch lives, and pgx copies parameters into its own
-// buffer before a call returns.
+// view is b as a string, without a copy. It is sound: nobody writes to a message's bytes
+// while its batch lives, and pgx copies parameters into its own buffer before a call
+// returns.
 func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// bytesOf is the way back, and never nil: an empty text is not NULL. Nobody
-// writes to the result.
+// bytesOf reverses view. It is never nil: an empty text isn't NULL. Nobody writes to the
+// result.
 func bytesOf(s string) []byte {
 	if s == "" {
 		return []byte{}
@@ -20,7 +20,7 @@ func bytesOf(s string) []byte {
 	return unsafe.Slice(unsafe.StringData(s), len(s))
 }
 
-// quoted shows a value in an error without letting a large one fill the log.
+// quoted shows a value in an error, cut so that a large one doesn't fill the log.
 func quoted(s string) string {
 	const most = 60
 	if len(s) > most {
@@ -29,8 +29,8 @@ func quoted(s string) string {
 	return strconv.Quote(s)
 }
 
-// parseUUID reads the forms that Postgres reads: 32 hexadecimal digits of any
-// case, a hyphen allowed after every fourth, braces allowed around them.
+// parseUUID reads what Postgres reads: 32 hexadecimal digits of any case, optionally with
+// hyphens after each group of four, and optionally in braces.
 func parseUUID(s string) (u [16]byte, ok bool) {
 	if len(s) > 1 && s[0] == '{' && s[len(s)-1] == '}' {
 		s = s[1 : len(s)-1]

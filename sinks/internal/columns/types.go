@@ -9,9 +9,8 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// Domains is a common table expression (for WITH RECURSIVE): for each domain the
-// type behind it, and that type's modifier. The modifier can only stand on the
-// innermost domain of a chain.
+// Domains is a common table expression (for WITH RECURSIVE) with the base type of each domain
+// and that type's modifier. Only the innermost domain of a chain can have a modifier.
 const Domains = `domains(of, oid, typmod) AS (
   SELECT oid, typbasetype, typtypmod FROM pg_catalog.pg_type WHERE typtype = 'd'
    UNION ALL
@@ -21,21 +20,20 @@ const Domains = `domains(of, oid, typmod) AS (
   SELECT d.* FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.oid AND t.typtype <> 'd'
 )`
 
-// CastName is the SQL expression for Type.Cast of a row b of pg_type with its
-// schema bn and its modifier. The name is built from the catalog's own and
-// always carries the schema: format_type leaves that out for a type that today's
-// search path happens to find.
+// CastName is the SQL expression for the Type.Cast of a row b of pg_type, with its schema's
+// row bn and a modifier. The name always carries the schema: format_type leaves it out for a
+// type that the search path happens to find.
 //
-// The modifier is left out but for the types whose cast does just what the
-// assignment does, which is to round: an upsert compares keys before they are
-// assigned, and must see them as the unique index will.
+// The modifier is left out, except for types whose cast rounds just as the assignment does:
+// an upsert compares keys before they are assigned, and must see them as the unique index
+// will.
 func CastName(modifier string) string {
 	return `CASE WHEN ` + modifier + ` >= 0 AND b.oid IN (1083, 1114, 1184, 1186, 1266, 1700)
             THEN pg_catalog.format_type(b.oid, ` + modifier + `)
             ELSE pg_catalog.quote_ident(bn.nspname) || '.' || pg_catalog.quote_ident(b.typname) END`
 }
 
-// Resolve finds types by the names that people write, in the order of the names.
+// Resolve finds types by the names that people write. It returns them in the names' order.
 func Resolve(ctx context.Context, tx sinks.Tx, names []string) ([]Type, error) {
 	rows, err := tx.Query(ctx, `
 WITH RECURSIVE `+Domains+`

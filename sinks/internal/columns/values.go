@@ -2,7 +2,7 @@ package columns
 
 import "github.com/jackc/pgx/v5"
 
-// Values are the messages of one Write as columns.
+// Values has the messages of one Write as columns.
 type Values struct {
 	set   *Set
 	slots []slot
@@ -34,10 +34,9 @@ func (v *Values) Args() []any {
 	return args
 }
 
-// CanCopy tells whether COPY writes just what the casts of Expr would: the types
-// are those whose binary form is the value as it stands here, so nothing is
-// converted on this side. Any domain over such a type is checked by COPY, too,
-// and so is a length.
+// CanCopy tells whether COPY writes exactly what the casts of Expr would: the binary form of
+// each type is the value as we have it, so nothing is converted on our side. COPY checks
+// domains over such types and lengths too.
 func (s *Set) CanCopy() bool {
 	for i, c := range s.cols {
 		switch s.wires[i] {
@@ -59,7 +58,7 @@ func (s *Set) CanCopy() bool {
 	return true
 }
 
-// Source gives the values row by row, for COPY. Only where CanCopy.
+// Source returns the values row by row, for COPY. Only if CanCopy.
 func (v *Values) Source() pgx.CopyFromSource {
 	return &source{v: v, next: -1, row: make([]any, len(v.slots))}
 }
@@ -67,7 +66,7 @@ func (v *Values) Source() pgx.CopyFromSource {
 type source struct {
 	v    *Values
 	next int
-	row  []any // used for each row again
+	row  []any // reused for each row
 }
 
 func (s *source) Next() bool { s.next++; return s.next < s.v.n }
