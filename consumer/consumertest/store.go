@@ -270,20 +270,20 @@ func (s *Store) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (
 }
 
 // AcceptGap accepts a gap.
-func (s *Store) AcceptGap(ctx context.Context, lane message.Lane, next int64) error {
+func (s *Store) AcceptGap(ctx context.Context, l message.Lane, next int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.notify()
-	s.accepted[lane] = max(s.accepted[lane], next)
-	open := s.gaps[lane]
-	if r := s.rows[lane]; r != nil {
+	s.accepted[l] = max(s.accepted[l], next)
+	open := s.gaps[l]
+	if r := s.rows[l]; r != nil {
 		r.Next = max(r.Next, min(next, open.Next))
 	}
 	if open.Next <= next {
-		delete(s.gaps, lane)
+		delete(s.gaps, l)
 	}
 	return nil
 }
@@ -315,17 +315,17 @@ func (s *Store) BrokerConfirmed(ctx context.Context, all []lane.BrokerPosition) 
 }
 
 // Release records that the owner released a lane.
-func (s *Store) Release(ctx context.Context, lane message.Lane, epoch int64) error {
+func (s *Store) Release(ctx context.Context, l message.Lane, epoch int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.notify()
-	r := s.rows[lane]
+	r := s.rows[l]
 	switch {
 	case r == nil:
-		s.notAcquired(lane, "is released")
+		s.notAcquired(l, "is released")
 	case r.Epoch == epoch:
 		r.Acquired = 0
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
-// A worker that starts and finds the durable gone has never seen where it stood.
+// A worker that starts and finds the durable gone has never seen where it was.
 // The database has: start is for a lane that nobody has read.
 func TestDurableMissingAtStart(t *testing.T) {
 	t.Parallel()
@@ -85,7 +85,7 @@ func TestARewindBelowTheStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	if info := durable(t, js); info.AckFloor.Stream != 60 || info.NumPending != 40 {
-		t.Errorf("the durable stands at %+v", info)
+		t.Errorf("the durable is at %+v", info)
 	}
 }
 

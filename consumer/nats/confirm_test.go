@@ -45,7 +45,7 @@ func (b *between) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmatio
 
 func (b *between) asks(w *consumer.Worker) { w.Lanes = b }
 
-// allAcknowledged waits until the server has been told of all up to a message.
+// allAcknowledged waits until everything up to a message is acknowledged.
 func allAcknowledged(t *testing.T, js jetstream.JetStream, last uint64) {
 	t.Helper()
 	eventually(t, "all to be acknowledged", func() bool {
@@ -54,7 +54,7 @@ func allAcknowledged(t *testing.T, js jetstream.JetStream, last uint64) {
 	})
 }
 
-// An older copy of the database lacks what the server was told of: it comes again, to
+// An older copy of the database lacks what was acknowledged: it comes again, to
 // workers that run on, and to those that start afterwards.
 func TestAnOlderCopyIsPutBack(t *testing.T) {
 	t.Parallel()
@@ -183,7 +183,7 @@ func TestNothingIsAcknowledgedUnconfirmed(t *testing.T) {
 }
 
 // The database is replaced right after it confirmed, and another worker has brought the
-// copy as far before the durable is told. Nothing but that the database is asked once
+// copy as far before the durable is written. Nothing but that the database is asked once
 // more tells that what waits is lost.
 func TestTheDatabaseIsReplacedWhileItConfirms(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ import (
 	"github.com/dedupd/dedupd/consumer/nats"
 )
 
-// deaf stands between clients and a server, and keeps from it what clients publish
+// deaf is between clients and a server, and keeps from it what clients publish
 // below a subject. The server never answers that.
 type deaf struct {
 	address string
@@ -175,7 +175,7 @@ func TestABrokerThatNeverConfirmsHoldsUpNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if info, err := durable.Info(t.Context()); err != nil || info.AckFloor.Stream != 0 {
-		t.Errorf("the server was told: %s, %v", fmt.Sprint(info.AckFloor), err)
+		t.Errorf("acknowledged: %s, %v", fmt.Sprint(info.AckFloor), err)
 	}
 	r.stop()
 }

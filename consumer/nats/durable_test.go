@@ -42,7 +42,7 @@ func TestDurableCreated(t *testing.T) {
 		t.Errorf("filter %v", c.FilterSubjects)
 	}
 	r.stop()
-	// Another filter is a change of the same durable, from where it stands.
+	// Another filter is a change of the same durable, from its position on.
 	r = start(t, newSource(t, s, func(c *nats.Config) { c.Subjects = []string{"orders.3"} }), store)
 	r.ready()
 	publish(t, js, 70, 70)

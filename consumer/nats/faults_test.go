@@ -109,7 +109,7 @@ func TestTheDatabaseWentBackUnderAQuietQueue(t *testing.T) {
 	wait(t, store, 1500)
 }
 
-// acknowledged reads a queue of 1500 messages, of which the server is told. sure is
+// acknowledged reads a queue of 1500 messages, and acknowledges them. sure is
 // below what position the database knows it, too.
 func acknowledged(t *testing.T, js jetstream.JetStream, store *consumertest.Store) (queue message.Lane, sure int64) {
 	t.Helper()
@@ -135,7 +135,7 @@ func acknowledged(t *testing.T, js jetstream.JetStream, store *consumertest.Stor
 }
 
 // Several workers notice a failover at the same moment. One that finds the durable
-// gone, since another is having it rewound, must not make it anew where it stood:
+// gone, since another worker rewinds it, must not create it again where it was:
 // what is below may be lost.
 func TestADurableThatAnotherRewinds(t *testing.T) {
 	t.Parallel()
@@ -207,13 +207,13 @@ func TestARewindThatIsCrossed(t *testing.T) {
 				t.Fatal(err)
 			}
 			if info := c.CachedInfo(); crossing.between+crossing.stale > 0 || info.AckFloor.Stream != 50 || info.NumPending != 50 {
-				t.Errorf("%+v is left; the durable stands at %+v", crossing, info)
+				t.Errorf("%+v is left; the durable is at %+v", crossing, info)
 			}
 		})
 	}
 }
 
-// What a WorkQueue was told of is gone: that may be accepted, and the rest goes on.
+// What was acknowledged to a WorkQueue is gone: that may be accepted, and the rest goes on.
 func TestTheDatabaseWentBackBehindAWorkQueue(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -298,7 +298,7 @@ func TestConsumerDeleted(t *testing.T) {
 		t.Error("nothing was logged")
 	}
 	if handled, _, _ := store.Counts(); handled > 2100 {
-		t.Errorf("%d messages were read for 2000: not from where it stood", handled)
+		t.Errorf("%d messages were read for 2000: not from where it was", handled)
 	}
 }
 

@@ -61,7 +61,7 @@ func keepingSource(t *testing.T, f *loser, after time.Duration) *nats.Source {
 	return source
 }
 
-// A durable whose state is lost, and whose configuration isn't, goes on where it stood.
+// A durable whose state is lost, and whose configuration isn't, goes on where it was.
 func TestADurableLosesItsState(t *testing.T) {
 	t.Parallel()
 	for name, running := range map[string]bool{"under a worker": true, "while nobody reads": false} {

@@ -52,7 +52,7 @@ func TestAFloorOfAQuietDurableIsOld(t *testing.T) {
 		}
 		info.AckFloor.Stream = 6 // it has lost its state since
 		if s.due(info) {
-			t.Error("a floor is kept at which the durable doesn't stand")
+			t.Error("a floor is kept at which the durable isn't")
 		}
 	}
 }

@@ -218,7 +218,7 @@ func TestGapOfAWorkQueueWithAFilter(t *testing.T) {
 	eventually(t, "the queue to be held", func() bool { return r.Ready() != nil && r.log.has("data is lost: stream ORDERS has discarded") })
 }
 
-// What is missing while the database can't be told is told once it can.
+// What is missing while the database is away is recorded once it is back.
 func TestGapWhileTheDatabaseIsAway(t *testing.T) {
 	s := startServer(t)
 	js := connect(t, s)
@@ -254,7 +254,7 @@ func (n *notes) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (
 	return n.Store.ReportGap(ctx, l, found)
 }
 
-// full waits until a worker whose database stands still takes no more, and returns how
+// full waits until a worker whose database hangs takes no more, and returns how
 // many messages it has in hand.
 func full(t *testing.T, js jetstream.JetStream) (inHand int) {
 	t.Helper()

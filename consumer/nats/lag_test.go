@@ -136,6 +136,6 @@ func TestHeartbeatOfAShortRun(t *testing.T) {
 		t.Error(err)
 	}
 	if row, _ := store.Row(message.Lane{Source: "edge", Name: laneName}); row.Heartbeat.IsZero() {
-		t.Error("nobody was told that the queue is empty")
+		t.Error("no heartbeat was sent of the empty queue")
 	}
 }

@@ -108,7 +108,7 @@ func published(t *testing.T, js jetstream.JetStream) {
 	select {
 	case <-js.PublishAsyncComplete():
 	case <-time.After(30 * time.Second):
-		t.Fatal("the server has not taken what was published")
+		t.Fatal("the server has not accepted what was published")
 	}
 }
 

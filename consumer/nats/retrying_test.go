@@ -14,14 +14,14 @@ import (
 	"github.com/dedupd/dedupd/lane"
 )
 
-// noTakes is a database that gives no lane away, until it is told to.
-type noTakes struct {
+// noLanes is a database whose lanes nobody can acquire, until it is told otherwise.
+type noLanes struct {
 	*consumertest.Store
 	broken atomic.Bool
 	takes  atomic.Int64
 }
 
-func (n *noTakes) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, error) {
+func (n *noLanes) Acquire(ctx context.Context, t lane.Acquire) (lane.Assignment, error) {
 	if n.broken.Load() {
 		n.takes.Add(1)
 		return lane.Assignment{}, errors.New("the database is away")
@@ -37,7 +37,7 @@ func TestASessionThatFailsAtOnce(t *testing.T) {
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
 	publish(t, js, 0, 10)
-	store := &noTakes{Store: consumertest.NewStore()}
+	store := &noLanes{Store: consumertest.NewStore()}
 	store.broken.Store(true)
 	begun := time.Now()
 	r := start(t, newSource(t, s), store.Store, func(w *consumer.Worker) { w.Lanes = store })

@@ -33,7 +33,7 @@ func (s *limitedServer) apply(_ context.Context, c jetstream.ConsumerConfig) (je
 }
 
 // A durable that is beyond what the server allows by now is asked for with less, and
-// what it is refused for otherwise is told.
+// any other refusal is returned.
 func TestADurableBeyondTheLimits(t *testing.T) {
 	for name, c := range map[string]struct {
 		config jetstream.ConsumerConfig
