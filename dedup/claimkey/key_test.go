@@ -83,6 +83,7 @@ func FuzzKeyOf(f *testing.F) {
 		}
 	})
 }
+
 func BenchmarkKeyOf(b *testing.B) {
 	for name, id := range map[string]string{"uuid": "550e8400-e29b-41d4-a716-446655440000", "text": strings.Repeat("x", 40)} {
 		b.Run(name, func(b *testing.B) {

@@ -32,7 +32,7 @@ type Catalog struct {
 type Table struct {
 	Number int
 	// Identity is new with each seal. Prepared statements and filters belong to it:
-	// after a restore, the same table name may stand for other claims.
+	// after a restore, the same table name may mean other claims.
 	Identity claimkey.Key
 	Name     string // quoted, with its schema
 	Open     bool   // it takes claims; else it is sealed

@@ -220,11 +220,13 @@ type missingChunk struct {
 	after                 *[16]byte // the last key of the chunk before; nil: there is none
 }
 
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
 // findMissing returns the next chunk to build, of the newest generation that lacks one;
 // pgx.ErrNoRows: all filters are complete.
-func (s *Set) findMissing(ctx context.Context, db interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}) (m missingChunk, err error) {
+func (s *Set) findMissing(ctx context.Context, db querier) (m missingChunk, err error) {
 	err = db.QueryRow(ctx, `
 		SELECT g.identity, g.first_key, g.last_key, g.table_name, g.generation, coalesce(f.chunk + 1, 0), f.last_key
 		FROM `+s.name("generations")+` g

@@ -1,6 +1,6 @@
-// Package sqlstate says what Postgres' error codes mean to dedupd, in one table.
-// Its callers decide what to do about each meaning. Errors are never matched by
-// text: that depends on the server's version and language.
+// Package sqlstate has one table of what Postgres' error codes mean to dedupd. Callers decide
+// what to do about a meaning. Errors are never matched by text, which depends on the server's
+// version and language.
 package sqlstate
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Codes that somebody asks for by name.
+// Codes that have a name here because somebody compares with them.
 const (
 	ProtocolViolation     = "08P01"
 	UniqueViolation       = "23505"
@@ -21,41 +21,40 @@ const (
 	LockNotAvailable      = "55P03"
 	QueryCanceled         = "57014"
 
-	Fenced         = "DD001" // advance(): the lane isn't ours, or isn't where the batch starts
-	CatalogChanged = "DD002" // enter(): the transaction was built for another catalog
-	// DD003, a sink that ended its transaction, and DD005, an isolation level that
-	// isn't READ COMMITTED, have no meaning of their own: somebody has to change
-	// something.
+	Fenced         = "DD001" // raised by advance(): the lane isn't ours, or isn't where the batch starts
+	CatalogChanged = "DD002" // raised by enter(): the transaction was built for another catalog
+	// DD003 (a sink ended its transaction) and DD005 (the isolation level isn't READ
+	// COMMITTED) need no name: somebody has to change something.
 )
 
-// Meaning is what a code says. A code may have several, or none.
+// Meaning is what a code says. A code may have several, or none that we know.
 type Meaning uint
 
 const (
-	// Transient: it ends by itself.
+	// Transient passes by itself.
 	Transient Meaning = 1 << iota
-	// Data: a message's data is at fault.
+	// Data blames a message's data.
 	Data
-	// Unclear: a message's data is at fault, or the table with its triggers, policies
-	// and grants is. The code doesn't say which.
+	// Unclear blames a message's data, or the table with its triggers, policies and
+	// grants; the code doesn't say which.
 	Unclear
-	// Internal: the server met what it didn't expect. That passes as a rule.
+	// Internal says that the server met something unexpected. That usually passes.
 	Internal
-	// Setup: the server is missing or isn't as it must be: no connection, no rights,
-	// no schema.
+	// Setup says that the server is missing or isn't as it must be: no connection, no
+	// rights, no schema.
 	Setup
-	// Outside: a statement that somebody wrote isn't at fault.
+	// Outside says that the statement itself isn't at fault: something around it is.
 	Outside
-	// Outdated: the server no longer understands a statement that it understood
-	// before. A type is gone, or the column's has no cast from what it was.
+	// Outdated says that the server may not understand a statement that it understood
+	// before: a type is gone, or the column's has no cast from what it was.
 	Outdated
-	// Unreadable: the server couldn't read a value.
+	// Unreadable says that the server couldn't read a value.
 	Unreadable
-	// Pooler: a pooler isn't set up as it must be, or nobody has told dedupd of it.
+	// Pooler says that a pooler is set up wrongly, or isn't in the configuration.
 	Pooler
 )
 
-// meanings has codes and, for those that aren't in it, their classes.
+// meanings has codes, and classes for the codes that it lacks.
 var meanings = map[string]Meaning{
 	"08":                  Transient | Setup | Outside,          // connection exception
 	ProtocolViolation:     Transient | Setup | Outside | Pooler, // also PgBouncer's, for everything it refuses
@@ -109,7 +108,7 @@ var meanings = map[string]Meaning{
 	"XX000":               Internal | Outside,                   // of PostGIS for bad geometry; of the server when a table is dropped while it is planned
 }
 
-// Of is an error's code; empty where the server hasn't spoken.
+// Of returns an error's code; empty: the error isn't the server's.
 func Of(err error) string {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
@@ -118,10 +117,10 @@ func Of(err error) string {
 	return ""
 }
 
-// Class is a code's first two characters, or what there is of them.
+// Class returns a code's first two characters. The code may be shorter.
 func Class(code string) string { return code[:min(2, len(code))] }
 
-// Means tells whether a code has a meaning.
+// Means tells whether a code has a meaning, or one of several.
 func Means(code string, m Meaning) bool {
 	have, ok := meanings[code]
 	if !ok {

@@ -111,7 +111,7 @@ func (c Config) Sink() (*Sink, error) {
 			fail("key: %q is not among the columns", k)
 		}
 		if slices.Contains(c.Key[:i], k) {
-			fail("key: %q stands there twice", k)
+			fail("key: %q is there twice", k)
 		}
 	}
 	if len(errs) > 0 {

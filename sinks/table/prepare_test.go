@@ -36,7 +36,7 @@ func TestConfigErrors(t *testing.T) {
 		"upsert, no key": {Config{Name: "a.b", Mode: "upsert", Columns: ok}, []string{"key: mode upsert needs"}},
 		"reordering":     {Config{Name: "a.b", AcceptReordering: true, Columns: ok}, []string{"accept_reordering: only mode upsert"}},
 		"key elsewhere":  {Config{Name: "a.b", Key: []string{"x"}, Columns: ok}, []string{`key: "x" is not among`}},
-		"key twice":      {Config{Name: "a.b", Key: []string{"id", "id"}, Columns: ok}, []string{"stands there twice"}},
+		"key twice":      {Config{Name: "a.b", Key: []string{"id", "id"}, Columns: ok}, []string{"is there twice"}},
 		"bad places": {
 			Config{Name: "a.b", Columns: map[string]string{"a": "nope", "b": "json:", "c": "cloudevent", "": "id"}},
 			[]string{`columns.a: "nope" is no place`, "columns.b: ", "columns.c: ", "columns: a name is empty"},
