@@ -120,9 +120,9 @@ mutate: ## Lists small changes to packages that their tests don't notice (PKGS=.
 .PHONY: kafka
 kafka: $(KAFKA)/.complete ## Fetches the Kafka broker that tests start (needs Java 17 and Maven)
 
-$(KAFKA)/.complete: e2e/kafka/pom.xml
-	@e2e/kafka/need-java
-	mvn -q -B -f e2e/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(KAFKA)
+$(KAFKA)/.complete: internal/kafkatest/pom.xml
+	@internal/kafkatest/need-java
+	mvn -q -B -f internal/kafkatest/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(KAFKA)
 	@touch $@
 
 # All modules with code of ours. The others pin tools, which are built where they are needed.
@@ -171,7 +171,7 @@ bench: build kafka $(CONNECT)/.complete ## Lands a topic with dedupd and with it
 	$(GO) run ./e2e/bench/throughput -out docs/benchmarks/throughput.md $(ARGS)
 
 $(CONNECT)/.complete: e2e/bench/connect/pom.xml
-	@e2e/kafka/need-java
+	@internal/kafkatest/need-java
 	mvn -q -B -f e2e/bench/connect/pom.xml process-sources -Dlibs=$(CURDIR)/$(CONNECT) -Dplugin=$(CURDIR)/$(DEBEZIUM)
 	@touch $@
 

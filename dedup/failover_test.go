@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dedupd/dedupd/dedup"
-	"github.com/dedupd/dedupd/e2e/tap"
+	"github.com/dedupd/dedupd/internal/pgrelay"
 	"github.com/dedupd/dedupd/internal/pgtest"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
@@ -37,7 +37,7 @@ func replicated(t *testing.T) (f *fixture, replica func() (failOver func())) {
 		}
 		return u.Host
 	}
-	line, err := tap.Listen(host(primary))
+	line, err := pgrelay.Listen(host(primary))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ func TestBinaryHasNoTestCode(t *testing.T) {
 		t.Fatalf("go list tells only %d packages, or not ours", len(packages))
 	}
 	forbidden := regexp.MustCompile(`^(testing|github\.com/nats-io/nats-server|github\.com/fergusstrange/|github\.com/twmb/|github\.com/Shopify/|github\.com/google/go-cmp|` +
-		`github\.com/rogpeppe/|go\.uber\.org/goleak|github\.com/stretchr/|pgregory\.net/|` + module + `(e2e|internal/pgtest|internal/natstest|internal/child|consumer/consumertest|sinks/sinktest|internal/tools))(/|$)`)
+		`github\.com/rogpeppe/|go\.uber\.org/goleak|github\.com/stretchr/|pgregory\.net/|` + module + `(e2e|internal/pgtest|internal/pgrelay|internal/natstest|internal/kafkatest|internal/child|consumer/consumertest|sinks/sinktest|internal/tools))(/|$)`)
 	for _, p := range packages {
 		if forbidden.MatchString(p) {
 			t.Errorf("the binary contains %s", p)
@@ -81,7 +81,9 @@ var layers = []struct{ of, ours, others string }{
 	{"internal/child", "", ""},
 	{"internal/mutate", "", ""},
 	{"internal/pgtest", "internal/child", "testing pgx embedded-postgres"},
+	{"internal/pgrelay", "", ""},
 	{"internal/natstest", "", "testing nats-io"},
+	{"internal/kafkatest", "internal/child", "testing twmb"},
 	// The judge of a run knows only what a user of the product does.
 	{"e2e/check", "", "pgx nats-io/nats.go twmb"},
 }

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
 
@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "e2e: tests have left workers running:", left)
 		code = 1
 	}
-	kafka.Stop()
+	kafkatest.Stop()
 	for _, b := range bouncers.all {
 		_ = b.Stop()
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 // A broker that goes away and comes back: the worker isn't ready meanwhile, but
@@ -14,7 +14,7 @@ import (
 func TestKafkaOutage(t *testing.T) {
 	db := newDatabase(t)
 	db.exec(ordersTable)
-	broker := kafka.Own(t)
+	broker := kafkatest.Own(t)
 	tp := createTopic(t, broker, "e2e-outage", 2)
 	outage{
 		db: db, worker: newWorker(t, "worker", kafkaConfig(t, "e2e-outage", tp, db.url)),

@@ -16,7 +16,7 @@ import (
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
 
@@ -96,13 +96,13 @@ func tlsKeys(w wallet, shows bool) string {
 
 func secureKafka(t *testing.T, ours *authority) *secured {
 	dir := t.TempDir()
-	files := &kafka.TLS{Identity: filepath.Join(dir, "identity.pem"), Clients: filepath.Join(dir, "clients.pem")}
+	files := &kafkatest.TLS{Identity: filepath.Join(dir, "identity.pem"), Clients: filepath.Join(dir, "clients.pem")}
 	install := func(shows identity, believes *authority) {
 		put(t, files.Identity, shows.key, shows.cert)
 		put(t, files.Clients, believes.pem)
 	}
 	install(ours.issue(), ours)
-	brokers, err := kafka.StartCluster(filepath.Join(dir, "broker"), kafka.Options{TLS: files})
+	brokers, err := kafkatest.StartCluster(filepath.Join(dir, "broker"), kafkatest.Options{TLS: files})
 	if err != nil {
 		t.Fatal(err)
 	}

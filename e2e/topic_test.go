@@ -10,7 +10,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 // idHeader carries a message's id.
@@ -19,7 +19,7 @@ const idHeader = "message-id"
 // topic is a Kafka topic as a producer and an auditor see it.
 type topic struct {
 	t          *testing.T
-	broker     *kafka.Broker
+	broker     *kafkatest.Broker
 	name       string
 	partitions int32
 	client     *kgo.Client
@@ -29,10 +29,10 @@ type topic struct {
 func newTopic(t *testing.T, name string, partitions int32) *topic {
 	t.Helper()
 	needServices(t)
-	return createTopic(t, kafka.Run(t), name, partitions)
+	return createTopic(t, kafkatest.Run(t), name, partitions)
 }
 
-func createTopic(t *testing.T, broker *kafka.Broker, name string, partitions int32) *topic {
+func createTopic(t *testing.T, broker *kafkatest.Broker, name string, partitions int32) *topic {
 	t.Helper()
 	tp := &topic{t: t, broker: broker, name: name, partitions: partitions}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

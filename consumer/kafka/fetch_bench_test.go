@@ -11,7 +11,7 @@ import (
 
 	"github.com/dedupd/dedupd/message"
 
-	broker "github.com/dedupd/dedupd/e2e/kafka"
+	broker "github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 // BenchmarkFetch fetches and decodes one lane from a real broker, and drops the

@@ -7,7 +7,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/dedupd/dedupd/consumer"
-	broker "github.com/dedupd/dedupd/e2e/kafka"
+	broker "github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 func oftenBeating(w *consumer.Worker) { w.HeartbeatInterval = 20 * time.Millisecond }

@@ -19,7 +19,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
-	broker "github.com/dedupd/dedupd/e2e/kafka"
+	broker "github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )

@@ -8,7 +8,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	broker "github.com/dedupd/dedupd/e2e/kafka"
+	broker "github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 func TestMain(m *testing.M) {

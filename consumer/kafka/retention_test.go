@@ -13,7 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"github.com/dedupd/dedupd/consumer"
-	broker "github.com/dedupd/dedupd/e2e/kafka"
+	broker "github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 func brokerRetention(t *testing.T, c Config) ([]consumer.TopicRetention, error) {

@@ -17,7 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 
-	broker "github.com/dedupd/dedupd/e2e/kafka"
+	broker "github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 // All connections log in and encrypt: those of the group, and those that fetch.

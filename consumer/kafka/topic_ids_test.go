@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	broker "github.com/dedupd/dedupd/e2e/kafka"
+	broker "github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/message"
 )
 

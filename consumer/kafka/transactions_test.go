@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	broker "github.com/dedupd/dedupd/e2e/kafka"
+	broker "github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 // The log of these tests: committed, aborted, committed, aborted, each with its

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 // broker is where messages come from: a Kafka topic, or a JetStream stream. Its
@@ -87,7 +87,7 @@ func (r *run) newBroker(kind, name string) (_ broker, err error) {
 	}
 	switch nodes := max(r.fault.nodes, 1); kind {
 	case "kafka":
-		servers, err := kafka.StartCluster(folder, kafka.Options{Nodes: nodes, Relay: relay})
+		servers, err := kafkatest.StartCluster(folder, kafkatest.Options{Nodes: nodes, Relay: relay})
 		if err != nil {
 			return nil, err
 		}

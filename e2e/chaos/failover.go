@@ -5,7 +5,7 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/dedupd/dedupd/e2e/tap"
+	"github.com/dedupd/dedupd/internal/pgrelay"
 )
 
 // replicate gives the primary a replica, behind a line that can be cut.
@@ -14,7 +14,7 @@ func (r *run) replicate() (err error) {
 	if err != nil {
 		return err
 	}
-	if r.link, err = tap.Listen(u.Host); err != nil {
+	if r.link, err = pgrelay.Listen(u.Host); err != nil {
 		return err
 	}
 	r.replica, err = r.server.Standby(r.ctx, r.link.Addr(), nil)
@@ -44,7 +44,7 @@ func (r *run) failOver() error {
 	}
 	r.write(event{What: "the primary dies, the replica takes its place", Failover: true})
 	for _, w := range r.workers {
-		w.tap.Down()
+		w.relay.Down()
 	}
 	if err := r.server.Kill(); err != nil {
 		return err
@@ -75,8 +75,8 @@ func (r *run) failOver() error {
 		return err
 	}
 	for _, w := range r.workers {
-		w.tap.Redirect(u.Host)
-		w.tap.Up()
+		w.relay.Redirect(u.Host)
+		w.relay.Up()
 	}
 	r.note("the replica is the primary")
 	return r.replicate()

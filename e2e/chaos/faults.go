@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/dedupd/dedupd/e2e/tap"
+	"github.com/dedupd/dedupd/internal/pgrelay"
 )
 
 const sigterm = syscall.SIGTERM
@@ -140,11 +140,11 @@ var faults = []*fault{
 	},
 	{
 		name: "zombie before its transaction", each: true, short: 1, long: 12,
-		strike: func(r *run, _ int) error { return r.zombie(tap.TxBefore) },
+		strike: func(r *run, _ int) error { return r.zombie(pgrelay.TxBefore) },
 	},
 	{
 		name: "zombie before its COMMIT", each: true, short: 1, long: 12,
-		strike: func(r *run, _ int) error { return r.zombie(tap.CommitBefore) },
+		strike: func(r *run, _ int) error { return r.zombie(pgrelay.CommitBefore) },
 	},
 	{
 		name: "pauses", config: rotating, long: 60,
@@ -370,15 +370,15 @@ var faults = []*fault{
 			w := r.anyWorker()
 			switch r.rng.IntN(3) {
 			case 0:
-				w.tap.Delay(time.Duration(r.rng.IntN(300)) * time.Millisecond)
+				w.relay.Delay(time.Duration(r.rng.IntN(300)) * time.Millisecond)
 				r.sleep(time.Second, 3*time.Second)
-				w.tap.Delay(0)
+				w.relay.Delay(0)
 			case 1:
-				w.tap.CutAll()
+				w.relay.CutAll()
 			default:
-				w.tap.Down()
+				w.relay.Down()
 				r.sleep(time.Second, 5*time.Second)
-				w.tap.Up()
+				w.relay.Up()
 			}
 			r.sleep(0, time.Second)
 			return nil

@@ -9,18 +9,18 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 // kafkaTopic is a topic at a broker that several runs share.
 type kafkaTopic struct {
-	servers    []*kafka.Broker
+	servers    []*kafkatest.Broker
 	name       string
 	partitions atomic.Int32
 	client     *kgo.Client
 }
 
-func newKafkaTopic(ctx context.Context, servers []*kafka.Broker, name string, partitions int) (*kafkaTopic, error) {
+func newKafkaTopic(ctx context.Context, servers []*kafkatest.Broker, name string, partitions int) (*kafkaTopic, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := servers[0].CreateTopic(ctx, name, int32(partitions), nil); err != nil {
@@ -29,14 +29,14 @@ func newKafkaTopic(ctx context.Context, servers []*kafka.Broker, name string, pa
 	k := &kafkaTopic{servers: servers, name: name}
 	k.partitions.Store(int32(partitions))
 	var err error
-	k.client, err = kgo.NewClient(kgo.SeedBrokers(k.addrs((*kafka.Broker).Addr)...), kgo.DefaultProduceTopic(name), kgo.MaxVersions(kafka.Versions),
+	k.client, err = kgo.NewClient(kgo.SeedBrokers(k.addrs((*kafkatest.Broker).Addr)...), kgo.DefaultProduceTopic(name), kgo.MaxVersions(kafkatest.Versions),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerLinger(5*time.Millisecond), kgo.MaxBufferedRecords(100_000),
 		kgo.RecordDeliveryTimeout(60*time.Second), kgo.MetadataMinAge(100*time.Millisecond), kgo.RetryBackoffFn(func(int) time.Duration { return 100 * time.Millisecond }))
 	return k, err
 }
 
 // addrs are the servers' addresses of a kind.
-func (k *kafkaTopic) addrs(of func(*kafka.Broker) string) (all []string) {
+func (k *kafkaTopic) addrs(of func(*kafkatest.Broker) string) (all []string) {
 	for _, s := range k.servers {
 		all = append(all, of(s))
 	}
@@ -61,9 +61,9 @@ func (k *kafkaTopic) grow(ctx context.Context, by int32) error {
 
 func (k *kafkaTopic) Kind() string { return "kafka" }
 func (k *kafkaTopic) Source() string {
-	addrs := k.addrs((*kafka.Broker).Addr)
+	addrs := k.addrs((*kafkatest.Broker).Addr)
 	if k.servers[0].Relayed() != "" {
-		addrs = k.addrs((*kafka.Broker).Relayed)
+		addrs = k.addrs((*kafkatest.Broker).Relayed)
 	}
 	// A group of its own: runs share the broker.
 	return fmt.Sprintf("kafka: {brokers: [%s], topics: [%s], group: %s}", quoted(addrs), k.name, k.name)
@@ -72,7 +72,7 @@ func (k *kafkaTopic) Ordered() bool   { return true }
 func (k *kafkaTopic) Partitions() int { return int(k.partitions.Load()) }
 func (k *kafkaTopic) Close()          { k.client.Close() }
 func (k *kafkaTopic) Judge() []string {
-	return []string{"-kafka", strings.Join(k.addrs((*kafka.Broker).Addr), ","), "-topic", k.name}
+	return []string{"-kafka", strings.Join(k.addrs((*kafkatest.Broker).Addr), ","), "-topic", k.name}
 }
 
 func (k *kafkaTopic) Servers() (all []server) {
@@ -91,12 +91,12 @@ func (k *kafkaTopic) Send(ctx context.Context, m sent, done func(error)) {
 }
 
 func (k *kafkaTopic) Ends(ctx context.Context) (map[string]int64, error) {
-	ends, err := kafka.Ends(ctx, k.client, k.name, k.partitions.Load())
+	ends, err := kafkatest.Ends(ctx, k.client, k.name, k.partitions.Load())
 	return k.lanes(ends), err
 }
 
 func (k *kafkaTopic) Told(ctx context.Context) (map[string]int64, error) {
-	told, err := kafka.Committed(ctx, k.client, k.name, k.name)
+	told, err := kafkatest.Committed(ctx, k.client, k.name, k.name)
 	return k.lanes(told), err
 }
 

@@ -5,7 +5,7 @@
 // reads the raw log again and judges what came of it.
 //
 // It drives the binary through the names that users rely on, and through a relay
-// in front of Postgres (e2e/tap); the binary has no switch for faults.
+// in front of Postgres (internal/pgrelay); the binary has no switch for faults.
 package main
 
 import (

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
 
@@ -31,7 +31,7 @@ type rig struct {
 	runs     atomic.Int64
 
 	mu    sync.Mutex // for the brokers, which are started when they are first asked for
-	kafka *kafka.Broker
+	kafka *kafkatest.Broker
 	nats  []*natsServer
 }
 
@@ -95,7 +95,7 @@ func (g *rig) newBroker(ctx context.Context, kind, name string, partitions int) 
 		return nil, err
 	}
 	if kind == "kafka" {
-		return newKafkaTopic(ctx, []*kafka.Broker{g.kafka}, name, partitions)
+		return newKafkaTopic(ctx, []*kafkatest.Broker{g.kafka}, name, partitions)
 	}
 	return newNATSStream(ctx, g.nats, name, partitions)
 }
@@ -105,7 +105,7 @@ func (g *rig) startBroker(kind string) (err error) {
 	defer g.mu.Unlock()
 	switch {
 	case kind == "kafka" && g.kafka == nil:
-		g.kafka, err = kafka.Start(filepath.Join(g.folder, "kafka"))
+		g.kafka, err = kafkatest.Start(filepath.Join(g.folder, "kafka"))
 	case kind == "nats" && g.nats == nil:
 		g.nats, err = startNATS(g.natsBinary, filepath.Join(g.folder, "nats"), 1, nil)
 	}

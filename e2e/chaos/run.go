@@ -19,7 +19,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/dedupd/dedupd/e2e/tap"
+	"github.com/dedupd/dedupd/internal/pgrelay"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
 
@@ -38,7 +38,7 @@ type run struct {
 	// stop, and replica follows it through link.
 	server  *pgtest.Server
 	replica *pgtest.Server
-	link    *tap.Tap
+	link    *pgrelay.Relay
 	disk    *disk                        // nil: none that can be filled
 	lines   []*line                      // to the broker's servers
 	owned   []server                     // brokers of the run's own
@@ -317,7 +317,7 @@ func (r *run) takeDown() {
 	}
 	for _, w := range r.workers {
 		w.kill()
-		w.tap.Close()
+		w.relay.Close()
 	}
 }
 

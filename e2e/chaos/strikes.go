@@ -15,14 +15,13 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/dedupd/dedupd/e2e/kafka"
-	"github.com/dedupd/dedupd/e2e/tap"
+	"github.com/dedupd/dedupd/internal/pgrelay"
 )
 
 // A deathbed is a point at which a worker is killed.
 type deathbed struct {
 	name  string
-	point tap.Point
+	point pgrelay.Point
 	// bring is what makes workers come to the point, where their ordinary work
 	// doesn't.
 	bring func(*run) error
@@ -31,22 +30,22 @@ type deathbed struct {
 }
 
 var deathbeds = []deathbed{
-	{name: "tx.before", point: tap.TxBefore},
-	{name: "claim.before", point: tap.ClaimBefore},
-	{name: "claim.after", point: tap.ClaimAfter},
-	{name: "sink.before", point: tap.SinkBefore},
-	{name: "sink.after", point: tap.SinkAfter},
-	{name: "commit.before", point: tap.CommitBefore},
-	{name: "commit.after", point: tap.CommitAfter},
+	{name: "tx.before", point: pgrelay.TxBefore},
+	{name: "claim.before", point: pgrelay.ClaimBefore},
+	{name: "claim.after", point: pgrelay.ClaimAfter},
+	{name: "sink.before", point: pgrelay.SinkBefore},
+	{name: "sink.after", point: pgrelay.SinkAfter},
+	{name: "commit.before", point: pgrelay.CommitBefore},
+	{name: "commit.after", point: pgrelay.CommitAfter},
 	// What is durable is told to the broker after half a second, or, of a queue,
 	// at once.
-	{name: "ack.before", point: tap.CommitAfter, later: 300 * time.Microsecond},
-	{name: "ack.after", point: tap.CommitAfter, later: 700 * time.Millisecond},
-	{name: "flip.before", point: tap.FlipBefore},
-	{name: "flip.after", point: tap.FlipAfter},
-	{name: "drop.before", point: tap.DropBefore, bring: (*run).expireOne},
-	{name: "lane.taken", point: tap.TakeAfter, bring: (*run).restartOne},
-	{name: "lane.released", point: tap.TakeBefore, bring: (*run).restartOne},
+	{name: "ack.before", point: pgrelay.CommitAfter, later: 300 * time.Microsecond},
+	{name: "ack.after", point: pgrelay.CommitAfter, later: 700 * time.Millisecond},
+	{name: "flip.before", point: pgrelay.FlipBefore},
+	{name: "flip.after", point: pgrelay.FlipAfter},
+	{name: "drop.before", point: pgrelay.DropBefore, bring: (*run).expireOne},
+	{name: "lane.taken", point: pgrelay.TakeAfter, bring: (*run).restartOne},
+	{name: "lane.released", point: pgrelay.TakeBefore, bring: (*run).restartOne},
 }
 
 // dieAt kills the first worker that comes to the point, and starts it again.
@@ -57,20 +56,20 @@ func (r *run) dieAt(bed deathbed) error {
 		nth += r.rng.IntN(3)
 	}
 	for _, w := range r.workers {
-		w.tap.Set(bed.point, nth, func(*tap.Held) tap.Verdict {
+		w.relay.Set(bed.point, nth, func(*pgrelay.Held) pgrelay.Verdict {
 			for _, other := range r.workers {
-				other.tap.Clear()
+				other.relay.Clear()
 			}
 			if bed.later > 0 {
 				time.AfterFunc(bed.later, func() {
 					w.kill()
 					dead <- w
 				})
-				return tap.GoOn
+				return pgrelay.GoOn
 			}
 			w.kill()
 			dead <- w
-			return tap.Cut
+			return pgrelay.Cut
 		})
 	}
 	within := 45 * time.Second
@@ -125,20 +124,20 @@ const sessionTimeout = 10 * time.Second
 
 // zombie stops a worker at the point until its lanes have moved, and lets it go
 // on with what it held.
-func (r *run) zombie(at tap.Point) error {
+func (r *run) zombie(at pgrelay.Point) error {
 	victim := r.anyWorker()
 	from := len(victim.text())
 	stopped, release := make(chan struct{}), make(chan struct{})
-	victim.tap.Set(at, 1, func(*tap.Held) tap.Verdict {
+	victim.relay.Set(at, 1, func(*pgrelay.Held) pgrelay.Verdict {
 		victim.signal(syscall.SIGSTOP)
 		close(stopped)
 		<-release
-		return tap.GoOn
+		return pgrelay.GoOn
 	})
 	select {
 	case <-stopped:
 	case <-time.After(30 * time.Second):
-		victim.tap.Clear()
+		victim.relay.Clear()
 		return fmt.Errorf("%s came not to %s within 30 s", victim.name, at)
 	}
 	r.note("SIGSTOP %s at %s", victim.name, at)
@@ -161,17 +160,17 @@ func (r *run) zombie(at tap.Point) error {
 func (r *run) loseCommit() error {
 	kinds := []struct {
 		what    string
-		point   tap.Point
-		verdict tap.Verdict
+		point   pgrelay.Point
+		verdict pgrelay.Verdict
 	}{
-		{"COMMIT not sent", tap.CommitBefore, tap.Cut},
-		{"COMMIT done, not heard of", tap.CommitAfter, tap.Cut},
-		{"COMMIT under way", tap.CommitBefore, tap.Mute},
+		{"COMMIT not sent", pgrelay.CommitBefore, pgrelay.Cut},
+		{"COMMIT done, not heard of", pgrelay.CommitAfter, pgrelay.Cut},
+		{"COMMIT under way", pgrelay.CommitBefore, pgrelay.Mute},
 	}
 	k := kinds[r.rng.IntN(len(kinds))]
 	w := r.anyWorker()
 	cut := make(chan struct{})
-	w.tap.Set(k.point, 1+r.rng.IntN(4), func(*tap.Held) tap.Verdict {
+	w.relay.Set(k.point, 1+r.rng.IntN(4), func(*pgrelay.Held) pgrelay.Verdict {
 		close(cut)
 		return k.verdict
 	})
@@ -180,7 +179,7 @@ func (r *run) loseCommit() error {
 		r.count(k.what)
 		return nil
 	case <-time.After(30 * time.Second):
-		w.tap.Clear()
+		w.relay.Clear()
 		return fmt.Errorf("%s came not to %s within 30 s", w.name, k.point)
 	}
 }
@@ -289,11 +288,11 @@ func (r *run) refuseOne(number int) error {
 // or one of them does, or none.
 func (r *run) putBack(number int) error {
 	for _, w := range r.workers {
-		w.tap.Down() // nobody is in the middle of a COMMIT that the copy may or may not have
+		w.relay.Down() // nobody is in the middle of a COMMIT that the copy may or may not have
 	}
 	err := r.server.Snapshot()
 	for _, w := range r.workers {
-		w.tap.Up()
+		w.relay.Up()
 	}
 	if err != nil {
 		return err
@@ -411,17 +410,17 @@ func (r *run) cutLog(number int) error {
 func (r *run) holdSlot() error {
 	victim := r.anyWorker()
 	stopped, release := make(chan struct{}), make(chan struct{})
-	victim.tap.Set(tap.CommitAfter, 1, func(*tap.Held) tap.Verdict {
+	victim.relay.Set(pgrelay.CommitAfter, 1, func(*pgrelay.Held) pgrelay.Verdict {
 		victim.signal(syscall.SIGSTOP)
 		close(stopped)
 		<-release
-		return tap.Cut
+		return pgrelay.Cut
 	})
 	select {
 	case <-stopped:
 	case <-time.After(30 * time.Second):
-		victim.tap.Clear()
-		return fmt.Errorf("%s came not to %s within 30 s", victim.name, tap.CommitAfter)
+		victim.relay.Clear()
+		return fmt.Errorf("%s came not to %s within 30 s", victim.name, pgrelay.CommitAfter)
 	}
 	r.note("SIGSTOP %s with what it has committed", victim.name)
 	r.sleep(r.fault.window+8*time.Second, r.fault.window+10*time.Second) // AckWait ends in between

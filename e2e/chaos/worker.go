@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/dedupd/dedupd/e2e/tap"
 	"github.com/dedupd/dedupd/internal/child"
+	"github.com/dedupd/dedupd/internal/pgrelay"
 )
 
 const (
@@ -44,7 +44,7 @@ type worker struct {
 	log     string // file, of all its processes
 	address string // file with the database's URL
 	url     *url.URL
-	tap     *tap.Tap
+	relay   *pgrelay.Relay
 
 	mu      sync.Mutex
 	process *child.Process // nil: none, by our own hand
@@ -66,7 +66,7 @@ func (w *worker) gone(p *child.Process) {
 	}
 }
 
-// newWorker doesn't start it yet. Its way to the database leads through a tap.
+// newWorker doesn't start it yet. Its way to the database leads through a relay.
 func newWorker(binary, folder, name, source, database, more string) (*worker, error) {
 	u, err := url.Parse(database)
 	if err != nil {
@@ -74,10 +74,10 @@ func newWorker(binary, folder, name, source, database, more string) (*worker, er
 	}
 	file := func(suffix string) string { return filepath.Join(folder, name+suffix) }
 	w := &worker{name: name, binary: binary, config: file(".yaml"), log: file(".log"), address: file(".url"), url: u}
-	if w.tap, err = tap.Listen(u.Host); err != nil {
+	if w.relay, err = pgrelay.Listen(u.Host); err != nil {
 		return nil, err
 	}
-	u.Host = w.tap.Addr()
+	u.Host = w.relay.Addr()
 	q := u.Query()
 	q.Set("application_name", name)
 	u.RawQuery = q.Encode()

@@ -26,7 +26,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/natstest"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
@@ -34,7 +34,7 @@ import (
 func TestMain(m *testing.M) {
 	code := m.Run()
 	pgtest.Shutdown()
-	kafka.Stop()
+	kafkatest.Stop()
 	if built.path != "" {
 		_ = os.Remove(built.path)
 	}
@@ -217,7 +217,7 @@ const (
 
 // kafkaRun is a short run over Kafka: two workers, one of which is killed; the
 // role that they work as can't read or write the audit's moves.
-func kafkaRun(t *testing.T, folder, database string) (broker *kafka.Broker) {
+func kafkaRun(t *testing.T, folder, database string) (broker *kafkatest.Broker) {
 	ctx := t.Context()
 	r := newRig(t, folder, scope, database)
 	defer r.close()
@@ -228,7 +228,7 @@ func kafkaRun(t *testing.T, folder, database string) (broker *kafka.Broker) {
 	}
 	u.User = url.UserPassword(role, "worker")
 
-	broker = kafka.Run(t)
+	broker = kafkatest.Run(t)
 	if err := broker.CreateTopic(ctx, topic, partitions, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -394,7 +394,7 @@ func TestKafkaRun(t *testing.T) {
 		t.Skip("runs the binary against real servers, and -short asks for tests without services")
 	}
 	folder := t.TempDir()
-	var broker *kafka.Broker
+	var broker *kafkatest.Broker
 	copyOf := func(t *testing.T) string {
 		t.Helper()
 		return pgtest.NewFrom(t, "kafka run", func(_ context.Context, url string) error {
@@ -634,7 +634,7 @@ func TestReadsCommittedMessages(t *testing.T) {
 		t.Skip("needs a Kafka broker, and -short asks for tests without services")
 	}
 	const topic = "check-transactions"
-	broker := kafka.Run(t)
+	broker := kafkatest.Run(t)
 	if err := broker.CreateTopic(t.Context(), topic, 2, nil); err != nil {
 		t.Fatal(err)
 	}

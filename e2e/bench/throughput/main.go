@@ -21,7 +21,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/dedupd/dedupd/e2e/bench/measure"
-	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/natstest"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
@@ -77,7 +77,7 @@ type bench struct {
 
 	folder   string
 	server   *pgtest.Server
-	broker   *kafka.Broker
+	broker   *kafkatest.Broker
 	nats     *server.Server
 	topics   map[topic]bool
 	report   measure.Report
@@ -119,7 +119,7 @@ func (b *bench) start() (err error) {
 	if b.folder, err = os.MkdirTemp("", "dedupd-bench-"); err != nil {
 		return err
 	}
-	if b.broker, err = kafka.Start(filepath.Join(b.folder, "kafka")); err != nil {
+	if b.broker, err = kafkatest.Start(filepath.Join(b.folder, "kafka")); err != nil {
 		return err
 	}
 	if b.nats, err = natstest.Run(filepath.Join(b.folder, "nats")); err != nil {

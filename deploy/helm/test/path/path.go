@@ -26,7 +26,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/dedupd/dedupd/deploy/helm/test/node"
-	"github.com/dedupd/dedupd/e2e/kafka"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
 
@@ -99,7 +99,7 @@ type path struct {
 	t          *testing.T
 	cluster    Cluster
 	image      string
-	broker     *kafka.Broker
+	broker     *kafkatest.Broker
 	postgres   *pgtest.Server
 	pool       *pgxpool.Pool
 	configMaps map[string]map[string]string
@@ -120,8 +120,8 @@ func newPath(t *testing.T, repo string, cluster Cluster) *path {
 	}
 	p.image = filepath.Join(root, ".bin", "image") + ":newcomer"
 
-	t.Setenv(kafka.LibsEnv, filepath.Join(root, ".cache", "kafka-4.1.0-libs"))
-	p.broker = kafka.Own(t)
+	t.Setenv(kafkatest.LibsEnv, filepath.Join(root, ".cache", "kafka-4.1.0-libs"))
+	p.broker = kafkatest.Own(t)
 	if err := p.broker.CreateTopic(t.Context(), "orders", 4, nil); err != nil {
 		t.Fatal(err)
 	}

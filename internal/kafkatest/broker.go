@@ -1,10 +1,10 @@
-// Package kafka starts real Apache Kafka brokers for tests: KRaft nodes, run from
+// Package kafkatest starts real Apache Kafka brokers for tests: KRaft nodes, run from
 // the Maven jars as direct child processes, so that signals and kill -9 hit
 // the broker itself. It knows nothing of dedupd and is no part of the product.
 //
 // A test takes the broker that its test binary shares with Run; a test that
 // stops or kills its broker starts one of its own with Start.
-package kafka
+package kafkatest
 
 import (
 	"context"

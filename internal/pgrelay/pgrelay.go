@@ -1,4 +1,4 @@
-// Package tap stands between a client and Postgres and knows what passes: where
+// Package pgrelay stands between a client and Postgres and knows what passes: where
 // in a claim transaction of dedupd a connection is. At a chosen point it holds
 // the connection still and lets a test have its way: kill the client, stop it,
 // cut the line before or behind a COMMIT, answer with an error of its own.
@@ -6,7 +6,7 @@
 // So the binary that people run is what is tested: it has no switch for faults,
 // and no wrapper. The points are found by the statements' texts, which pass in
 // Parse messages, and not by anything that the client would have to tell.
-package tap
+package pgrelay
 
 import (
 	"bufio"
@@ -57,15 +57,15 @@ const (
 	Mute
 )
 
-// Tap relays connections to one server. Its methods may be called by several
+// Relay relays connections to one server. Its methods may be called by several
 // goroutines.
-type Tap struct {
+type Relay struct {
 	listener net.Listener
 	upstream string
 
 	mu     sync.Mutex
 	closed bool
-	conns  map[*relay]struct{}
+	conns  map[*connection]struct{}
 	rule   *rule
 	delay  time.Duration
 	down   bool
@@ -84,33 +84,33 @@ type rule struct {
 type Held struct {
 	// Server is the port by which the server knows the connection: client_port in
 	// pg_stat_activity.
-	Server int
-	relay  *relay
+	Server     int
+	connection *connection
 }
 
-// Refuse makes the tap answer in the server's place with an error of this
+// Refuse makes the relay answer in the server's place with an error of this
 // SQLSTATE, once the point's function returns GoOn; what was held is thrown away.
 // Only for points "before".
-func (h *Held) Refuse(sqlstate string) { h.relay.refuse = sqlstate }
+func (h *Held) Refuse(sqlstate string) { h.connection.refuse = sqlstate }
 
-// Listen starts a tap on 127.0.0.1 and a free port, in front of the server at
+// Listen starts a relay on 127.0.0.1 and a free port, in front of the server at
 // host:port.
-func Listen(upstream string) (*Tap, error) {
+func Listen(upstream string) (*Relay, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	t := &Tap{listener: l, upstream: upstream, conns: map[*relay]struct{}{}, passed: map[Point]int{}}
+	t := &Relay{listener: l, upstream: upstream, conns: map[*connection]struct{}{}, passed: map[Point]int{}}
 	t.wait.Go(t.accept)
 	return t, nil
 }
 
-// Addr is host:port of the tap.
-func (t *Tap) Addr() string { return t.listener.Addr().String() }
+// Addr is host:port of the relay.
+func (t *Relay) Addr() string { return t.listener.Addr().String() }
 
 // Close cuts all connections and takes no more. A point's function that still
 // runs is waited for.
-func (t *Tap) Close() {
+func (t *Relay) Close() {
 	t.mu.Lock()
 	t.closed = true
 	t.mu.Unlock()
@@ -121,7 +121,7 @@ func (t *Tap) Close() {
 
 // Set holds the nth connection, from 1, that comes to the point from now on, and
 // calls act with it, in the place of whatever was set before. It is called once.
-func (t *Tap) Set(point Point, nth int, act func(*Held) Verdict) {
+func (t *Relay) Set(point Point, nth int, act func(*Held) Verdict) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.rule = &rule{point, nth, act}
@@ -129,7 +129,7 @@ func (t *Tap) Set(point Point, nth int, act func(*Held) Verdict) {
 
 // Clear forgets what was set and has not happened, and tells whether there was
 // such a thing.
-func (t *Tap) Clear() bool {
+func (t *Relay) Clear() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	was := t.rule != nil
@@ -138,14 +138,14 @@ func (t *Tap) Clear() bool {
 }
 
 // Passed is how often connections have come to a point.
-func (t *Tap) Passed(p Point) int {
+func (t *Relay) Passed(p Point) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.passed[p]
 }
 
 // Down cuts all connections and refuses new ones until Up.
-func (t *Tap) Down() {
+func (t *Relay) Down() {
 	t.mu.Lock()
 	t.down = true
 	t.mu.Unlock()
@@ -153,30 +153,30 @@ func (t *Tap) Down() {
 }
 
 // Up takes connections again.
-func (t *Tap) Up() {
+func (t *Relay) Up() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.down = false
 }
 
 // Redirect sends connections that are made from now on to another server.
-func (t *Tap) Redirect(upstream string) {
+func (t *Relay) Redirect(upstream string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.upstream = upstream
 }
 
 // Delay makes each message to the server that ends a round trip wait for so long.
-func (t *Tap) Delay(d time.Duration) {
+func (t *Relay) Delay(d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.delay = d
 }
 
 // CutAll ends all connections, in the middle of whatever they do.
-func (t *Tap) CutAll() {
+func (t *Relay) CutAll() {
 	t.mu.Lock()
-	all := make([]*relay, 0, len(t.conns))
+	all := make([]*connection, 0, len(t.conns))
 	for r := range t.conns {
 		all = append(all, r)
 	}
@@ -186,7 +186,7 @@ func (t *Tap) CutAll() {
 	}
 }
 
-func (t *Tap) accept() {
+func (t *Relay) accept() {
 	for {
 		client, err := t.listener.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -200,7 +200,7 @@ func (t *Tap) accept() {
 	}
 }
 
-func (t *Tap) serve(client net.Conn) {
+func (t *Relay) serve(client net.Conn) {
 	t.mu.Lock()
 	upstream, refused := t.upstream, t.down || t.closed
 	t.mu.Unlock()
@@ -213,7 +213,7 @@ func (t *Tap) serve(client net.Conn) {
 		reset(client)
 		return
 	}
-	r := &relay{tap: t, client: client, server: server, statements: map[string]kind{}}
+	r := &connection{relay: t, client: client, server: server, statements: map[string]kind{}}
 	t.mu.Lock()
 	if t.down || t.closed {
 		refused = true
@@ -236,7 +236,7 @@ func (t *Tap) serve(client net.Conn) {
 
 // come tells that a connection has come to a point, and holds it there if that
 // was asked for.
-func (t *Tap) come(r *relay, p Point) Verdict {
+func (t *Relay) come(r *connection, p Point) Verdict {
 	t.mu.Lock()
 	t.passed[p]++
 	var act func(*Held) Verdict
@@ -250,10 +250,10 @@ func (t *Tap) come(r *relay, p Point) Verdict {
 	if act == nil {
 		return GoOn
 	}
-	return act(&Held{Server: r.server.LocalAddr().(*net.TCPAddr).Port, relay: r})
+	return act(&Held{Server: r.server.LocalAddr().(*net.TCPAddr).Port, connection: r})
 }
 
-func (t *Tap) pause() {
+func (t *Relay) pause() {
 	t.mu.Lock()
 	d := t.delay
 	t.mu.Unlock()
@@ -268,4 +268,4 @@ func reset(c net.Conn) {
 	_ = c.Close()
 }
 
-func protocolError(what string, n int) error { return fmt.Errorf("tap: %s of %d bytes", what, n) }
+func protocolError(what string, n int) error { return fmt.Errorf("pgrelay: %s of %d bytes", what, n) }

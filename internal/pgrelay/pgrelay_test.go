@@ -1,4 +1,4 @@
-package tap_test
+package pgrelay_test
 
 import (
 	"context"
@@ -10,16 +10,16 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/dedupd/dedupd/e2e/tap"
+	"github.com/dedupd/dedupd/internal/pgrelay"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// rig is a tap in front of a database with tables that look like dedupd's.
+// rig is a relay in front of a database with tables that look like dedupd's.
 type rig struct {
 	*testing.T
-	tap    *tap.Tap
+	relay  *pgrelay.Relay
 	direct *pgx.Conn
 	url    string
 }
@@ -31,12 +31,12 @@ func newRig(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	r := &rig{T: t}
-	if r.tap, err = tap.Listen(u.Host); err != nil {
+	if r.relay, err = pgrelay.Listen(u.Host); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(r.tap.Close)
+	t.Cleanup(r.relay.Close)
 	r.direct = r.connect(db.URL)
-	u.Host = r.tap.Addr()
+	u.Host = r.relay.Addr()
 	r.url = u.String()
 	r.exec(r.direct, `
 		CREATE TABLE claims_x_1 (key int PRIMARY KEY);
@@ -124,20 +124,20 @@ func TestPoints(t *testing.T) {
 			t.Fatal(err)
 		}
 		states := []struct {
-			point tap.Point
+			point pgrelay.Point
 			state string // what the server has last done, or waits for, in the connection
 		}{
-			{tap.TxBefore, "begin"},
-			{tap.ClaimBefore, "enter"},
-			{tap.ClaimAfter, "claims"},
-			{tap.SinkBefore, "claims"},
-			{tap.SinkAfter, "effects"},
-			{tap.CommitBefore, "advance"},
-			{tap.CommitAfter, "commit"},
+			{pgrelay.TxBefore, "begin"},
+			{pgrelay.ClaimBefore, "enter"},
+			{pgrelay.ClaimAfter, "claims"},
+			{pgrelay.SinkBefore, "claims"},
+			{pgrelay.SinkAfter, "effects"},
+			{pgrelay.CommitBefore, "advance"},
+			{pgrelay.CommitAfter, "commit"},
 		}
 		for i, s := range states {
 			var query string
-			r.tap.Set(s.point, 1, func(h *tap.Held) tap.Verdict {
+			r.relay.Set(s.point, 1, func(h *pgrelay.Held) pgrelay.Verdict {
 				for query = ""; query == ""; { // until the server has come to it
 					time.Sleep(20 * time.Millisecond)
 					err := r.direct.QueryRow(r.Context(), `SELECT query FROM pg_stat_activity WHERE client_port = $1 AND query ILIKE $2`,
@@ -147,12 +147,12 @@ func TestPoints(t *testing.T) {
 						break
 					}
 				}
-				return tap.GoOn
+				return pgrelay.GoOn
 			})
 			if err := r.transact(conn, i+2, copied); err != nil {
 				t.Errorf("held at %s: %v", s.point, err)
 			}
-			if r.tap.Clear() {
+			if r.relay.Clear() {
 				t.Errorf("%s was not passed", s.point)
 			}
 		}
@@ -160,7 +160,7 @@ func TestPoints(t *testing.T) {
 			t.Errorf("%d effects, want %d", n, len(states)+1)
 		}
 		for _, s := range states {
-			if n := r.tap.Passed(s.point); n != len(states)+1 {
+			if n := r.relay.Passed(s.point); n != len(states)+1 {
 				t.Errorf("%s was passed %d times, want %d", s.point, n, len(states)+1)
 			}
 		}
@@ -170,10 +170,10 @@ func TestPoints(t *testing.T) {
 // A connection that is cut before its COMMIT has done nothing, one that is cut
 // behind it everything; the client can't tell one from the other.
 func TestCut(t *testing.T) {
-	for point, want := range map[tap.Point]int{tap.SinkAfter: 0, tap.CommitBefore: 0, tap.CommitAfter: 1} {
+	for point, want := range map[pgrelay.Point]int{pgrelay.SinkAfter: 0, pgrelay.CommitBefore: 0, pgrelay.CommitAfter: 1} {
 		r := newRig(t)
 		conn := r.connect(r.url)
-		r.tap.Set(point, 1, func(*tap.Held) tap.Verdict { return tap.Cut })
+		r.relay.Set(point, 1, func(*pgrelay.Held) pgrelay.Verdict { return pgrelay.Cut })
 		if err := r.transact(conn, 1, false); err == nil || !conn.IsClosed() {
 			t.Errorf("cut at %s: the client was told %v", point, err)
 		}
@@ -186,12 +186,12 @@ func TestCut(t *testing.T) {
 // An error in the server's place leaves a connection that a rollback puts into
 // order.
 func TestRefuse(t *testing.T) {
-	for _, point := range []tap.Point{tap.TxBefore, tap.ClaimBefore, tap.SinkBefore, tap.SinkAfter, tap.CommitBefore} {
+	for _, point := range []pgrelay.Point{pgrelay.TxBefore, pgrelay.ClaimBefore, pgrelay.SinkBefore, pgrelay.SinkAfter, pgrelay.CommitBefore} {
 		r := newRig(t)
 		conn := r.connect(r.url)
-		r.tap.Set(point, 1, func(h *tap.Held) tap.Verdict {
+		r.relay.Set(point, 1, func(h *pgrelay.Held) pgrelay.Verdict {
 			h.Refuse("53100")
-			return tap.GoOn
+			return pgrelay.GoOn
 		})
 		var pg *pgconn.PgError
 		if err := r.transact(conn, 1, false); !errors.As(err, &pg) || pg.Code != "53100" {
@@ -211,19 +211,19 @@ func TestRefuse(t *testing.T) {
 func TestDownAndRedirect(t *testing.T) {
 	r := newRig(t)
 	conn := r.connect(r.url)
-	r.tap.Down()
+	r.relay.Down()
 	if err := conn.Ping(t.Context()); err == nil {
 		t.Error("a connection outlives Down")
 	}
 	if other, err := pgx.Connect(t.Context(), r.url); err == nil {
 		_ = other.Close(t.Context())
-		t.Error("a connection was made while the tap was down")
+		t.Error("a connection was made while the relay was down")
 	}
-	r.tap.Up()
+	r.relay.Up()
 	r.exec(r.connect(r.url), "SELECT 1")
-	r.tap.Redirect("127.0.0.1:1")
+	r.relay.Redirect("127.0.0.1:1")
 	if other, err := pgx.Connect(t.Context(), r.url); err == nil {
 		_ = other.Close(t.Context())
-		t.Error("the tap still leads to the old server")
+		t.Error("the relay still leads to the old server")
 	}
 }

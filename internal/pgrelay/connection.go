@@ -1,4 +1,4 @@
-package tap
+package pgrelay
 
 import (
 	"bufio"
@@ -48,10 +48,10 @@ func kindOf(sql []byte) kind {
 	return other
 }
 
-// relay is one connection. The fields below mu are shared by its two directions;
+// connection is one of a relay's. The fields below mu are shared by its two directions;
 // the others belong to the direction to the server.
-type relay struct {
-	tap            *Tap
+type connection struct {
+	relay          *Relay
 	client, server net.Conn
 	once           sync.Once
 
@@ -107,7 +107,7 @@ func (m message) write(w *bufio.Writer) error {
 }
 
 // cut ends both sides.
-func (r *relay) cut() {
+func (r *connection) cut() {
 	r.once.Do(func() {
 		reset(r.client)
 		reset(r.server)
@@ -115,7 +115,7 @@ func (r *relay) cut() {
 }
 
 // toServer sends on what the client says, with a stop before each point.
-func (r *relay) toServer(from *bufio.Reader, to *bufio.Writer) {
+func (r *connection) toServer(from *bufio.Reader, to *bufio.Writer) {
 	defer r.cut()
 	var start message
 	if start.readBody(from) != nil || start.write(to) != nil || to.Flush() != nil {
@@ -144,7 +144,7 @@ func (r *relay) toServer(from *bufio.Reader, to *bufio.Writer) {
 			if to.Flush() != nil {
 				return
 			}
-			switch r.tap.come(r, p) {
+			switch r.relay.come(r, p) {
 			case Cut:
 				return
 			case Mute:
@@ -176,13 +176,13 @@ func (r *relay) toServer(from *bufio.Reader, to *bufio.Writer) {
 			return
 		}
 		if m.typ == 'S' || m.typ == 'Q' {
-			r.tap.pause()
+			r.relay.pause()
 		}
 	}
 }
 
 // drain sends on the rest of what the client has said already.
-func (r *relay) drain(from *bufio.Reader, to *bufio.Writer) error {
+func (r *connection) drain(from *bufio.Reader, to *bufio.Writer) error {
 	for from.Buffered() > 0 {
 		m, err := readMessage(from)
 		if err != nil {
@@ -198,7 +198,7 @@ func (r *relay) drain(from *bufio.Reader, to *bufio.Writer) error {
 // answer speaks to the client in the server's place. The server has nothing to
 // say at that moment: it has answered all that was sent on, or it waits for a Sync
 // that doesn't come.
-func (r *relay) answer(m message) error {
+func (r *connection) answer(m message) error {
 	w := bufio.NewWriter(r.client)
 	if err := m.write(w); err != nil {
 		return err
@@ -208,14 +208,14 @@ func (r *relay) answer(m message) error {
 
 func errorMessage(sqlstate string) message {
 	var b []byte
-	for _, field := range []string{"SERROR", "VERROR", "C" + sqlstate, "Mmade up by the tap"} {
+	for _, field := range []string{"SERROR", "VERROR", "C" + sqlstate, "Mmade up by the relay"} {
 		b = append(append(b, field...), 0)
 	}
 	return message{'E', append(b, 0)}
 }
 
 // runs is the kind of statement that a message runs: a query, or a Bind.
-func (r *relay) runs(m message) (kind, bool) {
+func (r *connection) runs(m message) (kind, bool) {
 	switch m.typ {
 	case 'Q':
 		return kindOf(bytes.TrimRight(m.body, "\x00")), true
@@ -239,7 +239,7 @@ func parsed(m message) (name string, k kind) {
 
 // begins is the kind of statement that begins with a message. One without a name
 // begins with its Parse, with which the server looks at its tables already.
-func (r *relay) begins(m message) (kind, bool) {
+func (r *connection) begins(m message) (kind, bool) {
 	switch m.typ {
 	case 'P':
 		name, k := parsed(m)
@@ -252,7 +252,7 @@ func (r *relay) begins(m message) (kind, bool) {
 }
 
 // points are those that stand before a message.
-func (r *relay) points(m message) (all []Point) {
+func (r *connection) points(m message) (all []Point) {
 	k, begins := r.begins(m)
 	if !begins {
 		return nil
@@ -284,10 +284,10 @@ func (r *relay) points(m message) (all []Point) {
 	return all
 }
 
-func (r *relay) has(k kind) bool { return slices.Contains(r.asked, k) }
+func (r *connection) has(k kind) bool { return slices.Contains(r.asked, k) }
 
 // note follows what is sent on.
-func (r *relay) note(m message) {
+func (r *connection) note(m message) {
 	switch m.typ {
 	case 'P':
 		if name, k := parsed(m); name == "" {
@@ -309,7 +309,7 @@ func (r *relay) note(m message) {
 }
 
 // after is the point that stands behind the answer to what was asked.
-func (r *relay) after() Point {
+func (r *connection) after() Point {
 	switch {
 	case r.has(commit) && r.has(lane):
 		return CommitAfter
@@ -326,7 +326,7 @@ func (r *relay) after() Point {
 
 // toClient sends on what the server says. An answer with a point behind it is
 // kept until it is whole.
-func (r *relay) toClient(from *bufio.Reader, to *bufio.Writer) {
+func (r *connection) toClient(from *bufio.Reader, to *bufio.Writer) {
 	defer r.cut()
 	var kept []message
 	for {
@@ -355,7 +355,7 @@ func (r *relay) toClient(from *bufio.Reader, to *bufio.Writer) {
 			if to.Flush() != nil {
 				return
 			}
-			verdict = r.tap.come(r, point)
+			verdict = r.relay.come(r, point)
 		}
 		if verdict != GoOn {
 			return
@@ -380,7 +380,7 @@ func failed(all []message) bool {
 
 // next is the point behind the answer that a message is part of; ReadyForQuery
 // ends it.
-func (r *relay) next(m message) Point {
+func (r *connection) next(m message) Point {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.awaited) == 0 {
