@@ -23,8 +23,8 @@ type cutError struct {
 }
 
 func (e *cutError) Error() string {
-	return fmt.Sprintf("stream %s has lost its end from position %d on, below the lane's position %d: it is an older copy, or a disk is gone, and what comes there are other messages, of which the durable may pass over some. "+
-		"Delete the durable %s, then \"dedupd lanes forget --force %s %s\", and the stream is read from where start says, or from where a durable begins that you make with a start sequence; what is still claimed is a duplicate",
+	return fmt.Sprintf("stream %s has lost its end from position %d on, below the lane's position %d: it is an older copy, or a disk is gone. Other messages come there now, and the durable may pass over some of them. "+
+		"Delete the durable %s, then \"dedupd lanes forget --force %s %s\": the stream is read from where start says, or from the start sequence of a durable that you create; what is still claimed is a duplicate",
 		e.stream, e.at, e.position, e.durable, e.source, laneName)
 }
 

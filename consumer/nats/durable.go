@@ -310,7 +310,7 @@ func (d *durable) amend(ctx context.Context, stream jetstream.Stream, found jets
 		return nil, &configError{fmt.Sprintf("durable %s has priority groups; name another durable", d.config.Durable)}
 	}
 	if was.MaxDeliver > 0 {
-		d.log.Warn("the durable gave up on messages after some deliveries, which loses them silently; that is now off", "durable", d.config.Durable, "max_deliver", was.MaxDeliver)
+		d.log.Warn("the durable dropped messages after some deliveries, silently; that is now off", "durable", d.config.Durable, "max_deliver", was.MaxDeliver)
 		want.MaxDeliver = -1
 	}
 	if len(was.BackOff) > 0 {

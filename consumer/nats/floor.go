@@ -131,8 +131,8 @@ type stateLostError struct {
 }
 
 func (e *stateLostError) Error() string {
-	return fmt.Sprintf("durable %s has lost its state: it would deliver stream %s again from below %d, up to which all was acknowledged at %s, and %v. "+
-		"If the stream has lost nothing, delete the durable, and it is created again where the database stands. If there are other messages by now, delete the durable, then \"dedupd lanes forget --force %s %s\", and the stream is read from where start says",
+	return fmt.Sprintf("durable %s has lost its state: it would deliver stream %s again from below %d, up to where everything was acknowledged at %s, and %v. "+
+		"If the stream has lost nothing, delete the durable: it is created again at the database's position. If there are other messages now, delete the durable, then \"dedupd lanes forget --force %s %s\", and the stream is read from where start says",
 		e.durable, e.stream, e.kept.Floor, e.kept.At.Format(time.RFC3339), e.why, e.source, laneName)
 }
 
@@ -140,7 +140,7 @@ func (e *stateLostError) Unwrap() error { return e.why }
 
 var (
 	errOthers  = errors.New("the stream has younger messages there, which are others")
-	errNoProof = errors.New("the stream has no message from there on that would prove that what lies below is what was read")
+	errNoProof = errors.New("the stream has no message from there on that would prove that the ones below are those that were read")
 )
 
 // restoreFloor sets a durable that has lost its state back to where it was. That skips
