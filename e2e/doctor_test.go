@@ -94,7 +94,7 @@ func TestDoctor(t *testing.T) {
 	}
 	queue := ` WHERE scope = 'e2e-doctor' AND source = 'nats'`
 	db.exec(`UPDATE dedupd.lanes SET next_position = 5` + queue)
-	finds(examine(3), "error", "lane", "nats queue: data is lost: the queue has come to 5, the stream has only 11 and above", "on_gap")
+	finds(examine(3), "error", "lane", "nats queue: data is lost: the queue is at 5, the stream has only 11 and above", "on_gap")
 	db.exec(`INSERT INTO dedupd.gaps (lane, first, next) SELECT id, 5, 11 FROM dedupd.lanes` + queue)
 	finds(examine(3), "error", "lane", "nats queue: data is lost: the stream has discarded positions 5 to 10", "dedupd lanes set-position nats queue 11 -c "+config)
 	db.exec(`DELETE FROM dedupd.gaps`)
@@ -114,7 +114,7 @@ func TestDoctor(t *testing.T) {
 	}
 	lane, cure := "kafka "+tp.lane(1), "dedupd lanes set-position kafka "+tp.lane(1)+" "
 	set("next_position = 9")
-	finds(examine(3), "error", "lane", lane, "hasn't come to", cure+"5 -c "+config)
+	finds(examine(3), "error", "lane", lane, "but the partition ends at", cure+"5 -c "+config)
 	set("next_position = 5, cut_at = 4")
 	finds(examine(3), "error", "lane", lane, "was cut at 4", cure+"4")
 	set("cut_at = NULL, log = 'another'")

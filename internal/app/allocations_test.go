@@ -19,15 +19,15 @@ import (
 )
 
 // What a message may allocate between its hand-over and its commit, in groups of
-// 4,000 with an eighth of copies, into a table of uuid and jsonb: a garbage
-// collector that has to work more for each message is what costs the worker
-// first. (What fetching allocates is kafka.BenchmarkFetch's.)
+// 4,000 with an eighth of copies, into a table of uuid and jsonb. Garbage collection
+// per message is the worker's first cost. kafka.BenchmarkFetch measures what fetching
+// allocates.
 const (
 	bytesBudget       = 600
 	allocationsBudget = 3.5
 )
 
-// hand hands groups of new messages to a processor as a release has it.
+// hand hands groups of new messages to a processor that is set up like a worker's.
 type hand struct {
 	processor *dedup.Processor
 	taken     lane.Assignment
@@ -77,7 +77,7 @@ sink: {table: {name: public.rows, columns: {id: id, payload: value}}}
 	return h
 }
 
-// group makes the next one. Its memory isn't counted: it is the source's.
+// group makes the next group. Its memory isn't counted: it is the source's.
 func (h *hand) group() lane.Batch {
 	b := lane.Batch{Lane: h.lane, Ordered: true, Epoch: h.taken.Epoch, From: h.at, Next: h.at + handed, BrokerPosition: -1, Lag: 0}
 	var id string
@@ -95,7 +95,7 @@ func (h *hand) group() lane.Batch {
 	return b
 }
 
-// cost is what the handling of one more group allocates, a message.
+// cost is what one more group allocates per message.
 func (h *hand) cost(tb testing.TB) (bytes, allocations float64) {
 	tb.Helper()
 	b := h.group()
@@ -108,7 +108,7 @@ func (h *hand) cost(tb testing.TB) (bytes, allocations float64) {
 	return float64(after.TotalAlloc-before.TotalAlloc) / handed, float64(after.Mallocs-before.Mallocs) / handed
 }
 
-// BenchmarkHandle is the whole of a transaction, by the message.
+// BenchmarkHandle measures a whole transaction, per message.
 func BenchmarkHandle(b *testing.B) {
 	h := newHand(b)
 	var bytes, allocations float64

@@ -193,9 +193,9 @@ func warnOfOtherIDs(ctx context.Context, cfg *config.Config, store *dedup.Store,
 	source, changed, err := store.RecordIDSource(ctx, idSource(cfg))
 	switch {
 	case err != nil:
-		log.Warn("a change of id.from can't be noticed", "error", err)
+		log.Warn("a change of id.from can't be detected", "error", err)
 	case changed:
-		log.Warn("id.from has changed: a copy of a message that was applied before has another id now, and is applied again", "before", source.Before, "now", source.From)
+		log.Warn("id.from has changed: a copy of a message that was applied before now has another id and is applied again", "before", source.Before, "now", source.From)
 	}
 }
 

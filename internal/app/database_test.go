@@ -57,8 +57,7 @@ func TestRemoteDatabasesMustShowWhoTheyAre(t *testing.T) {
 	}
 }
 
-// A Secret may be replaced while workers run: each connection is made with what
-// its files say then.
+// A Secret may be replaced while workers run: each new connection reads its files.
 func TestEachConnectionReadsItsSecretsAnew(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name string) string { return filepath.Join(dir, name) }
@@ -116,7 +115,7 @@ func TestEachConnectionReadsItsSecretsAnew(t *testing.T) {
 	}
 }
 
-// A server that hangs up in the handshake's wake leaves a certificate to be guessed at.
+// If a server hangs up right after the handshake, the error suggests a certificate.
 func TestAHangUpIsExplained(t *testing.T) {
 	reset := &net.OpError{Op: "write", Net: "tcp", Err: os.NewSyscallError("write", syscall.ECONNRESET)}
 	config, err := pgconn.ParseConfig("postgres://app@127.0.0.1:1/app?sslmode=require")

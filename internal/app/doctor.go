@@ -128,7 +128,7 @@ func (d *doctor) server(v schema.Server) {
 	}
 	d.ok("database", "Postgres %s, as role %s", v.Version, v.Role)
 	if !v.UTF8() {
-		d.fail("database", schema.EncodingCure, "its encoding is %s, in which the text of messages would be stored as other text, or not at all; dedupd needs UTF8", v.Encoding)
+		d.fail("database", schema.EncodingCure, "its encoding is %s, which would change the text of messages, or refuse it; dedupd needs UTF8", v.Encoding)
 	}
 	if !v.Fsync {
 		d.warn("database", "set fsync = on, which is the default", "fsync is off: a crash of its machine loses what the brokers were told is durable, or the whole database")
@@ -161,7 +161,7 @@ func (d *doctor) schema(ctx context.Context, store *dedup.Store, role string) bo
 	case wrong.Have > wrong.Want:
 		d.fail("schema", "run the newer dedupd that upgraded it", "%v", err)
 	case d.cfg.Database.Migrate:
-		d.warn("schema", "none: a worker makes it at its start, if its role is the owner's; or run dedupd migrate up -c FILE", "%v", err)
+		d.warn("schema", "none: a worker creates it at its start, if its role owns the schema; or run dedupd migrate up -c FILE", "%v", err)
 	default:
 		d.fail("schema", "dedupd migrate up -c FILE, as the owner", "%v", err)
 	}
@@ -178,7 +178,7 @@ func (d *doctor) ids(ctx context.Context, store *dedup.Store) {
 	now, until := idSource(d.cfg), source.Since.Add(time.Duration(d.cfg.Retention.Window))
 	switch {
 	case source.From != "" && source.From != now:
-		d.warn("ids", cure, "id.from is %s, and workers of this scope have found ids at %s: a copy of a message that they applied is applied again", now, source.From)
+		d.warn("ids", cure, "id.from is %s, but workers of this scope have found ids at %s: a copy of a message that they applied is applied again", now, source.From)
 	case source.Before != "" && time.Now().Before(until):
 		d.warn("ids", cure, "id.from was %s until %s: a copy of a message from before is applied again", source.Before, source.Since.UTC().Format(time.RFC3339))
 	}
@@ -223,8 +223,8 @@ func (d *doctor) expiry(ctx context.Context, store *dedup.Store, lanes []dedup.L
 		behind := time.Duration(*l.StreamAge * float64(time.Second)).Round(time.Second)
 		if behind > time.Duration(d.cfg.Retention.Window)/2 {
 			held = true
-			d.warn("expiry", "if its topic is gone: dedupd lanes forget "+l.Source+" "+l.Lane+" -c FILE; else see why it isn't read",
-				"lane %s of source %s is %s behind, and claims are kept until it has come forward, for %s at most", l.Lane, l.Source, behind, d.cfg.Retention.MaxHold)
+			d.warn("expiry", "if its topic is gone: dedupd lanes forget "+l.Source+" "+l.Lane+" -c FILE; else find out why it isn't read",
+				"lane %s of source %s is %s behind: claims are kept until it moves on, for %s at most", l.Lane, l.Source, behind, d.cfg.Retention.MaxHold)
 		}
 	}
 	if !held {
@@ -236,11 +236,11 @@ func (d *doctor) expiry(ctx context.Context, store *dedup.Store, lanes []dedup.L
 func (d *doctor) clocks(status dedup.Status, lanes []dedup.LaneState) (held bool) {
 	if by := time.Until(status.Now); by.Abs() > clockSlack {
 		held = by > 0
-		than, effect := "ahead of", ": a worker whose clock is as this machine's has no claims expire"
+		than, effect := "ahead of", ": a worker with this machine's clock expires no claims"
 		if !held {
 			than, effect = "behind", ""
 		}
-		d.warn("clock", "see which of them is wrong, and set it right", "the database's clock is %s %s this machine's%s", by.Abs().Round(time.Second), than, effect)
+		d.warn("clock", "find out which of them is wrong, and set it right", "the database's clock is %s %s this machine's%s", by.Abs().Round(time.Second), than, effect)
 	}
 	for _, l := range lanes {
 		if l.ClockAhead {
@@ -259,7 +259,7 @@ func (d *doctor) clocks(status dedup.Status, lanes []dedup.LaneState) (held bool
 			at, what = g.SealedAt, "sealed"
 		}
 		d.warn("clock", fmt.Sprintf("set the database's clock right; then: dedupd retention set-clock %d now -c FILE", g.Generation),
-			"generation %d was %s at %s, ahead of the database's clock: its claims are kept for so much longer", g.Generation, what, at.UTC().Format(time.RFC3339))
+			"generation %d was %s at %s, ahead of the database's clock: its claims are kept that much longer", g.Generation, what, at.UTC().Format(time.RFC3339))
 	}
 	return held
 }
@@ -295,8 +295,8 @@ func (d *doctor) source(ctx context.Context, source consumer.Source, lanes []ded
 		d.warn("source", "resume it, or wait", "%s: nothing is read: %v", source.Name(), described.Paused)
 	}
 	if described.Consumed && d.mayLose {
-		d.warn("source", "a stream with limits retention, or Postgres with a synchronous standby; or dedupd run --accept-loss-on-failover",
-			"%s: the stream deletes what is acknowledged, so that what a failover of the database loses can't be read again; dedupd run refuses that unless it is told to accept it", source.Name())
+		d.warn("source", "use a stream with limits retention, or Postgres with a synchronous standby; or dedupd run --accept-loss-on-failover",
+			"%s: the stream deletes what is acknowledged, so what a failover of the database loses can't be read again; dedupd run refuses that without the flag", source.Name())
 	}
 	d.shared(source.Name(), described)
 	if !known {
@@ -330,11 +330,11 @@ func (d *doctor) shared(source string, described consumer.Description) {
 			seen[scope] = true
 			if s.NATS != nil {
 				d.fail("source", "give this scope a durable of its own; or delete the durable, if that scope no longer reads it",
-					"%s: scope %s reads the same durable, so that each of the two would get a part of the messages only", source, scope)
+					"%s: scope %s reads the same durable, so each of the two would get only a part of the messages", source, scope)
 				continue
 			}
 			d.warn("source", "give each scope a group of its own; none needed if that scope no longer reads it",
-				"%s: scope %s wrote the group's offset of %s: while both are in the group, each gets a part of the messages only, and begins where the other stands", source, scope, l.Name)
+				"%s: scope %s wrote the group's offset of %s: while both are in the group, each gets only a part of the messages, and begins where the other stopped", source, scope, l.Name)
 		}
 	}
 }
@@ -351,7 +351,7 @@ func lanesText(lanes []consumer.BrokerLane) string {
 func (d *doctor) lane(l dedup.LaneState, described consumer.Description, complete bool) {
 	name := fmt.Sprintf("%s %s", l.Source, l.Lane)
 	move := func(position int64) string {
-		return fmt.Sprintf("dedupd lanes set-position %s %d -c FILE; docs/operations.md tells what becomes of which messages", name, position)
+		return fmt.Sprintf("dedupd lanes set-position %s %d -c FILE; docs/operations.md says what happens to which messages", name, position)
 	}
 	i := slices.IndexFunc(described.Lanes, func(b consumer.BrokerLane) bool { return b.Name == l.Lane })
 	if i < 0 {
@@ -363,21 +363,21 @@ func (d *doctor) lane(l dedup.LaneState, described consumer.Description, complet
 	b := described.Lanes[i]
 	switch {
 	case !l.Ordered && (l.CutAt != nil || l.NextPosition > b.End && (l.LogID == nil || b.LogID == "" || *l.LogID == b.LogID)):
-		d.fail("lane", fmt.Sprintf("delete the durable, then: dedupd lanes forget --force %s -c FILE; docs/operations.md tells what becomes of which messages", name),
-			"%s: the queue has come to %d, and the stream has lost its end below that: it is an older copy, or a disk is gone; it ends at %d", name, l.NextPosition, b.End)
+		d.fail("lane", fmt.Sprintf("delete the durable, then: dedupd lanes forget --force %s -c FILE; docs/operations.md says what happens to which messages", name),
+			"%s: the queue is at %d, but the stream lost its end and ends at %d: it is an older copy, or a disk is gone", name, l.NextPosition, b.End)
 	case !l.Ordered && l.GapNext != nil:
 		d.gap(l.Source, fmt.Sprintf("dedupd lanes set-position %s %d -c FILE", name, max(*l.GapNext, b.End)),
 			fmt.Sprintf("%s: data is lost: the stream has discarded positions %d to %d, of which not all were read", name, *l.GapFrom, *l.GapNext-1))
 	case !l.Ordered && b.Whole && l.NextPosition > 0 && l.NextPosition < b.First:
 		d.gap(l.Source, fmt.Sprintf("dedupd lanes set-position %s %d -c FILE once a worker has found it", name, b.End),
-			fmt.Sprintf("%s: data is lost: the queue has come to %d, the stream has only %d and above", name, l.NextPosition, b.First))
+			fmt.Sprintf("%s: data is lost: the queue is at %d, the stream has only %d and above", name, l.NextPosition, b.First))
 	case !l.Ordered:
 	case l.LogID != nil && b.LogID != "" && *l.LogID != b.LogID:
 		d.fail("lane", move(0), "%s: it was created anew (its id is %s, the lane's was %s), so its positions mean other messages", name, b.LogID, *l.LogID)
 	case l.CutAt != nil:
 		d.fail("lane", move(*l.CutAt), "%s: the partition's log was cut at %d, below the lane's position %d: what stands there now was never read", name, *l.CutAt, l.NextPosition)
 	case l.NextPosition > b.End:
-		d.fail("lane", move(b.End), "%s: the lane goes on at %d, where the partition hasn't come to: it ends at %d", name, l.NextPosition, b.End)
+		d.fail("lane", move(b.End), "%s: the lane goes on at %d, but the partition ends at %d", name, l.NextPosition, b.End)
 	case l.NextPosition < b.First:
 		d.gap(l.Source, "dedupd lanes set-position", fmt.Sprintf("%s: data is lost: the lane goes on at %d, the broker has only %d and above", name, l.NextPosition, b.First))
 	case b.Committed > l.NextPosition:
@@ -403,15 +403,15 @@ func (d *doctor) gap(source, cure, text string) {
 func (d *doctor) window(ctx context.Context, sources []consumer.Source) {
 	window := time.Duration(d.cfg.Retention.Window)
 	failed := func(source string, err error) {
-		d.warn("window", "allow it to describe the topic's configuration, or compare by hand", "%s: how long the broker keeps messages could not be found out: %v", source, err)
+		d.warn("window", "allow it to describe the topic's configuration, or compare by hand", "%s: the broker doesn't say how long it keeps messages: %v", source, err)
 	}
 	for _, b := range brokerRetention(ctx, sources, failed) {
-		const cure = "dedupd retention advise -c FILE tells what a longer window costs"
+		const cure = "dedupd retention advise -c FILE says what a longer window costs"
 		switch {
 		case b.Keeps == 0:
-			d.warn("window", cure, "%s is kept without a limit of time: if the group is moved back, messages older than retention.window, %s, are applied again", b.Name, d.cfg.Retention.Window)
+			d.warn("window", cure, "%s is kept without a time limit: if the group is moved back, messages older than retention.window, %s, are applied again", b.Name, d.cfg.Retention.Window)
 		case b.Keeps > window:
-			d.warn("window", cure, "%s is kept for %s, at least: if the group is moved back, messages older than retention.window, %s, are applied again", b.Name, b.Keeps, d.cfg.Retention.Window)
+			d.warn("window", cure, "%s is kept for at least %s: if the group is moved back, messages older than retention.window, %s, are applied again", b.Name, b.Keeps, d.cfg.Retention.Window)
 		default:
 			d.ok("window", "claims are kept for %s, %s for %s", d.cfg.Retention.Window, b.Name, b.Keeps)
 		}
@@ -440,9 +440,9 @@ func connectCure(err error) string {
 	case sqlstate.Class(code) == "53":
 		return "raise max_connections of the server, or put a PgBouncer between"
 	case errors.As(err, &dns):
-		return "correct the host in database.url, or see why its name isn't known here"
+		return "correct the host in database.url, or find out why its name isn't known here"
 	case errors.As(err, &network):
-		return "see whether the server runs and listens there, and whether a firewall or a NetworkPolicy stands between"
+		return "see whether the server runs and listens there, and whether a firewall or a NetworkPolicy is in the way"
 	}
 	return "check database.url, TLS (sslmode, sslrootcert) and the network"
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Whatever is asked, the server answers with what it has or with a plain no: it changes
-// nothing, so nothing but GET and HEAD is done; it has no profiles that weren't asked
-// for; and no answer tells of a panic.
+// Whatever the request, the server answers it or plainly refuses. It allows only GET
+// and HEAD, since it changes nothing; it has no profiles unless configured; and no
+// answer shows a panic.
 func FuzzHTTP(f *testing.F) {
 	for _, s := range []string{
 		"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: application/openmetrics-text\r\nAccept-Encoding: gzip, zstd\r\n\r\n",
@@ -49,7 +49,7 @@ func FuzzHTTP(f *testing.F) {
 			}
 		case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusBadRequest:
 		case http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
-			// To the same place, written as it should be; never to another host.
+			// To the same path, cleaned; never to another host.
 			if to := answer.Header().Get("Location"); strings.Contains(to, "://") || strings.HasPrefix(to, "//") {
 				t.Errorf("%s %q is sent to %s", r.Method, r.URL, to)
 			}

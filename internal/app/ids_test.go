@@ -9,8 +9,8 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// TestAChangeOfWhereIDsComeFromIsTold starts workers of one scope whose ids stand in
-// different places: the log tells it once, and doctor before and after.
+// TestAChangeOfWhereIDsComeFromIsTold starts workers of one scope that read ids from
+// different places: the log says so once, doctor before and after.
 func TestAChangeOfWhereIDsComeFromIsTold(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, `{nats: {servers: "nats://127.0.0.1:1", stream: ORDERS}}`)

@@ -12,9 +12,9 @@ import (
 	"github.com/dedupd/dedupd/internal/natstest"
 )
 
-// TestAnOlderCopyUnderAQueue has whole workers land a queue, and puts an older copy of
-// the database in its place, which has another name until then. What was acknowledged
-// since is landed again, and nothing twice.
+// TestAnOlderCopyUnderAQueue lands a queue with whole workers and replaces the database
+// by an older copy, which has another name until then. What was acknowledged since is
+// landed again, and nothing twice.
 func TestAnOlderCopyUnderAQueue(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -72,7 +72,7 @@ func (q *queueRig) publishAll(t *testing.T, from, n int) {
 	}
 }
 
-// run runs a worker until stop, or the test's end.
+// run runs a worker until stop or the test's end.
 func (q *queueRig) run(t *testing.T) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := q.begin(ctx, t, slog.DiscardHandler)
@@ -91,7 +91,7 @@ func (q *queueRig) run(t *testing.T) (stop func()) {
 	return stop
 }
 
-// acknowledged waits until the server was told of all up to a message.
+// acknowledged waits until all messages up to that one are acknowledged.
 func (q *queueRig) acknowledged(t *testing.T, last uint64) {
 	t.Helper()
 	q.settle(t, func() error {
@@ -119,7 +119,7 @@ func (q *queueRig) settle(t *testing.T, ok func() error) {
 	}
 }
 
-// copy makes a copy of the database as it is now; putBack gives it the database's name.
+// copy copies the database as it is now; putBack gives the copy the database's name.
 // Both end all connections.
 func (q *queueRig) copy(t *testing.T) (putBack func()) {
 	t.Helper()

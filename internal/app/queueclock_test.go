@@ -13,9 +13,9 @@ import (
 	"github.com/dedupd/dedupd/internal/natstest"
 )
 
-// TestAMessageIsOutForLongerThanTheWindow has somebody else hold a message of a
-// queue whose id is claimed already, while the worker lands later ones for longer
-// than the window. However that message comes again, its id has had its effect.
+// TestAMessageIsOutForLongerThanTheWindow lets somebody else hold a message of a queue
+// whose id is claimed, while the worker lands later ones for longer than the window.
+// When that message comes again, its id is still claimed.
 func TestAMessageIsOutForLongerThanTheWindow(t *testing.T) {
 	t.Parallel()
 	again := map[string]func(js jetstream.JetStream, held jetstream.Msg) error{
@@ -50,7 +50,7 @@ func TestAMessageIsOutForLongerThanTheWindow(t *testing.T) {
 			q.await(t, `SELECT count(*) FROM dedupd.books WHERE duplicates > 0`)
 			q.await(t, fmt.Sprintf(`SELECT count(*) FROM dedupd.books WHERE applied = %d`, sent+1))
 
-			// Nothing is out any more, and the clock goes on with the messages.
+			// No message is outstanding any more: the clock follows the messages.
 			for deadline := time.Now().Add(30 * time.Second); q.expire(t, window) == 0; sent++ {
 				if time.Now().After(deadline) {
 					t.Fatal("the queue's clock stands still")
@@ -78,7 +78,7 @@ func (q *queueRig) publish(t *testing.T, id string) {
 	}
 }
 
-// hold publishes a message and takes it from the durable, as a worker that then
+// hold publishes a message and fetches it from the durable, like a worker that then
 // hangs.
 func (q *queueRig) hold(t *testing.T, id string) jetstream.Msg {
 	t.Helper()
@@ -114,7 +114,7 @@ func (q *queueRig) land(t *testing.T, id string) {
 	q.await(t, fmt.Sprintf(`SELECT count(*) FROM public.orders WHERE id = '%s'`, id))
 }
 
-// rotate seals the generation that is open. The worker may be at its housekeeping.
+// rotate seals the open generation. The worker may be running retention.
 func (q *queueRig) rotate(t *testing.T) {
 	t.Helper()
 	q.await(t, `SELECT count(*) FROM dedupd.generations WHERE state = 'next'`)
@@ -130,7 +130,7 @@ func (q *queueRig) rotate(t *testing.T) {
 	}
 }
 
-// expire has the claims expire that may, and tells how many generations that were.
+// expire expires the claims that may go, and returns how many generations that were.
 func (q *queueRig) expire(t *testing.T, window time.Duration) int {
 	t.Helper()
 	for {

@@ -75,10 +75,10 @@ func warnOfShortWindow(ctx context.Context, window time.Duration, sources []cons
 	for _, b := range brokerRetention(ctx, sources, failed) {
 		switch {
 		case b.Keeps == 0:
-			log.Info("the broker keeps messages without a limit of time: if the group is moved back, those older than retention.window are applied again",
+			log.Info("the broker keeps messages without a time limit: if the group is moved back, those older than retention.window are applied again",
 				"name", b.Name, "window", window)
 		case b.Keeps > window:
-			log.Warn("retention.window is shorter than the broker keeps messages, at least: if the group is moved back, those older than the window are applied again; `dedupd retention advise` tells what a longer window costs",
+			log.Warn("the broker keeps messages longer than retention.window: if the group is moved back, those older than the window are applied again; `dedupd retention advise` says what a longer window costs",
 				"name", b.Name, "kept", b.Keeps, "window", window)
 		}
 	}

@@ -26,34 +26,34 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// keeper is a source whose broker keeps messages for some time.
-type keeper struct {
+// retaining is a source whose broker keeps messages for some time.
+type retaining struct {
 	consumer.Source
 	name string
 	kept []consumer.TopicRetention
 	err  error
 }
 
-func (k keeper) Name() string { return k.name }
+func (k retaining) Name() string { return k.name }
 
-func (k keeper) BrokerRetention(context.Context) ([]consumer.TopicRetention, error) {
+func (k retaining) BrokerRetention(context.Context) ([]consumer.TopicRetention, error) {
 	return k.kept, k.err
 }
 
-func TestAShortWindowIsToldOf(t *testing.T) {
+func TestWarnOfShortWindow(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
 	sources := []consumer.Source{
-		keeper{name: "short", kept: []consumer.TopicRetention{{Name: "a", For: day}, {Name: "b", For: 7 * day}}},
-		keeper{name: "long", kept: []consumer.TopicRetention{{Name: "c", For: 30 * day}, {Name: "d"}}},
-		keeper{name: "half", kept: []consumer.TopicRetention{{Name: "e", For: 8 * day}}, err: errors.New("no such topic")},
-		struct{ consumer.Source }{}, // can't tell
+		retaining{name: "short", kept: []consumer.TopicRetention{{Name: "a", For: day}, {Name: "b", For: 7 * day}}},
+		retaining{name: "long", kept: []consumer.TopicRetention{{Name: "c", For: 30 * day}, {Name: "d"}}},
+		retaining{name: "half", kept: []consumer.TopicRetention{{Name: "e", For: 8 * day}}, err: errors.New("no such topic")},
+		struct{ consumer.Source }{}, // doesn't say
 	}
 	var log bytes.Buffer
 	warnOfShortWindow(t.Context(), 7*day, sources, slog.New(slog.NewTextHandler(&log, nil)))
 	for _, want := range []string{
-		"level=WARN msg=\"retention.window is shorter than the broker keeps messages, at least: .*\" name=long:c kept=720h0m0s window=168h0m0s\n",
-		"level=INFO msg=\"the broker keeps messages without a limit of time: .*\" name=long:d window=168h0m0s\n",
+		"level=WARN msg=\"the broker keeps messages longer than retention.window: .*\" name=long:c kept=720h0m0s window=168h0m0s\n",
+		"level=INFO msg=\"the broker keeps messages without a time limit: .*\" name=long:d window=168h0m0s\n",
 		"level=WARN .* name=half:e kept=192h0m0s",
 		"level=INFO msg=\"the broker doesn't say how long it keeps messages, .*\" source=half error=\"no such topic\"\n",
 	} {
@@ -66,7 +66,7 @@ func TestAShortWindowIsToldOf(t *testing.T) {
 	}
 }
 
-// TestTheEndDoesNotWaitForADeadDatabase has one that never answers.
+// TestTheEndDoesNotWaitForADeadDatabase has a database that never answers.
 func TestTheEndDoesNotWaitForADeadDatabase(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -82,12 +82,12 @@ func TestTheEndDoesNotWaitForADeadDatabase(t *testing.T) {
 			t.Errorf("it took %s, want 2s", took)
 		}
 		if !strings.Contains(log.String(), "the last ages of duplicates are not counted") {
-			t.Errorf("not told: %s", log.String())
+			t.Errorf("not logged: %s", log.String())
 		}
 	})
 }
 
-// rig is a configuration, with the database it names.
+// rig is a configuration and the database that it names.
 type rig struct {
 	text  string
 	cfg   *config.Config
@@ -131,7 +131,7 @@ func (r *rig) parse(t *testing.T) *config.Config {
 	return cfg
 }
 
-// begin runs a worker, with a configuration of its own, until ctx ends.
+// begin runs a worker, with its own configuration, until ctx ends.
 func (r *rig) begin(ctx context.Context, t *testing.T, log slog.Handler) (ended <-chan error) {
 	t.Helper()
 	a := &App{Config: r.parse(t), Sinks: &sinks.Default, Logger: slog.New(log)}
@@ -150,7 +150,7 @@ func (r *rig) exec(t *testing.T, sql string) {
 	}
 }
 
-// await waits until a query gives a number other than 0.
+// await waits until a query returns a number other than 0.
 func (r *rig) await(t *testing.T, sql string) (n int) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); n == 0; time.Sleep(10 * time.Millisecond) {
@@ -166,8 +166,8 @@ func (r *rig) await(t *testing.T, sql string) (n int) {
 
 const noSource = `{kafka: {brokers: "localhost:1", topics: [t]}}`
 
-// TestAPassOfACommandLoadsNoFilters seals a generation and builds its filter, for
-// the workers.
+// TestAPassOfACommandLoadsNoFilters seals a generation and builds its filter for the
+// workers.
 func TestAPassOfACommandLoadsNoFilters(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, noSource)
@@ -181,7 +181,7 @@ func TestAPassOfACommandLoadsNoFilters(t *testing.T) {
 	}
 }
 
-// TestARotationByHandWaitsForAWorker has another process keep house for a second.
+// TestARotationByHandWaitsForAWorker has another process run retention for a second.
 func TestARotationByHandWaitsForAWorker(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, noSource)
@@ -209,8 +209,8 @@ func TestARotationByHandWaitsForAWorker(t *testing.T) {
 	}
 }
 
-// TestAWorkerLooksAtTheDatabasesClock has it be a year ahead: claims that are held for
-// far too long by it stay. A command is trusted to know.
+// TestAWorkerLooksAtTheDatabasesClock sets it a year ahead: the worker keeps claims that
+// are held far too long by that clock. A command is trusted to know better.
 func TestAWorkerLooksAtTheDatabasesClock(t *testing.T) {
 	t.Parallel()
 	url, _ := natstest.Start(t)
@@ -249,7 +249,7 @@ func TestAWorkerLooksAtTheDatabasesClock(t *testing.T) {
 	}
 }
 
-// tellTale hears in a log that the database's clock is ahead.
+// tellTale notices in a log that the database's clock is ahead.
 type tellTale chan struct{}
 
 func (c tellTale) Write(p []byte) (int, error) {
@@ -262,7 +262,7 @@ func (c tellTale) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestTheLastAgesAreCounted ends a worker between two passes: what it has learnt
+// TestTheLastAgesAreCounted ends a worker between two passes: the ages that it has seen
 // since the last one must not be lost.
 func TestTheLastAgesAreCounted(t *testing.T) {
 	t.Parallel()
@@ -271,8 +271,8 @@ func TestTheLastAgesAreCounted(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	ended := r.begin(ctx, t, slog.DiscardHandler)
-	// The first pass has begun, and has written down what there was: nothing. The
-	// next one is a minute away.
+	// The first pass has recorded what there was: nothing. The next one is a minute
+	// away.
 	r.await(t, `SELECT count(*) FROM dedupd.generations WHERE state = 'next'`)
 	for _, duplicates := range []int{0, 4} {
 		for _, id := range []string{"a", "b", "c", "d"} {
@@ -291,7 +291,7 @@ func TestTheLastAgesAreCounted(t *testing.T) {
 	}
 }
 
-// TestFiltersComeOnTopOfTheMemory loads filters as the loop does.
+// TestFiltersComeOnTopOfTheMemory loads filters the way the loop does.
 func TestFiltersComeOnTopOfTheMemory(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, `{nats: {servers: "nats://127.0.0.1:1", stream: ORDERS}}`)

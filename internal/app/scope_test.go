@@ -8,8 +8,8 @@ import (
 	"github.com/dedupd/dedupd/internal/config"
 )
 
-// The configuration and the store say for themselves which scopes they take;
-// what one passes, the other must not refuse.
+// The configuration and the store each check a scope's name. What one accepts, the
+// other must not refuse.
 func TestConfigAndStoreTakeTheSameScopes(t *testing.T) {
 	t.Parallel()
 	for _, scope := range []string{"a", "0", "orders-eu_1", "-a", "_a", "A", "a.b", "ä", strings.Repeat("a", 40), strings.Repeat("a", 41)} {

@@ -20,7 +20,7 @@ import (
 	"github.com/dedupd/dedupd/sinks"
 )
 
-// Whoever may ask for readiness must not read in the answer what stood in a message.
+// The answer about readiness must not show what a message contained.
 func TestReadinessQuotesNoMessage(t *testing.T) {
 	t.Parallel()
 	const secret = "twelve@example.com"
@@ -92,9 +92,8 @@ func endless(wrote chan<- error) http.Handler {
 	})
 }
 
-// A client that asks slowly, sends a body without end, doesn't read its answer or
-// sends more headers than anybody needs is cut off. A profile may take longer than
-// any other answer.
+// The server cuts off a client that asks slowly, sends an endless body, doesn't read
+// its answer or sends too many headers.
 func TestHTTPBoundsItsClients(t *testing.T) {
 	t.Parallel()
 	h := newHTTP(nil)

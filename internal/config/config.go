@@ -139,7 +139,7 @@ type Database struct {
 	MaxConnections int `yaml:"max_connections" min:"2" max:"1000"`
 	// Whether to upgrade the schema at start, under a lock; false: refuse an old schema.
 	Migrate bool `yaml:"migrate"`
-	// What stands between us and Postgres.
+	// The pooler between us and Postgres.
 	Pooler Pooler `yaml:"pooler"`
 }
 

@@ -48,9 +48,9 @@ var environ = []string{
 	"HOST=broker:9092", "BROKERS=a:1,b:2", "PASSWORD=p@ss: #word", "EMPTY=", "FOUR=4", "LIST=[a, b]",
 }
 
-// TestFiles reads every file of testdata. A file's first line is a comment: "ok",
-// or "want: LINE:COLUMN: KEY: " and a part of the message; several such lines
-// where several problems are wanted, and then no others may be found.
+// TestFiles reads every file of testdata. A file's first line is a comment: "ok", or
+// "want: LINE:COLUMN: KEY: " and the beginning of the message, with one such line for
+// each problem. There must be no other problems.
 func TestFiles(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) < 20 {
@@ -162,8 +162,7 @@ func TestLoadMissingFile(t *testing.T) {
 	}
 }
 
-// FuzzParse reads anything without a panic, and what is printed reads back as
-// the same.
+// FuzzParse reads anything without a panic. What is printed reads back as the same.
 func FuzzParse(f *testing.F) {
 	files, _ := filepath.Glob("testdata/*.yaml")
 	more, _ := filepath.Glob("../../configs/*.yaml")

@@ -21,8 +21,8 @@ import (
 
 const root = "../.."
 
-// files gives the repository's files with that ending, by their path, without
-// what was built or downloaded.
+// files returns the repository's files with that ending, by path, without what was
+// built or downloaded.
 func files(t *testing.T, ending string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -53,7 +53,7 @@ func files(t *testing.T, ending string) map[string]string {
 
 var fence = regexp.MustCompile("(?ms)^```(\\w*)\n(.*?)^```$")
 
-// blocks are the fenced blocks of one language, by where they stand.
+// blocks are the fenced blocks of one language, by place.
 func blocks(t *testing.T, language string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -84,7 +84,7 @@ func TestConfigurationsInDocumentsAreValid(t *testing.T) {
 	}
 }
 
-// Go code in a document is a part of a program that compiles and is tested.
+// Go code in a document is part of a program that compiles and is tested.
 func TestGoInDocumentsIsThatOfTheExamples(t *testing.T) {
 	var examples []string
 	for path, text := range files(t, ".go") {
@@ -125,7 +125,7 @@ func TestMetricsInDocumentsAreThoseOfTheCode(t *testing.T) {
 	if diff := cmp.Diff(have, told); diff != "" || len(have) < 20 {
 		t.Errorf("metrics of the code (-) and of docs/operations.md (+):\n%s", diff)
 	}
-	// Elsewhere, too, a metric that is named must be one.
+	// Metrics that are named elsewhere must exist, too.
 	named := regexp.MustCompile("`(dedupd_[a-z0-9_]+)`")
 	for path, text := range files(t, ".md") {
 		for _, m := range named.FindAllStringSubmatch(text, -1) {
@@ -172,7 +172,7 @@ func anchors(text string) (all []string) {
 	return all
 }
 
-// What every dependency of go.mod is there for is told.
+// The documents say what every dependency of go.mod is for.
 func TestDependenciesAreTold(t *testing.T) {
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	if err != nil {
@@ -190,7 +190,7 @@ func TestDependenciesAreTold(t *testing.T) {
 	}
 }
 
-// The files that docs/ARCHITECTURE.md names in its table are there.
+// The files in the table of docs/ARCHITECTURE.md exist.
 func TestFilesOfTheArchitectureAreThere(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs", "ARCHITECTURE.md"))
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/dedupd/dedupd/retention"
 )
 
-// The configuration and the advice say for themselves how many generations a
-// window may have: what the one advises, the other must not refuse.
+// The configuration and the advice each limit a window's generations. What one advises,
+// the other must not refuse.
 func TestConfigAndAdviceAllowTheSameGenerations(t *testing.T) {
 	t.Parallel()
 	const most = 1_000_000

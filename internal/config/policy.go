@@ -2,7 +2,7 @@ package config
 
 import "github.com/dedupd/dedupd/internal/policy"
 
-// Pooler is what stands between us and Postgres.
+// Pooler is the pooler between us and Postgres.
 type Pooler string
 
 const (

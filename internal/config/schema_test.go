@@ -23,7 +23,7 @@ import (
 
 type object = map[string]any
 
-// schema describes a type: what the decoder takes for it, variables included.
+// schema describes a type: what the decoder accepts, variables included.
 // defaults is a value of it with its defaults.
 func schema(t *testing.T, defaults reflect.Value, tag reflect.StructTag, docs map[string]string) object {
 	typ := defaults.Type()
@@ -174,9 +174,9 @@ func compiled(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// validate holds a file to the schema as an editor does.
+// validate checks a file against the schema, like an editor.
 func validate(t *testing.T, s *jsonschema.Schema, text []byte) error {
-	// Variables stand as they are, as an editor sees them.
+	// Variables stay as an editor sees them.
 	b := &builder{lookup: func(name string) (string, bool) { return "${" + name + "}", true }}
 	root := b.parse(text)
 	asJSON, err := json.Marshal(plain(root))
@@ -226,8 +226,8 @@ func sampleEnvironment(t *testing.T) []string {
 	}
 }
 
-// TestSamples loads each sample with the sinks that the command has, and holds
-// it to the schema.
+// TestSamples loads each sample with the command's sinks and checks it against the
+// schema.
 func TestSamples(t *testing.T) {
 	files, err := filepath.Glob(samples + "*.yaml")
 	if err != nil || len(files) < 5 {
@@ -256,7 +256,7 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-// TestDefaultsFile holds configs/dedupd.yaml to the defaults, and to all keys.
+// TestDefaultsFile checks that configs/dedupd.yaml has all keys, with their defaults.
 func TestDefaultsFile(t *testing.T) {
 	text, err := os.ReadFile(samples + "dedupd.yaml")
 	if err != nil {

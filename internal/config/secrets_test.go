@@ -58,7 +58,7 @@ sink: {probe: {name: x}}
 	}
 }
 
-// TestNoTextOfASecret tries every way in which a value usually becomes text.
+// TestNoTextOfASecret tries every usual way to format a value.
 func TestNoTextOfASecret(t *testing.T) {
 	type holder struct {
 		S Secret

@@ -51,8 +51,8 @@ func cell(t *testing.T, file, row, column string) float64 {
 }
 
 // TestFiguresAreThoseMeasured compares the constants with the published tables.
-// Benchmarks are run again and again: what differs by more than noise is to be
-// looked at, and the constant set anew.
+// Benchmarks are repeated: if a figure differs by more than noise, find out why and
+// update the constant.
 func TestFiguresAreThoseMeasured(t *testing.T) {
 	const worker, postgres, wal = "CPU a message: worker", "Postgres", "WAL a message"
 	for _, c := range []struct {
@@ -96,10 +96,10 @@ func usual() Input {
 	}
 }
 
-// near tells whether a number is what it should be, but for a twentieth.
+// near reports whether a number is within a twentieth of another.
 func near(got, want float64) bool { return math.Abs(got-want) <= 0.05*math.Abs(want) }
 
-// TestEstimateOfTheBenchmark puts the benchmark's own setting in, and must get out
+// TestEstimateOfTheBenchmark estimates the benchmark's own setting, which must give
 // what was measured.
 func TestEstimateOfTheBenchmark(t *testing.T) {
 	in := usual()

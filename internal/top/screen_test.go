@@ -74,7 +74,7 @@ func view(f *Frame) View {
 
 var escapes = regexp.MustCompile("\x1b\\[[0-9;]*m")
 
-// TestScreens holds screens to their golden files, and every one to its size.
+// TestScreens compares screens with golden files, and each with its size.
 func TestScreens(t *testing.T) {
 	full := view(fixture(6, 40))
 	many := view(fixture(60, 40))
@@ -120,8 +120,8 @@ func TestScreens(t *testing.T) {
 	}
 }
 
-// TestEverySizeFits renders all sizes that a terminal may have: never a line too
-// many or too long, and with colour the same text as without.
+// TestEverySizeFits renders all sizes of a terminal: no line too many or too long, and
+// the same text with colour and without.
 func TestEverySizeFits(t *testing.T) {
 	for _, lanes := range []int{0, 6, 30} {
 		v := view(fixture(lanes, 3))

@@ -173,8 +173,8 @@ func TestSignalsDrain(t *testing.T) {
 	}
 }
 
-// TestSecondSignal has a transaction in hand that can't end, since its table is
-// locked: the first signal waits for it, the second one doesn't.
+// TestSecondSignal has an in-flight transaction that can't end, because its table is
+// locked: the first signal waits for it, the second doesn't.
 func TestSecondSignal(t *testing.T) {
 	r := newRig(t)
 	tx, err := r.db.Begin(t.Context())
@@ -210,7 +210,7 @@ func TestSecondSignal(t *testing.T) {
 	}
 }
 
-// TestRunRefuses is what run does about a database that isn't as it must be.
+// TestRunRefuses gives run databases that it must refuse.
 func TestRunRefuses(t *testing.T) {
 	r := newRig(t)
 	t.Setenv("DEDUPD_LOG_LEVEL", "error")

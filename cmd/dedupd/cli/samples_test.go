@@ -20,8 +20,8 @@ import (
 
 var createTable = regexp.MustCompile(`(?ms)^#   CREATE TABLE .*?\);$`)
 
-// sample is a sink of configs/, made as the command makes it, in a database with
-// the table that the file's comment tells to create.
+// sample is a sink of configs/, made the way the command makes it, in a database with
+// the table that the file's comment creates.
 func sample(t *testing.T, file string) (sinks.Sink, *pgx.Conn) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -57,7 +57,7 @@ func sample(t *testing.T, file string) (sinks.Sink, *pgx.Conn) {
 	return sink, conn
 }
 
-// TestSamplesFitTheirTables holds each sample's sink to the table beside it.
+// TestSamplesFitTheirTables checks each sample's sink against the table beside it.
 func TestSamplesFitTheirTables(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a database")
