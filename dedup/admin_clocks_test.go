@@ -172,7 +172,7 @@ func TestAGenerationsClockIsSetByHand(t *testing.T) {
 	f.rotate()
 	for _, g := range f.generations() {
 		if g.Ahead(f.status().Now) {
-			t.Errorf("generation %d, %s, is still ahead", g.Generation, g.State)
+			t.Errorf("generation %d, %s, is still ahead", g.Number, g.State)
 		}
 	}
 	at(expiryWindow + 90*time.Minute)

@@ -28,7 +28,7 @@ func (f *fixture) expire() int {
 	}
 	for _, g := range f.generations() {
 		if g.State == "dropping" {
-			if led, err := f.Store.Generations().Drop(f.t.Context(), g.Generation); err != nil || !led {
+			if led, err := f.Store.Generations().Drop(f.t.Context(), g.Number); err != nil || !led {
 				f.t.Fatalf("drop: led %v, %v", led, err)
 			}
 		}
@@ -201,7 +201,7 @@ func TestACrashInAnyStepLeavesNothingBehind(t *testing.T) {
 		f.wantTidy()
 		f.handle(l.batch("d"))
 	}
-	if all := f.generations(); len(all) != 1 || all[0].Generation != 2 || all[0].State != "open" {
+	if all := f.generations(); len(all) != 1 || all[0].Number != 2 || all[0].State != "open" {
 		t.Errorf("generations %+v at the end", states(all))
 	}
 	f.wantLanded("a", "b", "c", "d", "d") // once more, after its claim expired
@@ -209,7 +209,7 @@ func TestACrashInAnyStepLeavesNothingBehind(t *testing.T) {
 
 func states(all []generations.Generation) (states []string) {
 	for _, g := range all {
-		states = append(states, fmt.Sprintf("%d %s %s, filter of %d bytes", g.Generation, g.State, g.Identity, g.FilterBytes))
+		states = append(states, fmt.Sprintf("%d %s %s, filter of %d bytes", g.Number, g.State, g.Identity, g.FilterBytes))
 	}
 	return states
 }

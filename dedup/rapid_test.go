@@ -668,7 +668,7 @@ func (m *machine) Check(t *rapid.T) {
 		t.Fatal(err)
 	}
 	for _, g := range generations {
-		if want := m.generations[g.Generation]; want == nil || want.state != g.State || g.Missing {
+		if want := m.generations[g.Number]; want == nil || want.state != g.State || g.Missing {
 			t.Fatalf("generation %+v, want %+v", g, want)
 		}
 	}

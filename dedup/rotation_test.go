@@ -29,7 +29,7 @@ func (f *fixture) generation(state string) int {
 	f.t.Helper()
 	for _, g := range f.generations() {
 		if g.State == state {
-			return g.Generation
+			return g.Number
 		}
 	}
 	return 0

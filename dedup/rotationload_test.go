@@ -233,7 +233,7 @@ func (l *rotationLoad) maintain(n int) {
 	l.expired += expired
 	for _, g := range l.generations() {
 		if g.State == "dropping" {
-			if _, err := l.Store.Generations().Drop(ctx, g.Generation); err != nil {
+			if _, err := l.Store.Generations().Drop(ctx, g.Number); err != nil {
 				l.t.Fatal(err)
 			}
 		}

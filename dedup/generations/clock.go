@@ -52,11 +52,11 @@ func (set ClockSetting) Resolve(now time.Time) (time.Time, error) {
 // ErrNoGeneration says that the scope has no such generation.
 var ErrNoGeneration = errors.New("no such generation; `dedupd retention status` shows them")
 
-// GenerationClock tells how a generation's clock was set. The clock is when the
+// ClockChange tells how a generation's clock was set. The clock is when the
 // generation was sealed or, while it is open, opened.
-type GenerationClock struct {
-	Generation int    `json:"generation"`
-	State      string `json:"state"`
+type ClockChange struct {
+	Number int    `json:"generation"`
+	State  string `json:"state"`
 	// From is what the clock was, To what it is.
 	From time.Time `json:"from"`
 	To   time.Time `json:"to"`
@@ -69,10 +69,10 @@ type GenerationClock struct {
 // from the seal on, so an earlier time may expire them earlier, and has to be allowed.
 // The exception: a clock in the future may be set to the present, since all claims were
 // made by now.
-func (s *Set) SetClock(ctx context.Context, actor string, generation int, set ClockSetting) (c GenerationClock, err error) {
+func (s *Set) SetClock(ctx context.Context, actor string, generation int, set ClockSetting) (c ClockChange, err error) {
 	subject := fmt.Sprint("generation ", generation)
 	err = admin.Tx(ctx, s.schema, func(ctx context.Context, tx pgx.Tx) error {
-		c = GenerationClock{Generation: generation}
+		c = ClockChange{Number: generation}
 		err := tx.QueryRow(ctx, `SELECT state, coalesce(sealed_at, opened_at), `+s.name("clock")+`() FROM `+s.name("generations")+`
 			WHERE scope = $1 AND generation = $2 AND state IN ('open', 'sealed') FOR UPDATE`, s.schema.Scope, generation).Scan(&c.State, &c.From, &c.Now)
 		if errors.Is(err, pgx.ErrNoRows) {
@@ -95,7 +95,7 @@ func (s *Set) SetClock(ctx context.Context, actor string, generation int, set Cl
 		return admin.Audit(ctx, tx, s.schema, actor, "retention set-clock", subject, c)
 	})
 	if err != nil {
-		return GenerationClock{}, fmt.Errorf("set the clock of %s: %w", subject, err)
+		return ClockChange{}, fmt.Errorf("set the clock of %s: %w", subject, err)
 	}
 	return c, nil
 }

@@ -12,7 +12,7 @@ import (
 
 // Generation is a generation as people see it.
 type Generation struct {
-	Generation int `json:"generation"`
+	Number int `json:"generation"`
 	// State is next, open, sealed or dropping.
 	State    string     `json:"state"`
 	OpenedAt *time.Time `json:"opened_at"` // nil: not yet
@@ -76,7 +76,7 @@ func (s *Set) ListQuery() (sql string, args []any) {
 // ScanGeneration reads a row of ListQuery.
 func ScanGeneration(row pgx.CollectableRow) (g Generation, err error) {
 	var first, last *[16]byte
-	err = row.Scan(&g.Generation, &g.State, &g.OpenedAt, &g.SealedAt, &g.Claims, &g.Exact, &g.Bytes, &g.FilterBytes, &g.FilterComplete, &g.Missing,
+	err = row.Scan(&g.Number, &g.State, &g.OpenedAt, &g.SealedAt, &g.Claims, &g.Exact, &g.Bytes, &g.FilterBytes, &g.FilterComplete, &g.Missing,
 		(*[16]byte)(&g.Identity), &first, &last)
 	g.FirstKey, g.LastKey = (*claimkey.Key)(first), (*claimkey.Key)(last)
 	return g, err

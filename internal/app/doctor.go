@@ -209,7 +209,7 @@ func (d *doctor) expiry(ctx context.Context, store *dedup.Store, lanes []dedup.L
 	for _, g := range status.Generations {
 		filters += g.FilterBytes
 		if g.Missing {
-			d.fail("expiry", "restore it from a backup; or accept that its ids are forgotten: dedupd retention status tells what to run", "the table of generation %d is gone, and its claims with it", g.Generation)
+			d.fail("expiry", "restore it from a backup; or accept that its ids are forgotten: dedupd retention status tells what to run", "the table of generation %d is gone, and its claims with it", g.Number)
 		}
 	}
 	if limit := int64(d.cfg.Retention.FilterMemory); filters > limit {
@@ -258,8 +258,8 @@ func (d *doctor) clocks(status dedup.Status, lanes []dedup.LaneState) (held bool
 		if g.SealedAt != nil {
 			at, what = g.SealedAt, "sealed"
 		}
-		d.warn("clock", fmt.Sprintf("set the database's clock right; then: dedupd retention set-clock %d now -c FILE", g.Generation),
-			"generation %d was %s at %s, ahead of the database's clock: its claims are kept that much longer", g.Generation, what, at.UTC().Format(time.RFC3339))
+		d.warn("clock", fmt.Sprintf("set the database's clock right; then: dedupd retention set-clock %d now -c FILE", g.Number),
+			"generation %d was %s at %s, ahead of the database's clock: its claims are kept that much longer", g.Number, what, at.UTC().Format(time.RFC3339))
 	}
 	return held
 }

@@ -109,7 +109,7 @@ func (h housekeeper) Status(ctx context.Context) (s retention.Status, err error)
 	s.Now, s.Stream, s.Lane, s.LanesAhead = status.Now, status.Stream, status.Lane, status.LanesAhead
 	for _, g := range status.Generations {
 		s.Generations = append(s.Generations, retention.Generation{
-			Number: g.Generation, State: g.State, OpenedAt: orZero(g.OpenedAt), SealedAt: orZero(g.SealedAt),
+			Number: g.Number, State: g.State, OpenedAt: orZero(g.OpenedAt), SealedAt: orZero(g.SealedAt),
 			Claims: g.Claims, Bytes: g.Bytes, Missing: g.Missing, Ahead: g.Ahead(status.Now),
 		})
 	}

@@ -349,7 +349,7 @@ func (s *screen) facts() []line {
 	}
 	for _, g := range s.live() {
 		if g.Missing {
-			add(red, "GENERATION %d HAS LOST ITS TABLE", g.Generation)
+			add(red, "GENERATION %d HAS LOST ITS TABLE", g.Number)
 		}
 	}
 	if t := f.Sample.Stream; t != nil {
@@ -425,7 +425,7 @@ func (s *screen) generations(n int) []line {
 		if g.Missing {
 			state, style = "MISSING", red
 		}
-		lines = append(lines, one(style, "%10d %-9s %9s %10s %10s %8s %9s", g.Generation, state, count, bytes(g.Bytes), filter, span(age), s.goes(g)))
+		lines = append(lines, one(style, "%10d %-9s %9s %10s %10s %8s %9s", g.Number, state, count, bytes(g.Bytes), filter, span(age), s.goes(g)))
 	}
 	return lines
 }

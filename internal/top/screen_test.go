@@ -57,7 +57,7 @@ func fixture(lanes, intervals int) *Frame {
 		}
 		for g := range 6 {
 			opened := noon.Add(-time.Duration(6-g) * 6 * time.Hour)
-			gen := generations.Generation{Generation: g + 1, State: "sealed", OpenedAt: &opened, SealedAt: new(opened.Add(6 * time.Hour)), Claims: 12_000_000, Exact: true, Bytes: 1400 << 20, FilterBytes: 27 << 20, FilterComplete: true}
+			gen := generations.Generation{Number: g + 1, State: "sealed", OpenedAt: &opened, SealedAt: new(opened.Add(6 * time.Hour)), Claims: 12_000_000, Exact: true, Bytes: 1400 << 20, FilterBytes: 27 << 20, FilterComplete: true}
 			if g == 5 {
 				gen.State, gen.SealedAt, gen.Exact, gen.FilterBytes, gen.Claims = "open", nil, false, 0, 4321
 			}

@@ -97,7 +97,7 @@ Set the database's own clock right first. This needs the rights of the schema's 
 				if clock.State == "sealed" {
 					was = "sealed"
 				}
-				fmt.Fprintf(c.stdout, "generation %d was %s at %s, not at %s\n", clock.Generation, was, timestamp(&clock.To), timestamp(&clock.From))
+				fmt.Fprintf(c.stdout, "generation %d was %s at %s, not at %s\n", clock.Number, was, timestamp(&clock.To), timestamp(&clock.From))
 				if clock.State == "sealed" {
 					goes := clock.To.Add(time.Duration(cfg.Retention.Window))
 					fmt.Fprintf(c.stdout, "Its claims expire when every lane has passed %s.\n", timestamp(&goes))

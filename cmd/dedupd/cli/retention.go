@@ -175,7 +175,7 @@ func newRetentionStatus(cfg *config.Config, s dedup.Status) RetentionStatus {
 	for _, g := range s.Generations {
 		if g.State == "sealed" && g.SealedAt != nil {
 			earliest, latest := g.SealedAt.Add(time.Duration(r.Window)), g.SealedAt.Add(time.Duration(r.MaxHold))
-			r.NextExpiry = &NextExpiry{g.Generation, earliest, latest, earliest.Before(s.Stream) || latest.Before(s.Now)}
+			r.NextExpiry = &NextExpiry{g.Number, earliest, latest, earliest.Before(s.Stream) || latest.Before(s.Now)}
 			break
 		}
 	}
@@ -206,7 +206,7 @@ func (c *command) showRetention(ctx context.Context, store *dedup.Store, cfg *co
 		if g.OpenedAt != nil {
 			opened = span(r.Now.Sub(*g.OpenedAt))
 		}
-		t.add(g.Generation, state, timestamp(g.OpenedAt), opened, claims(g), size(g.Bytes), zone(g), filter(g))
+		t.add(g.Number, state, timestamp(g.OpenedAt), opened, claims(g), size(g.Bytes), zone(g), filter(g))
 	}
 	return t.write(c.stdout)
 }

@@ -133,7 +133,7 @@ func (c *command) writeStats(s Stats) error {
 
 	generations := table{columns: []column{right("GENERATION"), left("STATE"), left("OPENED"), right("CLAIMS"), right("BYTES")}}
 	for _, g := range s.Generations {
-		generations.add(g.Generation, g.State, timestamp(g.OpenedAt), claims(g), size(g.Bytes))
+		generations.add(g.Number, g.State, timestamp(g.OpenedAt), claims(g), size(g.Bytes))
 	}
 	return generations.write(c.stdout)
 }

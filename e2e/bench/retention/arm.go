@@ -128,7 +128,7 @@ func (a *arm) open(ctx context.Context) (number int, err error) {
 	all, err := a.store().Generations().List(ctx)
 	for _, g := range all {
 		if g.State == "open" {
-			number = g.Generation
+			number = g.Number
 		}
 	}
 	return number, err
