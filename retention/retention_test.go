@@ -806,7 +806,7 @@ func TestClocksThatAreAheadAreTold(t *testing.T) {
 		const help = `# HELP dedupd_database_clock_ahead_seconds How far the database's clock is ahead of this process'; negative where it is behind.
 # TYPE dedupd_database_clock_ahead_seconds gauge
 dedupd_database_clock_ahead_seconds %d
-# HELP dedupd_generations_clock_ahead Generations that were opened or sealed at a time that is more than a minute ahead of the database's clock: their claims are kept for so much longer.
+# HELP dedupd_generations_clock_ahead Generations that were opened or sealed at a time more than a minute ahead of the database's clock: their claims are kept longer by as much.
 # TYPE dedupd_generations_clock_ahead gauge
 dedupd_generations_clock_ahead %d
 # HELP dedupd_lanes_clock_ahead Lanes whose clock is ahead of the database's by more than a minute: while there is one, claims don't expire before retention.max_hold.
