@@ -148,7 +148,7 @@ func TestImportTriesAgain(t *testing.T) {
 	list := ids("id-", 30_000)
 	n, err := f.importIDs(only(list...))
 	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || pg.Code != "XY000" || n.New != 20_000 || !strings.Contains(err.Error(), "the first 20000 were claimed") {
+	if !errors.As(err, &pg) || pg.Code != "XY000" || n.New != 20_000 || !strings.Contains(err.Error(), "the first 20000 are claimed") {
 		t.Errorf("imported %+v, %v", n, err)
 	}
 	f.exec(`DROP TRIGGER fail ON dedupd.claims_test_1`)
@@ -161,7 +161,7 @@ func TestImportRefusesWhatIsNoID(t *testing.T) {
 	for text, seq := range map[string]iter.Seq2[string, error]{
 		"line 3 is empty": only("a", "b", "", "c"),
 		"line 2 is longer than an id may be, id.max_bytes: 65536; nothing was claimed": only("a", strings.Repeat("x", 64<<10+1)),
-		"the disk is gone; the first 20000 were claimed": func(yield func(string, error) bool) {
+		"the disk is gone; the first 20000 are claimed": func(yield func(string, error) bool) {
 			for _, id := range ids("id-", 25_000) {
 				if !yield(id, nil) {
 					return

@@ -148,7 +148,7 @@ func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 			}
 			// Both are in the row.
 			s.acquire.OffsetMetadata, s.acquire.Committed = "", -1
-			if again := begin(s, 0); again.Next != c.next || !strings.Contains(again.OffsetMetadata, fmt.Sprintf(`"began":%d,`, c.next)) && assigned.OffsetMetadata != "" {
+			if again := begin(s, 0); again.Next != c.next || !strings.Contains(again.OffsetMetadata, fmt.Sprintf(`"start":%d,`, c.next)) && assigned.OffsetMetadata != "" {
 				t.Errorf("acquired again it goes on at %d, with %s", again.Next, again.OffsetMetadata)
 			}
 		})
