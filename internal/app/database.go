@@ -135,7 +135,7 @@ func parseAddress(address string, logger *slog.Logger) (*pgxpool.Config, error) 
 	return pgxpool.ParseConfig(address + " sslmode=verify-full")
 }
 
-// isLocal tells whether every server is reached by a socket or the loopback.
+// isLocal reports whether all servers are reached by a socket or the loopback.
 func isLocal(c *pgx.ConnConfig) bool {
 	local := func(host string) bool {
 		ip := net.ParseIP(host)

@@ -172,7 +172,7 @@ func (d *doctor) schema(ctx context.Context, store *dedup.Store, role string) bo
 func (d *doctor) ids(ctx context.Context, store *dedup.Store) {
 	source, err := store.IDSource(ctx)
 	if err != nil {
-		return // grants tells what is missing
+		return // grants says what is missing
 	}
 	const cure = "keep id.from for as long as copies of earlier messages may come; or expect them twice"
 	now, until := idSource(d.cfg), source.Since.Add(time.Duration(d.cfg.Retention.Window))
@@ -209,7 +209,7 @@ func (d *doctor) expiry(ctx context.Context, store *dedup.Store, lanes []dedup.L
 	for _, g := range status.Generations {
 		filters += g.FilterBytes
 		if g.Missing {
-			d.fail("expiry", "restore it from a backup; or accept that its ids are forgotten: dedupd retention status tells what to run", "the table of generation %d is gone, and its claims with it", g.Number)
+			d.fail("expiry", "restore it from a backup; or accept that its ids are forgotten: dedupd retention status says what to run", "the table of generation %d is gone, and its claims with it", g.Number)
 		}
 	}
 	if limit := int64(d.cfg.Retention.FilterMemory); filters > limit {

@@ -235,7 +235,7 @@ func TestAWorkerLooksAtTheDatabasesClock(t *testing.T) {
 	case err := <-ended:
 		t.Fatalf("it ended: %v", err)
 	case <-time.After(30 * time.Second):
-		t.Errorf("nothing is told of the clock")
+		t.Errorf("nothing about the clock is logged")
 	}
 	if n := sealed(); n != 1 {
 		t.Errorf("%d sealed generations are left, want 1", n)
@@ -295,12 +295,12 @@ func TestTheLastAgesAreCounted(t *testing.T) {
 func TestFiltersComeOnTopOfTheMemory(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, `{nats: {servers: "nats://127.0.0.1:1", stream: ORDERS}}`)
-	told := int64(-1)
-	keeper := housekeeper{Store: r.store, Set: r.store.Generations(), limit: func(filters int64) { told = filters }}
+	counted := int64(-1)
+	keeper := housekeeper{Store: r.store, Set: r.store.Generations(), limit: func(filters int64) { counted = filters }}
 	if err := keeper.LoadFilters(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if told != r.store.Generations().FilterBytes() {
-		t.Errorf("the limit was told of %d bytes, want %d", told, r.store.Generations().FilterBytes())
+	if counted != r.store.Generations().FilterBytes() {
+		t.Errorf("the limit counts %d bytes, want %d", counted, r.store.Generations().FilterBytes())
 	}
 }

@@ -16,7 +16,7 @@ func (Pooler) Values() []Pooler { return []Pooler{PoolerNone, PoolerTransaction}
 
 func (p *Pooler) UnmarshalText(text []byte) error { return policy.Unmarshal(p, text) }
 
-// Strategy says how duplicates are told from new messages.
+// Strategy says how duplicates are recognised.
 type Strategy string
 
 const (

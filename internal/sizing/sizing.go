@@ -36,7 +36,7 @@ type Input struct {
 	// Columns is how many typed columns the sink takes out of a document; 0: it keeps
 	// the document.
 	Columns int `json:"columns"`
-	// SinkIndex tells that the sink's table has an index of random values.
+	// SinkIndex: the sink's table has an index of random values.
 	SinkIndex bool `json:"sink_index"`
 	// Workers is how many processes run; 0: as many as needed, at least two.
 	Workers int `json:"workers"`
@@ -52,7 +52,7 @@ type Input struct {
 	Checkpoint time.Duration `json:"-"`
 }
 
-// Ordered tells that ids come in the order of time.
+// Ordered reports whether ids come in the order of time.
 func (in *Input) Ordered() bool { return in.ID == IDUUIDv7 || in.ID == IDULID }
 
 // Estimate is what the load takes. Bytes are on disk unless a comment says otherwise.

@@ -472,7 +472,7 @@ func (s *screen) help() []line {
 	for _, text := range []string{
 		"Everything is read from the database: what all workers have committed.",
 		"NOW is of the last interval, AVERAGE of about ten seconds.",
-		"LAG is what the broker held behind a lane's last batch, as its worker told.",
+		"LAG is what the broker held behind a lane's last batch, as its worker saw it.",
 		"BEHIND is how far the lane's clock, its messages' time, is behind the database.",
 		"stands still: it has something to read, and has not moved for half a minute.",
 		"  If it is held, its worker's log and /readyz say why.",

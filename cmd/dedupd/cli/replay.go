@@ -272,7 +272,7 @@ func (c *command) showReplay(r ReplayResult) error {
 	}
 	fmt.Fprintf(c.stdout, "applied %d, duplicates %d, conflicts %d, dead %d, gone %d\n", r.Applied, r.Duplicates, r.Conflicts, r.Dead, r.Gone)
 	if r.Conflicts > 0 {
-		fmt.Fprintln(c.stdout, "A conflict's id is claimed by another message; dedupd claims why ID tells which. dedupd claims forget ID lets the dead letter in.")
+		fmt.Fprintln(c.stdout, "A conflict's id is claimed by another message; dedupd claims why ID says which. dedupd claims forget ID lets the dead letter in.")
 	}
 	if r.Gone > 0 {
 		fmt.Fprintln(c.stdout, "Those that are gone have been replayed or discarded by somebody else, or have expired.")
