@@ -61,7 +61,7 @@ func TestDoctor(t *testing.T) {
 	finds(all, "ok", "source", "nats: lanes: 1, positions at the broker: 10")
 	finds(all, "ok", "lane", "kafka")
 	finds(all, "ok", "lane", "nats")
-	finds(all, "warning", "window", "DOCTOR", "without a limit")
+	finds(all, "warning", "window", "DOCTOR", "without a time limit")
 	for _, f := range all {
 		if f.Level != "ok" && f.Check != "window" {
 			t.Errorf("all is well, but: %+v", f)
