@@ -2,13 +2,14 @@ package e2e
 
 import (
 	"fmt"
-	"net"
 	"net/url"
 	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/dedupd/dedupd/e2e/rig"
 )
 
 // kafkaConfig is a small configuration for the table of orders.
@@ -127,10 +128,9 @@ func TestExitCodes(t *testing.T) {
 // closedPort is an address where nobody listens.
 func closedPort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := rig.FreeAddress()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return address
 }

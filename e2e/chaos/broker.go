@@ -65,7 +65,7 @@ const requestTimeout = 5 * time.Second
 func (r *run) newBroker(kind, name string) (_ broker, err error) {
 	partitions := cmp.Or(r.fault.partitions, 8)
 	if r.fault.nodes == 0 && !r.fault.relayed && r.fault.disk != "broker" {
-		return r.rig.newBroker(r.ctx, kind, name, partitions)
+		return r.servers.newBroker(r.ctx, kind, name, partitions)
 	}
 	folder := filepath.Join(r.folder, kind)
 	if r.fault.disk == "broker" {
@@ -96,7 +96,7 @@ func (r *run) newBroker(kind, name string) (_ broker, err error) {
 		}
 		return newKafkaTopic(r.ctx, servers, name, partitions)
 	case "nats":
-		servers, err := startNATS(r.rig.natsBinary, folder, nodes, relay)
+		servers, err := startNATS(r.servers.natsBinary, folder, nodes, relay)
 		if err != nil {
 			return nil, err
 		}

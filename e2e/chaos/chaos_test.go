@@ -25,7 +25,7 @@ func TestSlice(t *testing.T) {
 	}
 	t.Logf("DEDUPD_TEST_SEED=%d", seed)
 	t.Chdir("../..") // programs are built from the repository
-	g := &rig{folder: t.TempDir()}
+	g := &servers{folder: t.TempDir()}
 	t.Cleanup(func() {
 		if err := g.stop(); err != nil {
 			t.Error(err)
@@ -58,7 +58,7 @@ func TestSharesNoCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := map[string]bool{"e2e/chaos": true, "internal/kafkatest": true, "internal/pgrelay": true, "internal/pgtest": true, "internal/child": true}
+	allowed := map[string]bool{"e2e/chaos": true, "e2e/rig": true, "internal/kafkatest": true, "internal/pgrelay": true, "internal/pgtest": true, "internal/child": true}
 	for line := range strings.Lines(string(out)) {
 		if ours, ok := strings.CutPrefix(strings.TrimSpace(line), "github.com/dedupd/dedupd/"); ok && !allowed[ours] {
 			t.Errorf("the rig imports %s", ours)

@@ -28,7 +28,7 @@ func main() {
 }
 
 func begin() error {
-	g := new(rig)
+	g := new(servers)
 	flag.StringVar(&g.dedupd, "dedupd", "", "the binary to try (default: built from this checkout)")
 	flag.StringVar(&g.version, "postgres", "", "the version of Postgres, such as 16.10")
 	flag.BoolVar(&g.keep, "keep", false, "keep what all runs have written down, not only of those that went wrong")

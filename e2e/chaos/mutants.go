@@ -225,7 +225,7 @@ func (m *mutant) build(ctx context.Context, folder, binary string) error {
 }
 
 // hunt lets each mutant meet its fault.
-func (g *rig) hunt(ctx context.Context, wanted func(name string) bool, seed uint64, atOnce int) ([]caught, error) {
+func (g *servers) hunt(ctx context.Context, wanted func(name string) bool, seed uint64, atOnce int) ([]caught, error) {
 	var mu sync.Mutex
 	var all []caught
 	queue := make(chan *mutant)
@@ -265,7 +265,7 @@ func (g *rig) hunt(ctx context.Context, wanted func(name string) bool, seed uint
 }
 
 // meet returns by what a mutant was caught; empty: it wasn't.
-func (g *rig) meet(ctx context.Context, m *mutant, seed uint64) (by string, err error) {
+func (g *servers) meet(ctx context.Context, m *mutant, seed uint64) (by string, err error) {
 	folder, err := os.MkdirTemp(g.folder, "mutant-")
 	if err != nil {
 		return "", err

@@ -10,12 +10,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/dedupd/dedupd/e2e/rig"
 	"github.com/dedupd/dedupd/internal/child"
 )
 
@@ -30,7 +30,7 @@ type natsServer struct {
 
 // startNATS starts a server, or a cluster, each with a folder of its own.
 func startNATS(binary, folder string, nodes int, relay func(string) (string, error)) ([]*natsServer, error) {
-	addrs, err := freeAddrs(2 * nodes)
+	addrs, err := rig.FreeAddresses(2 * nodes)
 	if err != nil {
 		return nil, err
 	}
@@ -60,19 +60,6 @@ func startNATS(binary, folder string, nodes int, relay func(string) (string, err
 	return all, nil
 }
 
-func freeAddrs(n int) ([]string, error) {
-	addrs := make([]string, n)
-	for i := range addrs {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = l.Close() }() // all at the end, so that they differ
-		addrs[i] = l.Addr().String()
-	}
-	return addrs, nil
-}
-
 func (s *natsServer) Stop() error { return s.Kill() }
 
 func (s *natsServer) Kill() error {
@@ -88,15 +75,7 @@ func (s *natsServer) Restart() error {
 		return err
 	}
 	args := append([]string{"-a", host, "-p", port, "-js", "-sd", filepath.Join(s.folder, "data")}, s.cluster...)
-	log, err := os.OpenFile(filepath.Join(s.folder, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	cmd := exec.Command(s.binary, args...)
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if s.process, err = child.Start(cmd, syscall.SIGKILL); err != nil {
+	if s.process, err = rig.Start(exec.Command(s.binary, args...), filepath.Join(s.folder, "log")); err != nil {
 		return err
 	}
 	for end := time.Now().Add(30 * time.Second); ; {

@@ -49,7 +49,7 @@ func slice(f *fault, kind string) int {
 
 // doAll does the jobs, so many at a time: mostly they wait. Each outcome is told
 // when it is there, never two at a time. The first error of the rig ends it.
-func (g *rig) doAll(ctx context.Context, jobs []job, atOnce int, tell func(outcome) error) error {
+func (g *servers) doAll(ctx context.Context, jobs []job, atOnce int, tell func(outcome) error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var telling sync.Mutex

@@ -62,7 +62,7 @@ func replace(all []outcome, o outcome) []outcome {
 
 // report writes the table of what was suffered, and its outcomes beside it, in the
 // order of the faults.
-func report(file string, g *rig, outcomes []outcome) error {
+func report(file string, g *servers, outcomes []outcome) error {
 	place := func(o outcome) int {
 		return slices.IndexFunc(faults, func(f *fault) bool { return f.name == o.Fault })
 	}

@@ -27,7 +27,7 @@ import (
 // the verdict on it.
 type run struct {
 	ctx      context.Context
-	rig      *rig
+	servers  *servers
 	fault    *fault
 	rng      *rand.Rand
 	binary   string // of the workers
@@ -84,11 +84,11 @@ type event struct {
 
 // do is one run and its verdict. Errors are of the rig; what is wrong with the
 // workers stands in the outcome.
-func (g *rig) do(ctx context.Context, j job) (outcome, error) {
+func (g *servers) do(ctx context.Context, j job) (outcome, error) {
 	f := j.fault
 	number := g.runs.Add(1)
 	r := &run{
-		ctx: ctx, rig: g, fault: f, rng: rand.New(rand.NewPCG(j.seed, 0)), notes: map[string]int{}, binary: cmp.Or(j.binary, g.dedupd),
+		ctx: ctx, servers: g, fault: f, rng: rand.New(rand.NewPCG(j.seed, 0)), notes: map[string]int{}, binary: cmp.Or(j.binary, g.dedupd),
 		folder: filepath.Join(g.folder, fmt.Sprint("run-", number)), database: fmt.Sprint("run_", number),
 	}
 	out := outcome{Fault: f.name, Broker: j.kind, Seed: j.seed, Verdict: "valid"}
@@ -169,7 +169,7 @@ func (r *run) prepare(kind string) (err error) {
 	if _, err := command(r.ctx, r.binary, "migrate", "up", "-c", r.workers[0].config); err != nil {
 		return err
 	}
-	if _, err := command(r.ctx, r.rig.check, "prepare", "-database", r.url()); err != nil {
+	if _, err := command(r.ctx, r.servers.check, "prepare", "-database", r.url()); err != nil {
 		return err
 	}
 	// What came to the sink is judged by its very bytes; and n is what poison is
@@ -338,7 +338,7 @@ func (r *run) cleanUp() error {
 	}
 	switch r.server {
 	case nil:
-	case r.rig.postgres:
+	case r.servers.postgres:
 		all = append(all, execute(context.WithoutCancel(r.ctx), r.server.URL("postgres"), "DROP DATABASE "+r.database+" WITH (FORCE)"))
 	default:
 		all = append(all, r.server.Stop())
@@ -358,7 +358,7 @@ func (r *run) cleanUp() error {
 // newServer is the Postgres that all runs share or, where the fault asks for it,
 // one of the run's own.
 func (r *run) newServer() (_ *pgtest.Server, err error) {
-	o := r.rig.settings()
+	o := r.servers.settings()
 	switch {
 	case r.fault.disk == "postgres":
 		if r.disk, err = newDisk(512 << 20); err != nil {
@@ -370,7 +370,7 @@ func (r *run) newServer() (_ *pgtest.Server, err error) {
 	case r.fault.postgres != "":
 		o.Version = r.fault.postgres
 	default:
-		return r.rig.postgres, nil
+		return r.servers.postgres, nil
 	}
 	return pgtest.StartServer(o)
 }
@@ -407,7 +407,7 @@ func (r *run) judge() (violations int, said string, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), 5*time.Minute)
 	defer cancel()
-	out, err := command(ctx, r.rig.check, args...)
+	out, err := command(ctx, r.servers.check, args...)
 	var verdict struct {
 		Verdict    string `json:"verdict"`
 		Invariants []struct {

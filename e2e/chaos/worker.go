@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/dedupd/dedupd/e2e/rig"
 	"github.com/dedupd/dedupd/internal/child"
 	"github.com/dedupd/dedupd/internal/pgrelay"
 )
@@ -99,16 +100,9 @@ func (w *worker) login(who *url.Userinfo) error {
 }
 
 func (w *worker) start() error {
-	log, err := os.OpenFile(w.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
 	cmd := exec.Command(w.binary, "run", "-c", w.config)
-	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	p, err := child.Start(cmd, syscall.SIGKILL)
+	p, err := rig.Start(cmd, w.log)
 	if err != nil {
 		return err
 	}
@@ -153,7 +147,7 @@ func (w *worker) mustEnd() error {
 		return fmt.Errorf("%s is still there %s after SIGTERM", w.name, drainLimit)
 	}
 	if code := p.Code(); code != 0 {
-		return fmt.Errorf("%s: exit code %d after SIGTERM, want 0; it said:\n%s", w.name, code, w.lastWords())
+		return fmt.Errorf("%s: exit code %d after SIGTERM, want 0; it said:\n%s", w.name, code, rig.Tail(w.log))
 	}
 	return nil
 }
@@ -161,7 +155,7 @@ func (w *worker) mustEnd() error {
 // alive is an error when the worker has ended by itself.
 func (w *worker) alive() error {
 	if p := w.running(); p != nil && p.Ended() {
-		return fmt.Errorf("%s has ended by itself, with code %d; it said:\n%s", w.name, p.Code(), w.lastWords())
+		return fmt.Errorf("%s has ended by itself, with code %d; it said:\n%s", w.name, p.Code(), rig.Tail(w.log))
 	}
 	return nil
 }
@@ -172,11 +166,6 @@ func (w *worker) text() string {
 		return err.Error()
 	}
 	return string(b)
-}
-
-func (w *worker) lastWords() string {
-	text := w.text()
-	return text[max(0, len(text)-3000):]
 }
 
 // says waits until the worker's log has a line that fits, from a place in it.

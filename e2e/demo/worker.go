@@ -2,17 +2,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/dedupd/dedupd/e2e/rig"
 	"github.com/dedupd/dedupd/internal/child"
 )
 
@@ -61,12 +58,8 @@ func newWorker(binary, folder, nats, postgres string) (*worker, error) {
 		log:    filepath.Join(folder, "dedupd.log"),
 	}
 	// The same port each time it starts, as a scraper would want.
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	w.metrics = l.Addr().String()
-	if err := l.Close(); err != nil {
+	var err error
+	if w.metrics, err = rig.FreeAddress(); err != nil {
 		return nil, err
 	}
 	text := fmt.Sprintf(configuration, nats, postgres, w.metrics)
@@ -74,22 +67,13 @@ func newWorker(binary, folder, nats, postgres string) (*worker, error) {
 }
 
 // start runs the worker until it is caught up, or for good if untilIdle is 0.
-func (w *worker) start(untilIdle time.Duration) error {
+func (w *worker) start(untilIdle time.Duration) (err error) {
 	args := []string{"run", "-c", w.config}
 	if untilIdle > 0 {
 		args = append(args, "--until-idle", untilIdle.String())
 	}
-	log, err := os.OpenFile(w.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
 	cmd := exec.Command(w.binary, args...) // #nosec: the user names it
-	cmd.Stdout, cmd.Stderr = log, log
-	// A group of its own: Ctrl-C is for the demo, which decides what follows.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	// kill -9 of the demo leaves no worker.
-	if w.process, err = child.Start(cmd, syscall.SIGKILL); err != nil {
+	if w.process, err = rig.Start(cmd, w.log); err != nil {
 		return fmt.Errorf("start the worker: %w", err)
 	}
 	return nil
@@ -103,30 +87,15 @@ func (w *worker) stop() error {
 	if w.process == nil || w.process.Ended() {
 		return nil
 	}
-	w.process.Signal(syscall.SIGTERM)
-	if !w.process.Wait(25 * time.Second) {
-		w.kill()
-		return w.failed(errors.New("the worker didn't end within 25 s of SIGTERM"))
-	}
-	if err := w.process.Err(); err != nil {
-		return w.failed(fmt.Errorf("the worker didn't drain after SIGTERM: %w", err))
+	if err := rig.Stop(w.process, 25*time.Second); err != nil {
+		return w.failed(fmt.Errorf("the worker: %w", err))
 	}
 	return nil
 }
 
 // failed adds the end of the worker's log to an error.
 func (w *worker) failed(err error) error {
-	f, open := os.Open(w.log)
-	if open != nil {
-		return err
-	}
-	defer f.Close()
-	const most = 4 << 10
-	if info, e := f.Stat(); e == nil && info.Size() > most {
-		_, _ = f.Seek(-most, io.SeekEnd)
-	}
-	text, _ := io.ReadAll(f)
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	lines := strings.Split(strings.TrimSpace(rig.Tail(w.log)), "\n")
 	lines = lines[max(0, len(lines)-15):]
 	return fmt.Errorf("%w\nthe end of its log:\n  %s", err, strings.Join(lines, "\n  "))
 }

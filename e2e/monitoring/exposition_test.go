@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -12,14 +11,13 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 
-	"github.com/dedupd/dedupd/internal/child"
+	"github.com/dedupd/dedupd/e2e/rig"
 	"github.com/dedupd/dedupd/internal/natstest"
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
@@ -51,13 +49,12 @@ func TestExposition(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := rig.FreeAddress()
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := l.Addr().String()
-	l.Close()
-	config := filepath.Join(t.TempDir(), "dedupd.yaml")
+	folder := t.TempDir()
+	config, log := filepath.Join(folder, "dedupd.yaml"), filepath.Join(folder, "log")
 	if err := os.WriteFile(config, fmt.Appendf(nil, `
 scope: orders
 sources: [{name: shop, nats: {servers: [%q], stream: ORDERS}}]
@@ -68,18 +65,14 @@ http: {listen: %q}
 `, url, postgres.URL("postgres"), address), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var log strings.Builder
-	cmd := exec.Command(dedupd(t), "run", "-c", config)
-	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	worker, err := child.Start(cmd, syscall.SIGKILL)
+	worker, err := rig.Start(exec.Command(dedupd(t), "run", "-c", config), log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
 		worker.Kill()
 		if t.Failed() {
-			t.Log(log.String())
+			t.Log(rig.Tail(log))
 		}
 	}()
 

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -17,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/dedupd/dedupd/e2e/rig"
 	"github.com/dedupd/dedupd/internal/child"
 )
 
@@ -70,19 +70,14 @@ func Start(ctx context.Context, o Options) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	log, err := os.Create(o.file("connect.log"))
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
-	cmd.Stdout, cmd.Stderr = log, log
+	log := o.file("connect.log")
 	p := &Process{status: "http://" + rest + "/connectors/" + o.Group + "/status", tasks: o.Tasks}
-	if p.child, err = child.Start(cmd, syscall.SIGKILL); err != nil {
+	if p.child, err = rig.Start(cmd, log); err != nil {
 		return nil, err
 	}
 	if err := p.await(ctx); err != nil {
 		p.child.Kill()
-		return nil, fmt.Errorf("start Kafka Connect: %w (log: %s)", err, log.Name())
+		return nil, fmt.Errorf("start Kafka Connect: %w (log: %s)", err, log)
 	}
 	return p, nil
 }
@@ -174,7 +169,7 @@ func (o *Options) command() (cmd *exec.Cmd, rest string, err error) {
 			return nil, "", fmt.Errorf("no %s: they come with Maven and e2e/bench/connect/pom.xml", jars)
 		}
 	}
-	if rest, err = freeAddress(); err != nil {
+	if rest, err = rig.FreeAddress(); err != nil {
 		return nil, "", err
 	}
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
@@ -191,13 +186,3 @@ func (o *Options) command() (cmd *exec.Cmd, rest string, err error) {
 }
 
 func (o *Options) file(name string) string { return filepath.Join(o.Dir, name) }
-
-// freeAddress may be taken by somebody else before Connect has it.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
-}

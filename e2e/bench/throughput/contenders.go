@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 
 	"github.com/dedupd/dedupd/e2e/bench/connect"
 	"github.com/dedupd/dedupd/e2e/bench/measure"
+	"github.com/dedupd/dedupd/e2e/rig"
 	"github.com/dedupd/dedupd/internal/child"
 )
 
@@ -120,18 +120,12 @@ func debezium(b *bench, r *landing) (*exec.Cmd, error) {
 
 // launch starts the contender's processes; what they print goes to a file.
 func (c *contender) launch(b *bench, r *landing) (processes, error) {
-	log, err := os.Create(filepath.Join(r.folder, "log"))
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
 	for range max(c.processes, 1) {
 		cmd, err := c.command(b, r)
 		if err != nil {
 			return nil, err
 		}
-		cmd.Stdout, cmd.Stderr = log, log
-		p, err := child.Start(cmd, syscall.SIGKILL)
+		p, err := rig.Start(cmd, r.log())
 		if err != nil {
 			return nil, err
 		}
@@ -176,11 +170,8 @@ func (all processes) memory() (bytes int64) {
 	return bytes
 }
 
-// said is the end of what a contender printed.
-func (r *landing) said() string {
-	data, _ := os.ReadFile(filepath.Join(r.folder, "log"))
-	return strings.TrimSpace(string(data[max(0, len(data)-2000):]))
-}
+// log is the file of what a contender printed.
+func (r *landing) log() string { return filepath.Join(r.folder, "log") }
 
 // prepare fills the topic, if it isn't there yet, and makes the landing's
 // database with the sink's table.

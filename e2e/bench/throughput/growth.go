@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/e2e/bench/measure"
+	"github.com/dedupd/dedupd/e2e/rig"
 )
 
 // grow tells what a message costs when a million have landed, five and twenty:
@@ -88,7 +89,7 @@ func (b *bench) milestones(ctx context.Context, c *contender, t topic, at []int,
 		for last := time.Now(); ; {
 			now, err := read()
 			if err != nil && time.Since(last) > time.Minute || all.ended() {
-				return now, fmt.Errorf("waiting for message %d: %w\n%s", n, err, r.said())
+				return now, fmt.Errorf("waiting for message %d: %w\n%s", n, err, rig.Tail(r.log()))
 			}
 			if err == nil && now.messages >= n {
 				return now, nil

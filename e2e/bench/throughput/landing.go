@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dedupd/dedupd/e2e/bench/measure"
+	"github.com/dedupd/dedupd/e2e/rig"
 )
 
 // result is what a run came to.
@@ -45,7 +46,7 @@ func (b *bench) landDuring(ctx context.Context, c *contender, t topic, during fu
 		return err
 	})
 	if err != nil {
-		return res, fmt.Errorf("%s: %w\n%s", c.name, err, r.said())
+		return res, fmt.Errorf("%s: %w\n%s", c.name, err, rig.Tail(r.log()))
 	}
 	end, err := b.used(ctx, r.conn, all)
 	if err != nil {
@@ -54,7 +55,7 @@ func (b *bench) landDuring(ctx context.Context, c *contender, t topic, during fu
 	res = result{usage: end.since(used), memory: all.memory(), messages: int(steady.share * float64(t.messages))}
 	res.rate = float64(res.messages) / steady.took.Seconds()
 	if err := all.stop(syscall.SIGTERM); err != nil {
-		return res, fmt.Errorf("%s: %w\n%s", c.name, err, r.said())
+		return res, fmt.Errorf("%s: %w\n%s", c.name, err, rig.Tail(r.log()))
 	}
 	var rows, ids int
 	if err := r.conn.QueryRow(ctx, "SELECT count(*), count(DISTINCT id) FROM rows").Scan(&rows, &ids); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/dedupd/dedupd/e2e/bench/measure"
+	"github.com/dedupd/dedupd/e2e/rig"
 )
 
 const (
@@ -110,7 +111,7 @@ func (b *bench) delay(ctx context.Context, c *contender) (d delays, err error) {
 		err = sendErr
 	}
 	if err != nil {
-		return d, fmt.Errorf("%w\n%s", err, r.said())
+		return d, fmt.Errorf("%w\n%s", err, rig.Tail(r.log()))
 	}
 	slices.Sort(seen)
 	return delays{seen[len(seen)/2], seen[len(seen)*99/100]}, nil

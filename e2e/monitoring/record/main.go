@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -36,6 +35,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/e2e/monitoring"
+	"github.com/dedupd/dedupd/e2e/rig"
 	"github.com/dedupd/dedupd/internal/child"
 	"github.com/dedupd/dedupd/internal/natstest"
 	"github.com/dedupd/dedupd/internal/pgtest"
@@ -98,7 +98,7 @@ type scenario struct {
 	config  string // keys beside the sources, the database and the sink
 	load    load
 	// acts happen at their second.
-	acts map[int]func(ctx context.Context, r *rig) error
+	acts map[int]func(ctx context.Context, r *run) error
 }
 
 // load is what the producer sends.
@@ -118,14 +118,14 @@ var scenarios = []scenario{
 			"From 60 s on nothing is sent.",
 		},
 		load: load{rate: 300, resend: 0.02},
-		acts: map[int]func(context.Context, *rig) error{
-			30: func(_ context.Context, r *rig) error {
+		acts: map[int]func(context.Context, *run) error{
+			30: func(_ context.Context, r *run) error {
 				if err := r.stopWorker(); err != nil {
 					return err
 				}
 				return r.startWorker()
 			},
-			60: func(_ context.Context, r *rig) error {
+			60: func(_ context.Context, r *run) error {
 				r.idle.Store(true)
 				return nil
 			},
@@ -144,7 +144,7 @@ var scenarios = []scenario{
 		name: "deadletters", seconds: 60,
 		about: []string{"From 20 s on the sink's table refuses one message in a hundred, by a CHECK."},
 		load:  load{rate: 300, resend: 0.02, poison: 0.01},
-		acts: map[int]func(context.Context, *rig) error{20: func(ctx context.Context, r *rig) error {
+		acts: map[int]func(context.Context, *run) error{20: func(ctx context.Context, r *run) error {
 			return r.exec(ctx, `ALTER TABLE public.orders ADD CHECK (note IS DISTINCT FROM 'bad') NOT VALID`)
 		}},
 	},
@@ -156,7 +156,7 @@ var scenarios = []scenario{
 		},
 		config: "retention: {window: 6s, generation: 2s, schedule: 1s}\n",
 		load:   load{rate: 300, resend: 0.02},
-		acts: map[int]func(context.Context, *rig) error{15: func(ctx context.Context, r *rig) error {
+		acts: map[int]func(context.Context, *run) error{15: func(ctx context.Context, r *run) error {
 			return r.exec(ctx, `ALTER TABLE public.orders RENAME TO gone`)
 		}},
 	},
@@ -165,7 +165,7 @@ var scenarios = []scenario{
 		about:  []string{"At 15 s Postgres is killed, and stays away."},
 		config: "retention: {window: 7d, schedule: 1s}\n",
 		load:   load{rate: 300, resend: 0.02},
-		acts: map[int]func(context.Context, *rig) error{15: func(_ context.Context, r *rig) error {
+		acts: map[int]func(context.Context, *run) error{15: func(_ context.Context, r *run) error {
 			r.cut()
 			return r.postgres.Kill()
 		}},
@@ -174,7 +174,7 @@ var scenarios = []scenario{
 		name: "broker", seconds: 60,
 		about: []string{"At 15 s the NATS server is stopped, and stays away."},
 		load:  load{rate: 300, resend: 0.02},
-		acts: map[int]func(context.Context, *rig) error{15: func(_ context.Context, r *rig) error {
+		acts: map[int]func(context.Context, *run) error{15: func(_ context.Context, r *run) error {
 			natstest.Stop(r.broker)
 			return nil
 		}},
@@ -187,7 +187,7 @@ var scenarios = []scenario{
 		},
 		config: "retention: {window: 7d, schedule: 1s}\n",
 		load:   load{rate: 300, resend: 0.02},
-		acts: map[int]func(context.Context, *rig) error{15: func(ctx context.Context, r *rig) error {
+		acts: map[int]func(context.Context, *run) error{15: func(ctx context.Context, r *run) error {
 			go r.lock(ctx)
 			go r.probe(ctx)
 			return nil
@@ -198,7 +198,7 @@ var scenarios = []scenario{
 		about:  []string{"Of 1000 messages a second, the sink's table takes a hundred from 15 s on: a trigger waits for 10 ms."},
 		config: "batch: {max_messages: 100}\n",
 		load:   load{rate: 1000, resend: 0.02},
-		acts: map[int]func(context.Context, *rig) error{15: func(ctx context.Context, r *rig) error {
+		acts: map[int]func(context.Context, *run) error{15: func(ctx context.Context, r *run) error {
 			return r.exec(ctx, `CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.01); RETURN NEW; END $$;
 				CREATE TRIGGER slow BEFORE INSERT ON public.orders FOR EACH ROW EXECUTE FUNCTION public.slow()`)
 		}},
@@ -207,7 +207,7 @@ var scenarios = []scenario{
 		name: "gone", seconds: 40,
 		about: []string{"At 15 s the worker is killed, and stays away."},
 		load:  load{rate: 300, resend: 0.02},
-		acts: map[int]func(context.Context, *rig) error{15: func(_ context.Context, r *rig) error {
+		acts: map[int]func(context.Context, *run) error{15: func(_ context.Context, r *run) error {
 			r.worker.Kill()
 			return nil
 		}},
@@ -215,7 +215,7 @@ var scenarios = []scenario{
 }
 
 func (s *scenario) record(ctx context.Context, binary string, wanted func(string) bool) (*monitoring.Recording, error) {
-	r, err := newRig(ctx, binary, s.config, s.load)
+	r, err := newRun(ctx, binary, s.config, s.load)
 	if err != nil {
 		return nil, err
 	}
@@ -248,8 +248,8 @@ func (s *scenario) record(ctx context.Context, binary string, wanted func(string
 
 const lastSuccess = "dedupd_retention_last_success_timestamp_seconds"
 
-// rig is the servers, the worker and the producer of one run.
-type rig struct {
+// run is the servers, the worker and the producer of one run.
+type run struct {
 	postgres *pgtest.Server
 	pool     *pgxpool.Pool
 	broker   *server.Server
@@ -265,8 +265,8 @@ type rig struct {
 
 const table = `CREATE TABLE public.orders (id text NOT NULL, payload jsonb, note text)`
 
-func newRig(ctx context.Context, binary, config string, l load) (_ *rig, err error) {
-	r := &rig{binary: binary, load: l}
+func newRun(ctx context.Context, binary, config string, l load) (_ *run, err error) {
+	r := &run{binary: binary, load: l}
 	defer func() {
 		if err != nil {
 			r.close()
@@ -301,7 +301,7 @@ func newRig(ctx context.Context, binary, config string, l load) (_ *rig, err err
 		}
 		sources += fmt.Sprintf("  - {name: %s, nats: {servers: [%q], stream: %s}}\n", stream, r.broker.ClientURL(), strings.ToUpper(stream))
 	}
-	if r.address, err = freeAddress(); err != nil {
+	if r.address, err = rig.FreeAddress(); err != nil {
 		return nil, err
 	}
 	text := fmt.Sprintf(`scope: orders
@@ -316,55 +316,29 @@ http: {listen: %q}
 
 var names = []string{"shop", "edge"}
 
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
-}
+func (r *run) file() string { return filepath.Join(r.folder, "dedupd.yaml") }
 
-func (r *rig) file() string { return filepath.Join(r.folder, "dedupd.yaml") }
-
-func (r *rig) exec(ctx context.Context, sql string) error {
+func (r *run) exec(ctx context.Context, sql string) error {
 	_, err := r.pool.Exec(ctx, sql)
 	return err
 }
 
 // cut ends our own connections to the database.
-func (r *rig) cut() {
+func (r *run) cut() {
 	if r.pool != nil {
 		r.pool.Close()
 	}
 	r.pool = nil
 }
 
-func (r *rig) startWorker() error {
-	log, err := os.OpenFile(filepath.Join(r.folder, "dedupd.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	r.worker, err = start(exec.Command(r.binary, "run", "-c", r.file()), log)
+func (r *run) startWorker() (err error) {
+	r.worker, err = rig.Start(exec.Command(r.binary, "run", "-c", r.file()), filepath.Join(r.folder, "dedupd.log"))
 	return err
 }
 
-// start starts a process that ends with this one.
-func start(cmd *exec.Cmd, log *os.File) (*child.Process, error) {
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	return child.Start(cmd, syscall.SIGKILL)
-}
+func (r *run) stopWorker() error { return rig.Stop(r.worker, time.Minute) }
 
-func (r *rig) stopWorker() error {
-	r.worker.Signal(syscall.SIGTERM)
-	if !r.worker.Wait(60 * time.Second) {
-		return errors.New("the worker doesn't end")
-	}
-	return nil
-}
-
-func (r *rig) close() {
+func (r *run) close() {
 	if r.worker != nil && !r.worker.Ended() {
 		r.worker.Kill()
 	}
@@ -384,7 +358,7 @@ func (r *rig) close() {
 }
 
 // produce sends messages until the context ends.
-func (r *rig) produce(ctx context.Context) {
+func (r *run) produce(ctx context.Context) {
 	const step = 50 * time.Millisecond
 	tick := time.NewTicker(step)
 	defer tick.Stop()
@@ -424,7 +398,7 @@ func (r *rig) produce(ctx context.Context) {
 }
 
 // lock locks what claims need, again and again.
-func (r *rig) lock(ctx context.Context) {
+func (r *run) lock(ctx context.Context) {
 	pool := r.pool
 	for ctx.Err() == nil {
 		tx, err := pool.Begin(ctx)
@@ -450,7 +424,7 @@ func (r *rig) lock(ctx context.Context) {
 }
 
 // probe asks for readiness, as many probes would.
-func (r *rig) probe(ctx context.Context) {
+func (r *run) probe(ctx context.Context) {
 	for ctx.Err() == nil {
 		go func() { _, _ = get(ctx, "http://"+r.address+"/readyz") }()
 		time.Sleep(100 * time.Millisecond)
@@ -474,7 +448,7 @@ func get(ctx context.Context, url string) (string, error) {
 }
 
 // scrape reads the metrics; none if the worker doesn't answer.
-func (r *rig) scrape(ctx context.Context, began time.Time, wanted func(string) bool) map[string]string {
+func (r *run) scrape(ctx context.Context, began time.Time, wanted func(string) bool) map[string]string {
 	text, err := get(ctx, "http://"+r.address+"/metrics")
 	if err != nil {
 		return nil
@@ -499,7 +473,7 @@ func show(ctx context.Context, binary, prometheus string, d time.Duration, comma
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r, err := newRig(ctx, binary, "retention: {window: 4m, generation: 20s, schedule: 2s}\n",
+	r, err := newRun(ctx, binary, "retention: {window: 4m, generation: 20s, schedule: 2s}\n",
 		load{rate: 400, resend: 0.18, poison: 0.0005, sources: 2})
 	if err != nil {
 		return err
@@ -511,7 +485,7 @@ func show(ctx context.Context, binary, prometheus string, d time.Duration, comma
 	if err := r.startWorker(); err != nil {
 		return err
 	}
-	address, err := freeAddress()
+	address, err := rig.FreeAddress()
 	if err != nil {
 		return err
 	}
@@ -523,13 +497,8 @@ scrape_configs:
 `, r.address), 0o600); err != nil {
 		return err
 	}
-	log, err := os.Create(filepath.Join(r.folder, "prometheus.log"))
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	p, err := start(exec.Command(prometheus, "--config.file="+config, "--storage.tsdb.path="+filepath.Join(r.folder, "tsdb"), // #nosec: the user names it
-		"--web.listen-address="+address, "--log.level=warn"), log)
+	p, err := rig.Start(exec.Command(prometheus, "--config.file="+config, "--storage.tsdb.path="+filepath.Join(r.folder, "tsdb"), // #nosec: the user names it
+		"--web.listen-address="+address, "--log.level=warn"), filepath.Join(r.folder, "prometheus.log"))
 	if err != nil {
 		return err
 	}
@@ -555,8 +524,7 @@ scrape_configs:
 		}
 	}
 	if p.Ended() {
-		text, _ := os.ReadFile(log.Name())
-		return fmt.Errorf("prometheus has ended: %s", text)
+		return fmt.Errorf("prometheus has ended: %s", rig.Tail(filepath.Join(r.folder, "prometheus.log")))
 	}
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...) // #nosec: the user names it
 	cmd.Env = append(os.Environ(), "PROMETHEUS_URL=http://"+address)

@@ -19,8 +19,8 @@ import (
 	"github.com/dedupd/dedupd/internal/pgtest"
 )
 
-// rig are the servers and the programs that runs share.
-type rig struct {
+// servers are the servers and the programs that runs share.
+type servers struct {
 	folder  string
 	keep    bool // of all runs, not only of those that went wrong
 	version string
@@ -46,7 +46,7 @@ func build(ctx context.Context, binary, pkg string, more ...string) error {
 
 // start builds the programs and starts the servers. It must run in the
 // repository.
-func (g *rig) start(ctx context.Context) (err error) {
+func (g *servers) start(ctx context.Context) (err error) {
 	if g.folder == "" {
 		if g.folder, err = os.MkdirTemp("", "dedupd-chaos-"); err != nil {
 			return err
@@ -71,11 +71,11 @@ func (g *rig) start(ctx context.Context) (err error) {
 	return err
 }
 
-func (g *rig) settings() pgtest.Options {
+func (g *servers) settings() pgtest.Options {
 	return pgtest.Options{Version: g.version, Fsync: true, Settings: map[string]string{"max_connections": "300"}}
 }
 
-func (g *rig) stop() error {
+func (g *servers) stop() error {
 	var all []error
 	if g.kafka != nil {
 		all = append(all, g.kafka.Stop())
@@ -90,7 +90,7 @@ func (g *rig) stop() error {
 }
 
 // newBroker is a topic or a stream of its own for a run.
-func (g *rig) newBroker(ctx context.Context, kind, name string, partitions int) (broker, error) {
+func (g *servers) newBroker(ctx context.Context, kind, name string, partitions int) (broker, error) {
 	if err := g.startBroker(kind); err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func (g *rig) newBroker(ctx context.Context, kind, name string, partitions int) 
 	return newNATSStream(ctx, g.nats, name, partitions)
 }
 
-func (g *rig) startBroker(kind string) (err error) {
+func (g *servers) startBroker(kind string) (err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
