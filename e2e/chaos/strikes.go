@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/pgrelay"
 )
 
@@ -250,7 +251,7 @@ func (r *run) killAmidFailures(int) error {
 func (r *run) refuseOne(number int) error {
 	slow := func(d time.Duration) {
 		for _, w := range r.workers {
-			w.tap.Delay(d)
+			w.relay.Delay(d)
 		}
 	}
 	slow(40 * time.Millisecond)
@@ -347,7 +348,7 @@ func (r *run) cutLog(number int) error {
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, time.Minute)
 	defer cancel()
-	end, err := kafka.SavedEnd(saved)
+	end, err := kafkatest.SavedEnd(saved)
 	if err != nil {
 		return err
 	}
