@@ -93,7 +93,7 @@ func TestDurableAmended(t *testing.T) {
 	if got := string(store.Effects()[0].Message.Value); got != "value" {
 		t.Errorf("value %q", got)
 	}
-	for _, want := range []string{"gave up on messages", "redelivery backoff", "headers only", "filter is changed", "deleted when nobody reads"} {
+	for _, want := range []string{"dropped messages", "redelivery backoff", "headers only", "filter is changed", "deleted when nobody reads"} {
 		if !r.log.has(want) {
 			t.Errorf("nothing about %q was logged", want)
 		}
