@@ -45,6 +45,7 @@ func run() error {
 	only := flag.String("only", "", "run those whose names contain one of these words, comma-separated")
 	faults := flag.Bool("faults", false, "instead, let the same things go wrong for each, and tell what becomes of the messages")
 	growth := flag.Bool("growth", false, "instead, measure what a message costs dedupd when 1, 5 and 20 times as many messages have landed, and by how many lanes")
+	flag.StringVar(&b.before, "before", "", "instead, compare with this older dedupd binary")
 	out := flag.String("out", "", "a file for the report, in Markdown")
 	flag.Parse()
 	if *only != "" {
@@ -58,6 +59,8 @@ func run() error {
 		work = b.suffer
 	case *growth:
 		work = b.grow
+	case b.before != "":
+		work = b.versions
 	}
 	return b.run(ctx, work, *out)
 }
@@ -69,7 +72,7 @@ var settings = map[string]string{
 }
 
 type bench struct {
-	dedupd, peers              string
+	dedupd, before, peers      string
 	connectLibs, connectPlugin string
 	postgres                   string
 	roundCount, messages       int
