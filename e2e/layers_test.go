@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -26,6 +27,25 @@ func TestBinaryHasNoTestCode(t *testing.T) {
 	for _, p := range packages {
 		if forbidden.MatchString(p) {
 			t.Errorf("the binary contains %s", p)
+		}
+	}
+}
+
+// Docker is given every folder that the binary is built from.
+func TestDockerHasAllPackages(t *testing.T) {
+	ignore, err := os.ReadFile("../.dockerignore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := goTool(t.Context(), "list", "-deps", "./cmd/dedupd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p := range strings.FieldsSeq(out) {
+		ours, ok := strings.CutPrefix(p, module)
+		folder, _, _ := strings.Cut(ours, "/")
+		if ok && !strings.Contains(string(ignore), "\n!"+folder+"\n") {
+			t.Errorf(".dockerignore leaves out %s, which the binary needs", folder)
 		}
 	}
 }
