@@ -48,6 +48,9 @@ func OwnWith(tb testing.TB, o Options) *Broker {
 	}
 	tb.Cleanup(func() {
 		for _, b := range brokers {
+			if b.proc != nil && b.proc.Ended() {
+				tb.Errorf("the broker ended by itself: %v\n%s", b.proc.Err(), tail(b.log()))
+			}
 			if err := b.Kill(); err != nil {
 				tb.Error(err)
 			}
