@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -361,9 +362,9 @@ func TestAForgottenLanesPlacesAreNew(t *testing.T) {
 			}
 			read := func(l *ownedLane, value string) {
 				t.Helper()
-				f.Missing = dedup.MissingPosition
+				f.Missing = policy.MissingPosition
 				f.handle(l.batch("="+value, "="+value))
-				f.Missing = dedup.MissingDeadLetter
+				f.Missing = policy.MissingDeadLetter
 				f.handle(l.batch("=" + value))
 			}
 			first := assigned()

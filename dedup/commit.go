@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -84,9 +85,9 @@ func (p *Processor) rejection(it *item) *rejection {
 	switch {
 	case it.outcome == dead:
 		return it.reject
-	case it.outcome == conflict && p.OnConflict == ConflictDeadLetter:
+	case it.outcome == conflict && p.OnConflict == policy.ConflictDeadLetter:
 		return &rejection{class: classConflict, reason: "the id was claimed with another payload"}
-	case (it.outcome == resent || it.outcome == crossSource) && p.OnDuplicate == DuplicateDeadLetter:
+	case (it.outcome == resent || it.outcome == crossSource) && p.OnDuplicate == policy.DuplicateDeadLetter:
 		return &rejection{class: classDuplicate, reason: "the id was claimed before"}
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
@@ -99,7 +100,7 @@ func attach(t *testing.T, db *pgtest.DB) *fixture {
 	}
 	f.Processor = &dedup.Processor{
 		Store: store, Sink: f.sink, Identity: identity, Fingerprint: fingerprint,
-		Missing: dedup.MissingDeadLetter, OnDuplicate: dedup.DuplicateDrop, OnConflict: dedup.ConflictDeadLetter,
+		Missing: policy.MissingDeadLetter, OnDuplicate: policy.DuplicateDrop, OnConflict: policy.ConflictDeadLetter,
 		MaxDeadShare: 0.5, DeadWindow: 1000, Metrics: dedup.NewMetrics(f.reg),
 	}
 	if err := f.Start(t.Context()); err != nil {
@@ -279,16 +280,16 @@ func testRedeliveryDiffersFromResend(t *testing.T, f *fixture) {
 
 func TestConflicts(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []dedup.ConflictPolicy{dedup.ConflictDeadLetter, dedup.ConflictDrop} {
-		t.Run(string(policy), func(t *testing.T) {
+	for _, name := range []policy.Conflict{policy.ConflictDeadLetter, policy.ConflictDrop} {
+		t.Run(string(name), func(t *testing.T) {
 			bothWays(t, func(t *testing.T, f *fixture) {
-				f.OnConflict = policy
+				f.OnConflict = name
 				l := f.acquire("kafka", "orders/0")
 				f.handle(l.batch("a=1", "a=2", "a=1"))
 				f.handle(l.batch("a=3", "a=1"))
 				f.wantLanded("a")
 				f.wantBooks(l, books{applied: 1, resent: 2, conflicts: 2, next: 5})
-				if policy == dedup.ConflictDrop {
+				if name == policy.ConflictDrop {
 					f.wantDead()
 					return
 				}
@@ -306,7 +307,7 @@ func TestConflicts(t *testing.T) {
 	t.Run("stop", func(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
-		f.OnConflict = dedup.ConflictStop
+		f.OnConflict = policy.ConflictStop
 		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch("a=1"))
 		wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("b", "a=2")}), "another payload")
@@ -414,7 +415,7 @@ func TestMissingIDs(t *testing.T) {
 	t.Run("position", func(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
-		f.Missing = dedup.MissingPosition
+		f.Missing = policy.MissingPosition
 		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch("a", "", ""))
 		f.wantBooks(l, books{applied: 3, next: 3})
@@ -425,7 +426,7 @@ func TestMissingIDs(t *testing.T) {
 	t.Run("stop", func(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
-		f.Missing = dedup.MissingStop
+		f.Missing = policy.MissingStop
 		l := f.acquire("kafka", "orders/0")
 		wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("a", "")}), "id.missing is stop")
 		f.wantLanded()
@@ -433,7 +434,7 @@ func TestMissingIDs(t *testing.T) {
 	t.Run("unusable", func(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
-		f.Missing = dedup.MissingPosition // there is an id: its place is no substitute
+		f.Missing = policy.MissingPosition // there is an id: its place is no substitute
 		f.Identity, _ = message.NewIdentity([]string{"header:id"}, 8)
 		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch("12345678", "123456789"))
@@ -456,7 +457,7 @@ func testHostileIDs(t *testing.T, f *fixture) {
 func TestDuplicatesToDeadLetters(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.OnDuplicate = dedup.DuplicateDeadLetter
+	f.OnDuplicate = policy.DuplicateDeadLetter
 	q := f.acquireQueue("nats")
 	f.handle(q.batch("a", "b", "a"))
 	f.wantDead("duplicate@2")

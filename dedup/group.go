@@ -9,6 +9,7 @@ import (
 
 	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/dedup/generations"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -132,7 +133,7 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 	case err == nil:
 		m.ID = id
 		it.key = claimkey.Of(id)
-	case p.Missing == MissingStop:
+	case p.Missing == policy.MissingStop:
 		return &lane.HoldError{
 			Lane: b.Lane, Err: fmt.Errorf("position %d: %w, and id.missing is stop", m.Position.Offset, err),
 			Summary: fmt.Sprintf("position %d: the message has no usable id, and id.missing is stop", m.Position.Offset),
@@ -143,7 +144,7 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 		place := message.PositionID(b.StreamID, m.Position)
 		it.key = claimkey.OfPlace(place)
 		m.ID = place
-		if p.Missing == MissingDeadLetter || !errors.Is(err, message.ErrNoID) {
+		if p.Missing == policy.MissingDeadLetter || !errors.Is(err, message.ErrNoID) {
 			m.ID = ""
 			class := classBadID
 			if errors.Is(err, message.ErrNoID) {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
@@ -237,12 +237,12 @@ func TestSummariesOfHoldsQuoteNoMessage(t *testing.T) {
 		ids    []string
 		want   string
 	}{
-		"id.missing is stop": {func(f *fixture) { f.Missing = dedup.MissingStop }, []string{secret, ""}, "position 1"},
+		"id.missing is stop": {func(f *fixture) { f.Missing = policy.MissingStop }, []string{secret, ""}, "position 1"},
 		"an id that is too long": {func(f *fixture) {
-			f.Missing = dedup.MissingStop
+			f.Missing = policy.MissingStop
 			f.Identity, _ = message.NewIdentity([]string{"header:id"}, 4)
 		}, []string{secret}, "position 0"},
-		"on_conflict is stop": {func(f *fixture) { f.OnConflict = dedup.ConflictStop }, []string{secret + "=1", secret + "=2"}, "position 1"},
+		"on_conflict is stop": {func(f *fixture) { f.OnConflict = policy.ConflictStop }, []string{secret + "=1", secret + "=2"}, "position 1"},
 		"too many dead letters": {func(f *fixture) {
 			f.exec(`ALTER TABLE public.rows ADD COLUMN n2 integer GENERATED ALWAYS AS (value::integer) STORED`)
 		}, []string{"a=" + secret, "b=" + secret, "c=" + secret}, "22P02"},

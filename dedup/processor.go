@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
@@ -24,9 +25,9 @@ type Processor struct {
 	Fingerprint claimkey.Fingerprint
 	// The policies. OnDuplicate is for copies that the producer sent, not for those
 	// that the broker delivers again.
-	Missing     MissingPolicy
-	OnDuplicate DuplicatePolicy
-	OnConflict  ConflictPolicy
+	Missing     policy.Missing
+	OnDuplicate policy.Duplicate
+	OnConflict  policy.Conflict
 	// At most MaxDeadShare of a lane's last DeadWindow messages may be dead letters.
 	// Above it the messages aren't at fault, and the lane is held.
 	MaxDeadShare float64

@@ -24,6 +24,7 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -177,7 +178,7 @@ func (m *machine) newWorker(t *rapid.T) *modelWorker {
 	}
 	w.Processor = &dedup.Processor{
 		Store: store, Sink: &rows{}, Identity: identity, Fingerprint: fingerprint,
-		Missing: dedup.MissingDeadLetter, OnDuplicate: dedup.DuplicateDrop, OnConflict: dedup.ConflictDrop,
+		Missing: policy.MissingDeadLetter, OnDuplicate: policy.DuplicateDrop, OnConflict: policy.ConflictDrop,
 		MaxDeadShare: 0.5, DeadWindow: 1000, CopyFrom: rapid.SampledFrom([]int{1, 4, math.MaxInt}).Draw(t, "copy from"), Metrics: dedup.NewMetrics(prometheus.NewRegistry()),
 	}
 	if err := w.Start(t.Context()); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -157,9 +158,9 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 		if d := f.deadLetters()[0]; d.Attempts != 2 || d.SQLState != nil || d.Class != "no_id" {
 			t.Errorf("%+v", d)
 		}
-		f.Missing = dedup.MissingStop
+		f.Missing = policy.MissingStop
 		f.replayAll("dead")
-		f.Missing, f.Identity = dedup.MissingPosition, mustIdentity(t, 2, "json:id")
+		f.Missing, f.Identity = policy.MissingPosition, mustIdentity(t, 2, "json:id")
 		f.replayAll("dead") // there is something, but too long
 		if d := f.deadLetters()[0]; d.Attempts != 4 {
 			t.Errorf("%+v", d)
@@ -169,7 +170,7 @@ func TestReplayOfMessagesWithoutID(t *testing.T) {
 	})
 	t.Run("by its place", func(t *testing.T) {
 		f, l := begin(t)
-		f.Missing = dedup.MissingPosition
+		f.Missing = policy.MissingPosition
 		f.replayAll("applied")
 		f.wantBooks(l, books{applied: 2, next: 2})
 		var claims int // the place is the one that the dead letter has claimed
@@ -231,7 +232,7 @@ func TestReplayOfAConflict(t *testing.T) {
 	f := newFixture(t)
 	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=1", "a=2"))
-	f.OnConflict = dedup.ConflictStop // a replay only reports it
+	f.OnConflict = policy.ConflictStop // a replay only reports it
 	r := f.replay(f.deadLetters()[0].ID)
 	if r.Outcome != dedup.ReplayConflict || r.Reason != "the id was claimed with another payload" {
 		t.Errorf("%+v", r)
@@ -249,7 +250,7 @@ func TestReplayOfAConflict(t *testing.T) {
 	f.wantBooks(l, books{applied: 2, next: 2})
 	f.wantDead()
 	// The claim says with which payload it was applied.
-	f.OnConflict = dedup.ConflictDeadLetter
+	f.OnConflict = policy.ConflictDeadLetter
 	f.handle(l.batch("a=2", "a=1"))
 	f.wantBooks(l, books{applied: 2, resent: 1, conflicts: 1, next: 4})
 }
@@ -268,7 +269,7 @@ func TestReplayOfAConflictAtTheSamePosition(t *testing.T) {
 func TestReplayOfADuplicate(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.OnDuplicate = dedup.DuplicateDeadLetter
+	f.OnDuplicate = policy.DuplicateDeadLetter
 	l, other := f.acquire("kafka", "orders/0"), f.acquire("nats", "x")
 	f.handle(l.batch("a", "a", "b", "b"), other.batch("a", "b"))
 	f.wantBooks(l, books{applied: 2, resent: 2, next: 4})
@@ -391,7 +392,7 @@ func TestReplayWhenTheLaneIsGone(t *testing.T) {
 func TestReplayBooksNothingBelowZero(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.OnDuplicate = dedup.DuplicateDeadLetter
+	f.OnDuplicate = policy.DuplicateDeadLetter
 	l, other := f.acquire("kafka", "orders/0"), f.acquire("nats", "x")
 	f.handle(l.batch("a=1", "a=2", "a=1", "b=check"), other.batch("a=1"))
 	f.exec(`UPDATE dedupd.lanes SET fetched = 0, applied = 0, resent = 0, cross_source = 0, conflicts = 0, dead = 0`)

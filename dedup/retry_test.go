@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 )
 
@@ -19,7 +20,7 @@ func TestARetryForgetsWhatTheLastTryFound(t *testing.T) { bothWays(t, testARetry
 
 func testARetryForgets(t *testing.T, f *fixture) {
 	broken, cut := f.attachBroken()
-	broken.CopyFrom, broken.OnDuplicate = f.CopyFrom, dedup.DuplicateDeadLetter
+	broken.CopyFrom, broken.OnDuplicate = f.CopyFrom, policy.DuplicateDeadLetter
 	mine, other := broken.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	// lose loses a hand-over's COMMIT before the server has it; meanwhile happens
 	// before the next try.

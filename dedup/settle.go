@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 )
 
@@ -48,7 +49,7 @@ func (p *Processor) settleDuplicate(ctx context.Context, t *txn, it *item) error
 	original, l := it.original, t.batches[it.batch].Lane
 	if !p.Fingerprint.None() && original.fingerprint != nil && claimkey.Differ(*original.fingerprint, it.fingerprint) {
 		it.outcome = conflict
-		if p.OnConflict == ConflictStop {
+		if p.OnConflict == policy.ConflictStop {
 			m := t.message(it)
 			return &lane.HoldError{
 				Lane: l, Err: fmt.Errorf("position %d: id %q was claimed with another payload, and dedup.on_conflict is stop", m.Position.Offset, m.ID),

@@ -87,7 +87,7 @@ var layers = []struct{ of, ours, others string }{
 	{"internal/sqlstate", "", "pgx"},
 
 	// The program.
-	{"internal/config", "message consumer/kafka consumer/nats dedup sinks", "pgx goccy/go-yaml"},
+	{"internal/config", "message sinks", "pgx goccy/go-yaml"},
 	{"internal/top", "dedup dedup/generations", "x/term x/text"},
 	{"internal/app", "message lane consumer consumer/kafka consumer/nats dedup dedup/claimkey dedup/schema dedup/generations sinks retention internal/config internal/sqlstate", "pgx prometheus"},
 	{"cmd/dedupd/cli", "message dedup dedup/schema dedup/generations sinks retention internal/app internal/config internal/sizing internal/sqlstate internal/top", "pgx cobra"},

@@ -17,6 +17,8 @@ import (
 	"github.com/segmentio/kafka-go/protocol/offsetcommit"
 	"github.com/segmentio/kafka-go/protocol/offsetfetch"
 	"github.com/segmentio/kafka-go/sasl"
+
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 const (
@@ -68,7 +70,7 @@ func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluste
 		group:  c.Group,
 		topics: c.Topics,
 	}
-	if c.Isolation == ReadCommitted {
+	if c.Isolation == policy.ReadCommitted {
 		cl.isolation = readCommitted
 	}
 	return cl

@@ -21,12 +21,12 @@ type Config struct {
 	Topics []string
 	// Group is the consumer group. Required.
 	Group string
-	// The policies. Defaults: StartEarliest, ReadCommitted, HonourGroupReset and
-	// StopOnGap.
-	Start        StartPolicy
-	Isolation    IsolationLevel
-	OnGroupReset GroupResetPolicy
-	OnGap        GapPolicy
+	// The policies. Defaults: StartEarliest, ReadCommitted, GroupResetHonour and
+	// GapStop.
+	Start        policy.Start
+	Isolation    policy.Isolation
+	OnGroupReset policy.GroupReset
+	OnGap        policy.Gap
 	// TLS, if not nil, is used for every connection. An empty ServerName means the
 	// host connected to.
 	TLS *tls.Config
@@ -58,10 +58,10 @@ type Config struct {
 }
 
 func (c *Config) setDefaults() {
-	setDefault(&c.Start, StartEarliest)
-	setDefault(&c.Isolation, ReadCommitted)
-	setDefault(&c.OnGroupReset, HonourGroupReset)
-	setDefault(&c.OnGap, StopOnGap)
+	setDefault(&c.Start, policy.StartEarliest)
+	setDefault(&c.Isolation, policy.ReadCommitted)
+	setDefault(&c.OnGroupReset, policy.GroupResetHonour)
+	setDefault(&c.OnGap, policy.GapStop)
 	setDefault(&c.ClientID, "dedupd")
 	setDefault(&c.SessionTimeout, 10*time.Second)
 	setDefault(&c.HeartbeatInterval, time.Second)

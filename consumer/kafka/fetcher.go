@@ -11,6 +11,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/internal/logonce"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
@@ -78,7 +79,7 @@ func newFetcher(r *partitionReader, a *acquired) *fetcher {
 		run: r.run, gen: r.gen, reader: r,
 		mark:       r.gen.committer.add(r, &a.Assignment),
 		assignment: a.Assignment,
-		decoder:    decoder{lane: r.lane, topic: r.topic, readCommitted: config.Isolation == ReadCommitted, limit: config.MaxInflatedBytes},
+		decoder:    decoder{lane: r.lane, topic: r.topic, readCommitted: config.Isolation == policy.ReadCommitted, limit: config.MaxInflatedBytes},
 		position:   a.Next,
 		topicID:    a.topicID,
 		epochs:     lane.EpochsBelow(a.LeaderEpochs, a.Next),

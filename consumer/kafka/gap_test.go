@@ -11,6 +11,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 // Data that the broker deleted before it was read stops the lane, loudly, until
@@ -47,7 +48,7 @@ func TestGapIsSkippedOnDemand(t *testing.T) {
 		r.fill(r.client(), 0, 10)
 		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 3))
 		r.check(b.DeleteRecords(r.ctx, r.topic, 0, 6))
-		w := r.start(func(c *Config) { c.OnGap = SkipGap })
+		w := r.start(func(c *Config) { c.OnGap = policy.GapSkip })
 		r.untilNext(0, 10)
 		w.untilReady()
 		if got := fmt.Sprint(r.offsets()); got != "[6 7 8 9]" {
@@ -71,7 +72,7 @@ func TestGapUpToTheEnd(t *testing.T) {
 		r.fill(c, 0, 10)
 		r.check(b.DeleteRecords(r.ctx, r.topic, 0, 10))
 		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 3))
-		r.start(func(c *Config) { c.OnGap = SkipGap })
+		r.start(func(c *Config) { c.OnGap = policy.GapSkip })
 		r.untilNext(0, 10)
 		r.fill(c, 0, 1)
 		r.untilNext(0, 11)
@@ -82,7 +83,7 @@ func TestGapUpToTheEnd(t *testing.T) {
 func TestGapWhileRunning(t *testing.T) {
 	t.Parallel()
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
-		for _, onGap := range []GapPolicy{StopOnGap, SkipGap} {
+		for _, onGap := range []policy.Gap{policy.GapStop, policy.GapSkip} {
 			t.Run(string(onGap), func(t *testing.T) {
 				r := newRig(t, b, 1, nil)
 				c := r.client()
@@ -96,7 +97,7 @@ func TestGapWhileRunning(t *testing.T) {
 				r.fill(c, 0, 500)
 				r.check(b.DeleteRecords(r.ctx, r.topic, 0, 1400))
 				release()
-				if onGap == SkipGap {
+				if onGap == policy.GapSkip {
 					r.untilNext(0, 1501)
 					w.untilReady()
 					return

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 // Two members share the lanes; one leaves, and the other reads all of them.
@@ -312,7 +313,7 @@ func TestALaneThatTheDatabaseLostIsReadAgain(t *testing.T) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		r.fill(c, 0, 5)
-		w := r.start(func(c *Config) { c.Start = StartLatest })
+		w := r.start(func(c *Config) { c.Start = policy.StartLatest })
 		w.untilReady()
 		r.fill(c, 0, 10)
 		r.untilNext(0, 15)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 func oftenBeating(w *consumer.Worker) { w.HeartbeatInterval = 20 * time.Millisecond }
@@ -93,7 +94,7 @@ func TestUntilIdleReadsUncommitted(t *testing.T) {
 		open := r.transactional()
 		r.check(open.BeginTransaction())
 		r.put(open, 0, "one")
-		w := r.start(func(c *Config) { c.Isolation = ReadUncommitted }, func(w *consumer.Worker) { w.UntilIdle = 300 * time.Millisecond })
+		w := r.start(func(c *Config) { c.Isolation = policy.ReadUncommitted }, func(w *consumer.Worker) { w.UntilIdle = 300 * time.Millisecond })
 		select {
 		case err := <-w.done:
 			r.check(err)

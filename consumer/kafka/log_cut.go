@@ -7,6 +7,7 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -57,7 +58,7 @@ func (r *partitionReader) checkCut(a *lane.Assignment, end int64) error {
 	}
 	cut := lane.LogCut{Lane: r.lane, Epoch: a.Epoch, At: at}
 	// A group that was reset to below the cut has all of it read again anyway.
-	cut.Follow = r.run.config.OnGap == SkipGap || a.Next <= at
+	cut.Follow = r.run.config.OnGap == policy.GapSkip || a.Next <= at
 	if cut.Follow || at != a.Cut {
 		if err := r.run.session.ReportLogCut(r.gen.readCtx, cut); err != nil {
 			return err

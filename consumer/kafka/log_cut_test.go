@@ -20,6 +20,7 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -53,7 +54,7 @@ func TestALogThatWasCutAndGrewAgain(t *testing.T) {
 	// One whose worker is away, one whose lane is idle, and one that follows.
 	away, idle, follows := prepare(), prepare(), prepare()
 	all := []*rig{away, idle, follows}
-	skip := func(c *Config) { c.OnGap = SkipGap }
+	skip := func(c *Config) { c.OnGap = policy.GapSkip }
 	copies := t.TempDir()
 	away.check(b.Stop())
 	for _, r := range all {

@@ -8,11 +8,13 @@ import (
 	"github.com/segmentio/kafka-go/sasl"
 	"github.com/segmentio/kafka-go/sasl/plain"
 	"github.com/segmentio/kafka-go/sasl/scram"
+
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 // SASL is how to log in.
 type SASL struct {
-	Mechanism Mechanism
+	Mechanism policy.Mechanism
 	Username  string
 	Password  string
 	// CurrentPassword, if not nil, is asked at each login instead of Password:
@@ -40,7 +42,7 @@ func (l *login) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
 
 // login checks the settings. Nil: no login is configured.
 func (s SASL) login() (sasl.Mechanism, error) {
-	if s.Mechanism == NoLogin {
+	if s.Mechanism == policy.MechanismNone {
 		return nil, nil
 	}
 	m, err := s.mechanism()
@@ -61,11 +63,11 @@ func (s SASL) mechanism() (m sasl.Mechanism, err error) {
 		}
 	}
 	switch s.Mechanism {
-	case Plain:
+	case policy.MechanismPlain:
 		m = plain.Mechanism{Username: s.Username, Password: password}
-	case ScramSHA256:
+	case policy.MechanismScramSHA256:
 		m, err = scram.Mechanism(scram.SHA256, s.Username, password)
-	case ScramSHA512:
+	case policy.MechanismScramSHA512:
 		m, err = scram.Mechanism(scram.SHA512, s.Username, password)
 	default:
 		return nil, fmt.Errorf("sasl.mechanism: %q is not plain, scram-sha-256 or scram-sha-512", s.Mechanism)

@@ -12,6 +12,7 @@ import (
 	kafkago "github.com/segmentio/kafka-go"
 
 	"github.com/dedupd/dedupd/internal/logonce"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
@@ -94,7 +95,7 @@ func (r *partitionReader) acquire() (acquired, error) {
 		OffsetMetadata:  group.metadata,
 		Start:           start,
 		Partition:       partition,
-		HonourReset:     config.OnGroupReset == HonourGroupReset,
+		HonourReset:     config.OnGroupReset == policy.GroupResetHonour,
 	})
 	if errors.Is(err, lane.ErrNoStart) {
 		return acquired{}, &lane.HoldError{Lane: r.lane, Err: errNoStart}
@@ -118,7 +119,7 @@ func (r *partitionReader) checkPosition(a *acquired) error {
 	switch {
 	case err != nil:
 		return err
-	case a.Next < first && r.run.config.OnGap == StopOnGap:
+	case a.Next < first && r.run.config.OnGap == policy.GapStop:
 		return &lane.HoldError{Lane: r.lane, Err: &gapError{position: a.Next, first: first}}
 	case a.Next < first:
 		r.run.log.Warn("the broker no longer has the lane's next positions: skipping them",
@@ -133,9 +134,9 @@ func (r *partitionReader) start(committed int64) (int64, error) {
 	switch {
 	case committed >= 0:
 		return committed, nil
-	case r.run.config.Start == StartEarliest:
+	case r.run.config.Start == policy.StartEarliest:
 		return r.run.cluster.start(r.gen.readCtx, r.topic, r.partition, firstOffset)
-	case r.run.config.Start == StartLatest:
+	case r.run.config.Start == policy.StartLatest:
 		return r.run.cluster.start(r.gen.readCtx, r.topic, r.partition, endOffset)
 	default:
 		return -1, nil
@@ -146,7 +147,7 @@ func (r *partitionReader) start(committed int64) (int64, error) {
 // than the assignment. StartLatest leaves out what the topic holds when it is first
 // read: a partition that is added later held nothing then.
 func (r *partitionReader) describe(committed int64) (*lane.Partition, error) {
-	atStart := r.run.config.Start == StartLatest && committed < 0
+	atStart := r.run.config.Start == policy.StartLatest && committed < 0
 	now, err := r.run.cluster.lookUpTopics(r.gen.readCtx)
 	count := now.partitions[r.topic]
 	switch {

@@ -18,13 +18,14 @@ import (
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 
 	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 // All connections log in and encrypt: those of the group, and those that fetch.
 func TestTLSAndSASL(t *testing.T) {
 	t.Parallel()
 	server, client := certificates(t)
-	for _, mechanism := range []Mechanism{Plain, ScramSHA256, ScramSHA512} {
+	for _, mechanism := range []policy.Mechanism{policy.MechanismPlain, policy.MechanismScramSHA256, policy.MechanismScramSHA512} {
 		t.Run(string(mechanism), func(t *testing.T) {
 			cluster := fakeCluster(t, kfake.TLS(server), kfake.EnableSASL(),
 				kfake.Superuser("PLAIN", "admin", "secret"),

@@ -13,6 +13,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 )
 
@@ -22,7 +23,7 @@ func TestStartLatest(t *testing.T) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		r.put(c, 0, "old")
-		w := r.start(func(c *Config) { c.Start = StartLatest })
+		w := r.start(func(c *Config) { c.Start = policy.StartLatest })
 		w.untilReady()
 		r.put(c, 0, "new")
 		r.untilNext(0, 2)
@@ -39,7 +40,7 @@ func TestStartLatestOfAddedPartitions(t *testing.T) {
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 3, nil)
 		c := r.client()
-		latest := func(c *Config) { c.Start = StartLatest }
+		latest := func(c *Config) { c.Start = policy.StartLatest }
 		for p := range int32(3) {
 			r.put(c, p, "old")
 		}
@@ -73,7 +74,7 @@ func TestStartGroup(t *testing.T) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		r.put(c, 0, "one", "two")
-		w := r.start(func(c *Config) { c.Start = StartGroup })
+		w := r.start(func(c *Config) { c.Start = policy.StartGroup })
 		r.until("the log tells", func() bool { return r.log.count("start is group") > 0 })
 		if w.worker.Ready() == nil || len(r.store.Effects()) != 0 {
 			t.Error("reading without a start")
@@ -81,7 +82,7 @@ func TestStartGroup(t *testing.T) {
 		w.stop()
 		r.newStore()
 		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 1))
-		w = r.start(func(c *Config) { c.Start = StartGroup })
+		w = r.start(func(c *Config) { c.Start = policy.StartGroup })
 		r.untilNext(0, 2)
 		w.untilReady()
 		if got := r.values(); len(got) != 1 || got[0] != "two" {
@@ -209,7 +210,7 @@ func TestGroupReset(t *testing.T) {
 			t.Errorf("the row knows of %d at the broker, want 4", row.BrokerPosition)
 		}
 		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 1))
-		w = r.start(func(c *Config) { c.OnGroupReset = IgnoreGroupReset })
+		w = r.start(func(c *Config) { c.OnGroupReset = policy.GroupResetIgnore })
 		w.untilReady()
 		r.untilCommitted(0, 4)
 		w.stop()

@@ -9,6 +9,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 // The log of these tests: committed, aborted, committed, aborted, each with its
@@ -57,7 +58,7 @@ func TestUncommittedRecordsOnDemand(t *testing.T) {
 	onBrokers(t, func(t *testing.T, b *broker.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.transactions()
-		r.start(func(c *Config) { c.Isolation = ReadUncommitted })
+		r.start(func(c *Config) { c.Isolation = policy.ReadUncommitted })
 		r.untilNext(0, 17)
 		want := []int64{0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 16} // all but the markers
 		if diff := cmp.Diff(want, r.offsets()); diff != "" {

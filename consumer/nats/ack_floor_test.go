@@ -7,6 +7,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -15,7 +16,7 @@ import (
 // The database has: start is for a lane that nobody has read.
 func TestDurableMissingAtStart(t *testing.T) {
 	t.Parallel()
-	for _, from := range []nats.StartPolicy{nats.StartEarliest, nats.StartLatest} {
+	for _, from := range []policy.QueueStart{policy.QueueEarliest, policy.QueueLatest} {
 		t.Run(string(from), func(t *testing.T) {
 			t.Parallel()
 			s := startServer(t)
@@ -138,7 +139,7 @@ func TestAFailoverBeforeTheFirstCommit(t *testing.T) {
 			store := consumertest.NewStore()
 			r := start(t, newSource(t, s, func(c *nats.Config) {
 				if latest {
-					c.Start = nats.StartLatest
+					c.Start = policy.QueueLatest
 				}
 			}), store)
 			r.ready()

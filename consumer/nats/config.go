@@ -29,10 +29,10 @@ type Config struct {
 	Subjects []string
 	// Durable is the name of the consumer, created where it is missing.
 	Durable string
-	// The policies. Defaults: ModeQueue, StartEarliest and StopOnGap.
-	Mode  Mode
-	Start StartPolicy
-	OnGap GapPolicy
+	// The policies. Defaults: ModeQueue, QueueEarliest and GapStop.
+	Mode  policy.Mode
+	Start policy.QueueStart
+	OnGap policy.Gap
 	// AckWait is after what time the server redelivers a message whose worker it hasn't
 	// heard of. The default is 10 s, or what the durable has if that is longer.
 	AckWait time.Duration
@@ -58,13 +58,13 @@ func (e *configError) Error() string { return e.text }
 
 func (c Config) withDefaults() Config {
 	if c.Mode == "" {
-		c.Mode = ModeQueue
+		c.Mode = policy.ModeQueue
 	}
 	if c.Start == "" {
-		c.Start = StartEarliest
+		c.Start = policy.QueueEarliest
 	}
 	if c.OnGap == "" {
-		c.OnGap = StopOnGap
+		c.OnGap = policy.GapStop
 	}
 	return c
 }
@@ -98,8 +98,8 @@ func (c Config) validate() error {
 	if err := policy.Check(c.Mode); err != nil {
 		bad("mode: %w", err)
 	}
-	if c.Mode == ModeLanes {
-		bad("mode: %s is not available yet; use %s", ModeLanes, ModeQueue)
+	if c.Mode == policy.ModeLanes {
+		bad("mode: %s is not available yet; use %s", policy.ModeLanes, policy.ModeQueue)
 	}
 	if err := policy.Check(c.Start); err != nil {
 		bad("start: %w", err)

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/internal/wait"
 )
 
@@ -86,8 +87,8 @@ func (d *durable) bind(ctx context.Context) (*binding, error) {
 		d.known = d.logID != "" // namely that none of it is acknowledged
 		d.logID, d.ackFloor = logID, 0
 	}
-	if info.Config.Retention == jetstream.WorkQueuePolicy && d.config.Start == StartLatest {
-		return nil, &configError{fmt.Sprintf("stream %s has WorkQueue retention, which can't be read from %s; set start: %s", d.config.Stream, StartLatest, StartEarliest)}
+	if info.Config.Retention == jetstream.WorkQueuePolicy && d.config.Start == policy.QueueLatest {
+		return nil, &configError{fmt.Sprintf("stream %s has WorkQueue retention, which can't be read from %s; set start: %s", d.config.Stream, policy.QueueLatest, policy.QueueEarliest)}
 	}
 	b := &binding{logID: logID, durable: d, stream: stream, consumed: info.Config.Retention != jetstream.LimitsPolicy}
 	b.floors.after = cmp.Or(d.floorAge, floorAge)
@@ -290,7 +291,7 @@ func (d *durable) fresh(stream *jetstream.StreamConfig, position int64) jetstrea
 		d.log.Warn("the durable consumer is gone: creating it again where it was", "durable", d.config.Durable, "sequence", position)
 		c.DeliverPolicy, c.OptStartSeq = jetstream.DeliverByStartSequencePolicy, uint64(position)
 		return c
-	case d.config.Start == StartLatest:
+	case d.config.Start == policy.QueueLatest:
 		c.DeliverPolicy = jetstream.DeliverNewPolicy
 	default:
 		c.DeliverPolicy = jetstream.DeliverAllPolicy

@@ -13,6 +13,7 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 func durable(t *testing.T, js jetstream.JetStream) *jetstream.ConsumerInfo {
@@ -59,7 +60,7 @@ func TestStartLatest(t *testing.T) {
 	createStream(t, js, jetstream.StreamConfig{})
 	publish(t, js, 0, 50)
 	store := consumertest.NewStore()
-	latest := func(c *nats.Config) { c.Start = nats.StartLatest }
+	latest := func(c *nats.Config) { c.Start = policy.QueueLatest }
 	r := start(t, newSource(t, s, latest), store)
 	r.ready()
 	publish(t, js, 50, 10)
@@ -109,14 +110,14 @@ func TestDurableRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		durable   jetstream.ConsumerConfig
 		retention jetstream.RetentionPolicy
-		start     nats.StartPolicy
+		start     policy.QueueStart
 		want      string
 	}{
 		"ack all":         {durable: jetstream.ConsumerConfig{AckPolicy: jetstream.AckAllPolicy}, want: "acknowledges by policy"},
 		"ack none":        {durable: jetstream.ConsumerConfig{AckPolicy: jetstream.AckNonePolicy}, want: "acknowledges by policy"},
 		"push":            {durable: jetstream.ConsumerConfig{AckPolicy: jetstream.AckExplicitPolicy, DeliverSubject: "deliver"}, want: "push consumer"},
 		"priority groups": {durable: jetstream.ConsumerConfig{AckPolicy: jetstream.AckExplicitPolicy, PriorityGroups: []string{"a"}, PriorityPolicy: jetstream.PriorityPolicyOverflow}, want: "priority groups"},
-		"work queue":      {retention: jetstream.WorkQueuePolicy, start: nats.StartLatest, want: "WorkQueue"},
+		"work queue":      {retention: jetstream.WorkQueuePolicy, start: policy.QueueLatest, want: "WorkQueue"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

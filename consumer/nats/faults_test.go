@@ -12,6 +12,7 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -280,7 +281,7 @@ func TestConsumerDeleted(t *testing.T) {
 	js := connect(t, s)
 	stream := createStream(t, js, jetstream.StreamConfig{})
 	store := consumertest.NewStore()
-	r := start(t, newSource(t, s, func(c *nats.Config) { c.Start = nats.StartLatest }), store)
+	r := start(t, newSource(t, s, func(c *nats.Config) { c.Start = policy.QueueLatest }), store)
 	r.ready()
 	publish(t, js, 0, 1000)
 	wait(t, store, 1000)
@@ -308,7 +309,7 @@ func TestStreamCreatedAnew(t *testing.T) {
 	js := connect(t, s)
 	createStream(t, js, jetstream.StreamConfig{})
 	store := consumertest.NewStore()
-	r := start(t, newSource(t, s, func(c *nats.Config) { c.Start = nats.StartLatest }), store)
+	r := start(t, newSource(t, s, func(c *nats.Config) { c.Start = policy.QueueLatest }), store)
 	r.ready()
 	publish(t, js, 0, 100)
 	wait(t, store, 100)

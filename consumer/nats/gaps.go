@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 )
 
@@ -232,7 +233,7 @@ func (x *session) missing(ctx context.Context, found lane.Gap, messages int64) e
 		}
 		return nil
 	}
-	if c.OnGap != SkipGap {
+	if c.OnGap != policy.GapSkip {
 		return &lane.HoldError{Lane: x.source.lane(), Err: &gapError{c.Stream, c.Name, open}}
 	}
 	if err := x.in.AcceptGap(ctx, x.source.lane(), open.Next); err != nil {

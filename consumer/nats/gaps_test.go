@@ -15,13 +15,14 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
 var queue = message.Lane{Source: "edge", Name: "queue"}
 
-func skip(c *nats.Config) { c.OnGap = nats.SkipGap }
+func skip(c *nats.Config) { c.OnGap = policy.GapSkip }
 
 // counted has a worker's metrics counted.
 func counted(registry **prometheus.Registry) func(*consumer.Worker) {
@@ -150,7 +151,7 @@ func TestGapAccepted(t *testing.T) {
 func TestGapWhileReading(t *testing.T) {
 	t.Parallel()
 	for name, way := range discards {
-		for _, onGap := range []nats.GapPolicy{nats.StopOnGap, nats.SkipGap} {
+		for _, onGap := range []policy.Gap{policy.GapStop, policy.GapSkip} {
 			t.Run(name+" "+string(onGap), func(t *testing.T) {
 				t.Parallel()
 				s := startServer(t)
@@ -166,7 +167,7 @@ func TestGapWhileReading(t *testing.T) {
 				inHand := full(t, js)
 				time.Sleep(2500 * time.Millisecond) // the durable is looked at every two seconds
 				way.discard(t, js, stream)
-				if onGap == nats.StopOnGap {
+				if onGap == policy.GapStop {
 					r.heldFor(inHand+1, 150)
 					release()
 					wait(t, store, inHand)
@@ -180,7 +181,7 @@ func TestGapWhileReading(t *testing.T) {
 				wait(t, store, inHand+50)
 				r.ready()
 				want := 0
-				if onGap == nats.SkipGap {
+				if onGap == policy.GapSkip {
 					want = 150 - inHand
 				}
 				if n := skipped(t, registry); n != want {

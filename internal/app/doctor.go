@@ -12,11 +12,10 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/consumer/kafka"
-	"github.com/dedupd/dedupd/consumer/nats"
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/dedup/schema"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -391,7 +390,7 @@ func (d *doctor) lane(l dedup.LaneState, described consumer.Description, complet
 func (d *doctor) gap(source, cure, text string) {
 	for i := range d.cfg.Sources {
 		s := &d.cfg.Sources[i]
-		if s.Name == source && (s.Kafka != nil && s.Kafka.OnGap == kafka.SkipGap || s.NATS != nil && s.NATS.OnGap == nats.SkipGap) {
+		if s.Name == source && (s.Kafka != nil && s.Kafka.OnGap == policy.GapSkip || s.NATS != nil && s.NATS.OnGap == policy.GapSkip) {
 			d.warn("lane", "none: on_gap is skip", "%s", text)
 			return
 		}

@@ -3,11 +3,7 @@
 // of sink decodes its own part.
 package config
 
-import (
-	"github.com/dedupd/dedupd/consumer/kafka"
-	"github.com/dedupd/dedupd/consumer/nats"
-	"github.com/dedupd/dedupd/dedup"
-)
+import "github.com/dedupd/dedupd/internal/policy"
 
 // Config is the whole configuration. Load fills in the defaults. Durations are never
 // negative; sizes are bytes.
@@ -60,13 +56,13 @@ type Kafka struct {
 	// The consumer group. Default: the scope.
 	Group string `yaml:"group"`
 	// Where a lane without a position begins if the group has committed none either; group: nowhere, the lane is held until the group has.
-	Start kafka.StartPolicy `yaml:"start"`
+	Start policy.Start `yaml:"start"`
 	// Whether to read messages of open and aborted transactions.
-	Isolation kafka.IsolationLevel `yaml:"isolation"`
+	Isolation policy.Isolation `yaml:"isolation"`
 	// An operator moved the group's offsets back: read again from there, or ignore it.
-	OnGroupReset kafka.GroupResetPolicy `yaml:"on_group_reset"`
+	OnGroupReset policy.GroupReset `yaml:"on_group_reset"`
 	// The broker no longer has the next position: stop the lane, or skip to what is left.
-	OnGap kafka.GapPolicy `yaml:"on_gap"`
+	OnGap policy.Gap `yaml:"on_gap"`
 	// Encryption, and the client's certificate.
 	TLS TLS `yaml:"tls"`
 	// How to log in to the brokers.
@@ -84,15 +80,15 @@ type NATS struct {
 	// The durable consumer's name. Default: the scope.
 	Durable string `yaml:"durable"`
 	// queue: elastic and unordered; lanes: ordered (not in this version yet).
-	Mode nats.Mode `yaml:"mode"`
+	Mode policy.Mode `yaml:"mode"`
 	// Mode lanes: the number of partitions.
 	Lanes int `yaml:"lanes" min:"0" max:"1024"`
 	// Where a new durable consumer begins.
-	Start nats.StartPolicy `yaml:"start"`
+	Start policy.QueueStart `yaml:"start"`
 	// The most unacknowledged messages that all workers together may have; 0: ample, or as many as the server allows.
 	MaxAckPending int `yaml:"max_ack_pending" min:"0"`
 	// The stream discarded messages before they were read: stop the queue, or skip to what is left.
-	OnGap nats.GapPolicy `yaml:"on_gap"`
+	OnGap policy.Gap `yaml:"on_gap"`
 	// A credentials file (JWT and seed); read again at each connect.
 	CredsFile string `yaml:"creds_file"`
 	// A file with the nkey's seed.
@@ -118,7 +114,7 @@ type TLS struct {
 // SASL says how to log in to Kafka. An empty mechanism: not at all.
 type SASL struct {
 	// The mechanism; empty: none. oauthbearer: not in this version yet.
-	Mechanism kafka.Mechanism `yaml:"mechanism"`
+	Mechanism policy.Mechanism `yaml:"mechanism"`
 	// The user name.
 	Username string `yaml:"username"`
 	// The password.
@@ -148,7 +144,7 @@ type ID struct {
 	// header:NAME, key, json:PATH, cloudevent, nats-msg-id or position; a list of them is joined.
 	From StringList `yaml:"from"`
 	// What happens to a message without an id; position: its position is its id.
-	Missing dedup.MissingPolicy `yaml:"missing"`
+	Missing policy.Missing `yaml:"missing"`
 	// The longest id; a message with a longer one becomes a dead letter.
 	MaxBytes Size `yaml:"max_bytes"`
 }
@@ -158,9 +154,9 @@ type Dedup struct {
 	// claim: each id once; sequence: producers' sequence numbers (not in this version yet).
 	Strategy Strategy `yaml:"strategy"`
 	// What happens to a duplicate. reply: not in this version yet.
-	OnDuplicate dedup.DuplicatePolicy `yaml:"on_duplicate"`
+	OnDuplicate policy.Duplicate `yaml:"on_duplicate"`
 	// What happens to a message with a known id and another payload.
-	OnConflict dedup.ConflictPolicy `yaml:"on_conflict"`
+	OnConflict policy.Conflict `yaml:"on_conflict"`
 	// What must be equal for two messages to be copies: value, none, or one or several json:PATH.
 	Fingerprint StringList `yaml:"fingerprint"`
 	// Strategy sequence.

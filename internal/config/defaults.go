@@ -3,9 +3,7 @@ package config
 import (
 	"time"
 
-	"github.com/dedupd/dedupd/consumer/kafka"
-	"github.com/dedupd/dedupd/consumer/nats"
-	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 // Default is the configuration of an empty file. It isn't valid: scope, sources and
@@ -24,9 +22,9 @@ const (
 
 func (c *Config) setDefaults() {
 	c.Database = Database{Schema: "dedupd", MaxConnections: 4, Migrate: true, Pooler: PoolerNone}
-	c.ID = ID{From: StringList{"header:message-id"}, Missing: dedup.MissingDeadLetter, MaxBytes: 64 * kib}
+	c.ID = ID{From: StringList{"header:message-id"}, Missing: policy.MissingDeadLetter, MaxBytes: 64 * kib}
 	c.Dedup = Dedup{
-		Strategy: StrategyClaim, OnDuplicate: dedup.DuplicateDrop, OnConflict: dedup.ConflictDeadLetter, Fingerprint: StringList{"value"},
+		Strategy: StrategyClaim, OnDuplicate: policy.DuplicateDrop, OnConflict: policy.ConflictDeadLetter, Fingerprint: StringList{"value"},
 		Sequence: Sequence{Producer: "header:client-id", Seq: "header:client-seq", Gaps: SequenceGapAllow},
 	}
 	c.Batch = Batch{MaxMessages: 4000, MaxBytes: 8 * mib, InflightBytes: 128 * mib}
@@ -41,11 +39,11 @@ func (c *Config) setDefaults() {
 }
 
 func (k *Kafka) setDefaults() {
-	k.Start, k.Isolation, k.OnGroupReset, k.OnGap = kafka.StartEarliest, kafka.ReadCommitted, kafka.HonourGroupReset, kafka.StopOnGap
+	k.Start, k.Isolation, k.OnGroupReset, k.OnGap = policy.StartEarliest, policy.ReadCommitted, policy.GroupResetHonour, policy.GapStop
 }
 
 func (n *NATS) setDefaults() {
-	n.Mode, n.Start, n.OnGap = nats.ModeQueue, nats.StartEarliest, nats.StopOnGap
+	n.Mode, n.Start, n.OnGap = policy.ModeQueue, policy.QueueEarliest, policy.GapStop
 }
 
 // setDerived sets the keys that default to another key's value.

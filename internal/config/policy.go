@@ -12,9 +12,7 @@ const (
 )
 
 // Values are the poolers there are.
-func (Pooler) Values() []Pooler { return []Pooler{PoolerNone, PoolerTransaction} }
-
-func (p *Pooler) UnmarshalText(text []byte) error { return policy.Unmarshal(p, text) }
+func (Pooler) Values() []string { return policy.Values(PoolerNone, PoolerTransaction) }
 
 // Strategy says how duplicates are recognised.
 type Strategy string
@@ -27,9 +25,7 @@ const (
 )
 
 // Values are the strategies there are.
-func (Strategy) Values() []Strategy { return []Strategy{StrategyClaim, StrategySequence} }
-
-func (s *Strategy) UnmarshalText(text []byte) error { return policy.Unmarshal(s, text) }
+func (Strategy) Values() []string { return policy.Values(StrategyClaim, StrategySequence) }
 
 // SequenceGapPolicy says what a missing sequence number means.
 type SequenceGapPolicy string
@@ -41,11 +37,9 @@ const (
 )
 
 // Values are the policies there are.
-func (SequenceGapPolicy) Values() []SequenceGapPolicy {
-	return []SequenceGapPolicy{SequenceGapAllow, SequenceGapWait, SequenceGapDeadLetter}
+func (SequenceGapPolicy) Values() []string {
+	return policy.Values(SequenceGapAllow, SequenceGapWait, SequenceGapDeadLetter)
 }
-
-func (p *SequenceGapPolicy) UnmarshalText(text []byte) error { return policy.Unmarshal(p, text) }
 
 // LogLevel is a level by the name that slog reads.
 type LogLevel string
@@ -58,9 +52,7 @@ const (
 )
 
 // Values are the levels there are.
-func (LogLevel) Values() []LogLevel { return []LogLevel{LogDebug, LogInfo, LogWarn, LogError} }
-
-func (l *LogLevel) UnmarshalText(text []byte) error { return policy.Unmarshal(l, text) }
+func (LogLevel) Values() []string { return policy.Values(LogDebug, LogInfo, LogWarn, LogError) }
 
 // LogFormat is the form of a line of the log.
 type LogFormat string
@@ -71,6 +63,4 @@ const (
 )
 
 // Values are the formats there are.
-func (LogFormat) Values() []LogFormat { return []LogFormat{LogText, LogJSON} }
-
-func (f *LogFormat) UnmarshalText(text []byte) error { return policy.Unmarshal(f, text) }
+func (LogFormat) Values() []string { return policy.Values(LogText, LogJSON) }

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/sinks"
 )
 
@@ -81,7 +81,7 @@ func (s *Sink) New(registry *sinks.Registry) (sinks.Sink, error) {
 // reordered is a problem if the sink needs an order that a source doesn't have.
 func (s *Sink) reordered(sink sinks.Sink, sources []Source) Problems {
 	sensitive, ok := sink.(sinks.OrderSensitive)
-	if !ok || !slices.ContainsFunc(sources, func(src Source) bool { return src.NATS != nil && src.NATS.Mode == nats.ModeQueue }) {
+	if !ok || !slices.ContainsFunc(sources, func(src Source) bool { return src.NATS != nil && src.NATS.Mode == policy.ModeQueue }) {
 		return nil
 	}
 	if err := sensitive.NeedsOrder(); err != nil {

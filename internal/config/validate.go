@@ -1,7 +1,6 @@
 package config
 
 import (
-	"encoding"
 	"fmt"
 	"net"
 	"reflect"
@@ -11,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -67,7 +66,11 @@ func (v *validator) tags(path string, s reflect.Value) {
 		if f.Tag.Get("required") != "" && empty && f.Type != reflect.TypeFor[Sink]() {
 			v.add(at, "is required")
 		}
-		v.policy(at, value)
+		if p, ok := value.Interface().(policy.Policy); ok {
+			if err := policy.Check(p); err != nil {
+				v.add(at, "%v", err)
+			}
+		}
 		v.bounds(at, value, f.Tag)
 		if value.Kind() == reflect.Pointer && !value.IsNil() {
 			value = value.Elem()
@@ -79,19 +82,6 @@ func (v *validator) tags(path string, s reflect.Value) {
 			for j := range value.Len() {
 				v.tags(index(at, j), value.Index(j))
 			}
-		}
-	}
-}
-
-// policy checks a text against its type's values. The decoder has checked the file,
-// but not the environment, nor what a program filled in.
-func (v *validator) policy(path string, value reflect.Value) {
-	if value.Kind() != reflect.String {
-		return
-	}
-	if p, ok := reflect.New(value.Type()).Interface().(encoding.TextUnmarshaler); ok {
-		if err := p.UnmarshalText([]byte(value.String())); err != nil {
-			v.add(path, "%v", err)
 		}
 	}
 }
@@ -186,7 +176,7 @@ func (v *validator) dedup() {
 	if d.Strategy == StrategySequence {
 		v.add("dedup.strategy", "sequence is %s; use claim", notYet)
 	}
-	if d.OnDuplicate == dedup.DuplicateReply {
+	if d.OnDuplicate == policy.DuplicateReply {
 		v.add("dedup.on_duplicate", "reply is %s; use drop or dead_letter", notYet)
 	}
 	if len(d.Fingerprint) == 0 {

@@ -6,8 +6,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/dedupd/dedupd/consumer/kafka"
-	"github.com/dedupd/dedupd/consumer/nats"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 func (v *validator) sources() {
@@ -82,11 +81,11 @@ func (v *validator) kafka(at string, k *Kafka) {
 
 	s, sasl := &k.SASL, at+".sasl"
 	switch s.Mechanism {
-	case kafka.NoLogin:
+	case policy.MechanismNone:
 		if s.Username != "" || s.Password != "" || s.PasswordFile != "" {
 			v.add(sasl+".mechanism", "is required beside a username or a password: plain, scram-sha-256 or scram-sha-512")
 		}
-	case kafka.OAuthBearer:
+	case policy.MechanismOAuthBearer:
 		v.add(sasl+".mechanism", "oauthbearer is %s; use plain, scram-sha-256 or scram-sha-512", notYet)
 	default:
 		if s.Username == "" {
@@ -113,7 +112,7 @@ func (v *validator) nats(at string, n *NATS) {
 	}
 	v.unique(at+".subjects", n.Subjects, "subject", isSubject)
 	switch {
-	case n.Mode == nats.ModeLanes:
+	case n.Mode == policy.ModeLanes:
 		v.add(at+".mode", "lanes is %s; use queue", notYet)
 	case n.Lanes != 0:
 		v.add(at+".lanes", "only has a meaning with mode lanes; remove it")

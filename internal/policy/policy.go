@@ -1,5 +1,5 @@
-// Package policy holds what the configuration's policies share. A policy is a
-// text of a type of its own, and that type lists the values it allows.
+// Package policy has the policies that a configuration chooses and other packages
+// follow. Each is a text of a type of its own.
 package policy
 
 import (
@@ -8,34 +8,24 @@ import (
 	"strings"
 )
 
-// Policy is a text that must be one of its type's Values.
-type Policy[P any] interface {
-	~string
-	Values() []P
+// Policy is a text that must be one of its Values.
+type Policy interface{ Values() []string }
+
+// Values makes the texts of a type's constants.
+func Values[P ~string](all ...P) []string {
+	texts := make([]string, len(all))
+	for i, p := range all {
+		texts[i] = string(p)
+	}
+	return texts
 }
 
-// Check refuses a value that its type doesn't list.
-func Check[P Policy[P]](value P) error {
-	allowed := value.Values()
-	if slices.Contains(allowed, value) {
+// Check refuses a text that its type doesn't list.
+func Check(p Policy) error {
+	text, allowed := fmt.Sprint(p), p.Values()
+	if slices.Contains(allowed, text) {
 		return nil
 	}
-	names := make([]string, 0, len(allowed))
-	for _, a := range allowed {
-		if a != "" {
-			names = append(names, string(a))
-		}
-	}
-	return fmt.Errorf("%q is not one of %s", string(value), strings.Join(names, ", "))
-}
-
-// Unmarshal is the UnmarshalText of every policy. It leaves the policy as it is
-// where the text is none of its values.
-func Unmarshal[P Policy[P]](to *P, text []byte) error {
-	value := P(text)
-	if err := Check(value); err != nil {
-		return err
-	}
-	*to = value
-	return nil
+	allowed = slices.DeleteFunc(allowed, func(s string) bool { return s == "" })
+	return fmt.Errorf("%q is not one of %s", text, strings.Join(allowed, ", "))
 }

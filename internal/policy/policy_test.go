@@ -8,19 +8,16 @@ import (
 
 type colour string
 
-func (colour) Values() []colour                   { return []colour{"", "red", "blue"} }
-func (c *colour) UnmarshalText(text []byte) error { return policy.Unmarshal(c, text) }
+func (colour) Values() []string { return policy.Values[colour]("", "red", "blue") }
 
-func TestUnmarshal(t *testing.T) {
-	c := colour("red")
+func TestCheck(t *testing.T) {
+	for _, c := range []colour{"", "red", "blue"} {
+		if err := policy.Check(c); err != nil {
+			t.Errorf("%q: %v", c, err)
+		}
+	}
 	const want = `"green" is not one of red, blue`
-	if err := c.UnmarshalText([]byte("green")); err == nil || err.Error() != want || c != "red" {
-		t.Errorf("%q, error %v, want red and %s", c, err, want)
-	}
-	if err := c.UnmarshalText([]byte("blue")); err != nil || c != "blue" {
-		t.Errorf("%q, %v", c, err)
-	}
-	if err := c.UnmarshalText(nil); err != nil || c != "" {
-		t.Errorf("%q, %v", c, err)
+	if err := policy.Check(colour("green")); err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
 	}
 }

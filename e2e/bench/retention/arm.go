@@ -13,6 +13,7 @@ import (
 	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/e2e/bench/measure"
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks/table"
@@ -49,7 +50,7 @@ type openLane struct {
 type options struct {
 	workers, writers int
 	filterMemory     int64
-	onDuplicate      dedup.DuplicatePolicy
+	onDuplicate      policy.Duplicate
 }
 
 func (b *bench) newArm(ctx context.Context, name string, o options) (*arm, error) {
@@ -100,12 +101,12 @@ func (a *arm) newWorker(ctx context.Context, number int, o options) (*worker, er
 		return nil, err
 	}
 	if o.onDuplicate == "" {
-		o.onDuplicate = dedup.DuplicateDrop
+		o.onDuplicate = policy.DuplicateDrop
 	}
 	w := &worker{registry: prometheus.NewRegistry()}
 	w.Processor = &dedup.Processor{
 		Store: store, Sink: sink, Identity: identity, Fingerprint: fingerprint,
-		Missing: dedup.MissingDeadLetter, OnDuplicate: o.onDuplicate, OnConflict: dedup.ConflictDeadLetter,
+		Missing: policy.MissingDeadLetter, OnDuplicate: o.onDuplicate, OnConflict: policy.ConflictDeadLetter,
 		MaxDeadShare: 1, DeadWindow: 1000, Metrics: dedup.NewMetrics(w.registry),
 	}
 	if err := w.Start(ctx); err != nil {

@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/e2e/bench/measure"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 // duplicates measures the rate by the share of duplicates and by what is done
@@ -15,8 +15,8 @@ import (
 func (b *bench) duplicates(ctx context.Context) error {
 	rows := [][]string{{"duplicates", "are dropped: msg/s", "of none", "become dead letters: msg/s", "of none"}}
 	shares := []float64{0, 0.01, 0.5, 1}
-	results := make(map[dedup.DuplicatePolicy][]*contender)
-	for _, handling := range []dedup.DuplicatePolicy{dedup.DuplicateDrop, dedup.DuplicateDeadLetter} {
+	results := make(map[policy.Duplicate][]*contender)
+	for _, handling := range []policy.Duplicate{policy.DuplicateDrop, policy.DuplicateDeadLetter} {
 		var all []*contender
 		for _, share := range shares {
 			a, err := b.newArm(ctx, fmt.Sprintf("duplicates_%s_%g", handling, share), options{writers: writers, filterMemory: memory256, onDuplicate: handling})
@@ -63,7 +63,7 @@ func (b *bench) duplicates(ctx context.Context) error {
 		results[handling] = all
 	}
 	for i, share := range shares {
-		drop, bury := results[dedup.DuplicateDrop][i], results[dedup.DuplicateDeadLetter][i]
+		drop, bury := results[policy.DuplicateDrop][i], results[policy.DuplicateDeadLetter][i]
 		rows = append(rows, []string{
 			fmt.Sprintf("%g %%", share*100), measure.Thousands(measure.Median(drop.rates)), fmt.Sprintf("%.2f", drop.ratio()),
 			measure.Thousands(measure.Median(bury.rates)), fmt.Sprintf("%.2f", bury.ratio()),

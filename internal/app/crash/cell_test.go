@@ -19,6 +19,7 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -205,7 +206,7 @@ func (c *cell) start(name string, t *trap, source func(w *worker) consumer.Sourc
 	}
 	w.processor = &dedup.Processor{
 		Store: w.store, Sink: &sink{w}, Identity: identity, Fingerprint: fingerprint,
-		Missing: dedup.MissingDeadLetter, OnDuplicate: dedup.DuplicateDrop, OnConflict: dedup.ConflictDeadLetter,
+		Missing: policy.MissingDeadLetter, OnDuplicate: policy.DuplicateDrop, OnConflict: policy.ConflictDeadLetter,
 		MaxDeadShare: 0.9, DeadWindow: 1000, CopyFrom: c.by.copyFrom, Metrics: dedup.NewMetrics(w.registry),
 	}
 	if err := w.processor.Start(c.Context()); err != nil {
