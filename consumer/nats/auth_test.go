@@ -1,4 +1,4 @@
-package nats_test
+package nats
 
 import (
 	"crypto/ecdsa"
@@ -20,44 +20,41 @@ import (
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
-
-	"github.com/dedupd/dedupd/consumer/consumertest"
-	"github.com/dedupd/dedupd/consumer/nats"
 )
 
-// reads proves that a source gets in: js is the producer's own way.
-func reads(t *testing.T, js jetstream.JetStream, source *nats.Source) {
-	t.Helper()
-	createStream(t, js, jetstream.StreamConfig{})
-	publish(t, js, 0, 10)
-	store := consumertest.NewStore()
-	r := start(t, source, store)
-	wait(t, store, 10)
-	r.ready()
+// reads proves that a source gets in.
+func (r *rig) reads(change func(*Config)) {
+	r.Helper()
+	r.createStream(jetstream.StreamConfig{})
+	r.publish(0, 10)
+	w := r.start(change)
+	r.wait(10)
+	w.untilReady()
 }
 
 // refused proves that one doesn't, and that it says so and keeps trying.
-func refused(t *testing.T, source *nats.Source) {
-	t.Helper()
-	r := start(t, source, consumertest.NewStore())
-	eventually(t, "a warning", func() bool { return r.log.has("can't connect to NATS") })
+func (r *rig) refused(change func(*Config)) {
+	r.Helper()
+	w := r.start(change)
+	r.until("a warning", func() bool { return w.log.has("can't connect to NATS") })
 	time.Sleep(1500 * time.Millisecond) // several tries
-	if r.Ready() == nil {
-		t.Error("ready")
+	if w.worker.Ready() == nil {
+		r.Error("ready")
 	}
-	r.stop()
+	w.stop()
 }
 
 func TestUserAndPassword(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, func(o *server.Options) { o.Username, o.Password = "worker", "secret" })
-	url := func(user string) func(*nats.Config) {
-		return func(c *nats.Config) {
+	url := func(user string) func(*Config) {
+		return func(c *Config) {
 			c.Servers = []string{fmt.Sprintf("nats://%s@127.0.0.1:%d", user, port(s))}
 		}
 	}
-	reads(t, connect(t, s, natsgo.UserInfo("worker", "secret")), newSource(t, s, url("worker:secret")))
-	refused(t, newSource(t, s, url("worker:wrong")))
+	r := rigOn(t, s, natsgo.UserInfo("worker", "secret"))
+	r.reads(url("worker:secret"))
+	r.refused(url("worker:wrong"))
 }
 
 func TestNkeySeedFile(t *testing.T) {
@@ -69,9 +66,10 @@ func TestNkeySeedFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reads(t, connect(t, s, option), newSource(t, s, func(c *nats.Config) { c.NkeySeedFile = file }))
+	r := rigOn(t, s, option)
+	r.reads(func(c *Config) { c.NkeySeedFile = file })
 	_, other := keyPair(t, nkeys.CreateUser)
-	refused(t, newSource(t, s, func(c *nats.Config) { c.NkeySeedFile = write(t, other) }))
+	r.refused(func(c *Config) { c.NkeySeedFile = write(t, other) })
 }
 
 func TestCredsFile(t *testing.T) {
@@ -110,8 +108,9 @@ func TestCredsFile(t *testing.T) {
 	s := startServer(t, func(o *server.Options) {
 		o.TrustedOperators, o.AccountResolver, o.SystemAccount = []*jwt.OperatorClaims{claims}, resolver, public(t, system)
 	})
-	reads(t, connect(t, s, natsgo.UserCredentials(file)), newSource(t, s, func(c *nats.Config) { c.CredsFile = file }))
-	refused(t, newSource(t, s))
+	r := rigOn(t, s, natsgo.UserCredentials(file))
+	r.reads(func(c *Config) { c.CredsFile = file })
+	r.refused(nil)
 }
 
 func TestTLS(t *testing.T) {
@@ -121,8 +120,9 @@ func TestTLS(t *testing.T) {
 		o.TLS, o.TLSConfig = true, &tls.Config{Certificates: []tls.Certificate{certificate}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
 	})
 	client := &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{certificate}}
-	reads(t, connect(t, s, natsgo.Secure(client)), newSource(t, s, func(c *nats.Config) { c.TLS = client }))
-	refused(t, newSource(t, s, func(c *nats.Config) { c.TLS = &tls.Config{} }))
+	r := rigOn(t, s, natsgo.Secure(client))
+	r.reads(func(c *Config) { c.TLS = client })
+	r.refused(func(c *Config) { c.TLS = &tls.Config{} })
 }
 
 func selfSigned(t *testing.T) (tls.Certificate, *x509.CertPool) {

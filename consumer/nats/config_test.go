@@ -1,16 +1,14 @@
-package nats_test
+package nats
 
 import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/dedupd/dedupd/consumer/nats"
 )
 
 func TestNewTellsAllProblems(t *testing.T) {
 	t.Parallel()
-	_, err := nats.New(nats.Config{
+	_, err := New(Config{
 		Servers: []string{"nats://user:secret@", "host:4222"}, Stream: "a.b", Subjects: []string{"ok.>", "a..b", ""},
 		Mode: "push", Start: "middle", AckWait: -time.Second, CredsFile: "a", NkeySeedFile: "b",
 	})
@@ -27,12 +25,12 @@ func TestNewTellsAllProblems(t *testing.T) {
 	if strings.Contains(err.Error(), "secret") {
 		t.Errorf("the password is in %v", err)
 	}
-	good := nats.Config{Name: "edge", Servers: []string{"nats://h:4222"}, Stream: "ORDERS", Durable: "orders"}
-	if s, err := nats.New(good); err != nil || s.Name() != "edge" {
+	good := Config{Name: "edge", Servers: []string{"nats://h:4222"}, Stream: "ORDERS", Durable: "orders"}
+	if s, err := New(good); err != nil || s.Name() != "edge" {
 		t.Errorf("%v", err)
 	}
 	good.Mode = "lanes"
-	if _, err := nats.New(good); err == nil || !strings.Contains(err.Error(), "not available yet") {
+	if _, err := New(good); err == nil || !strings.Contains(err.Error(), "not available yet") {
 		t.Errorf("mode lanes: %v", err)
 	}
 }

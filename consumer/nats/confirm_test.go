@@ -1,4 +1,4 @@
-package nats_test
+package nats
 
 import (
 	"context"
@@ -13,12 +13,8 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
-	"github.com/dedupd/dedupd/consumer/nats"
 	"github.com/dedupd/dedupd/lane"
-	"github.com/dedupd/dedupd/message"
 )
-
-var edgeQueue = message.Lane{Source: "edge", Name: "queue"}
 
 // between is a store that something happens to between a worker's questions.
 type between struct {
@@ -45,15 +41,6 @@ func (b *between) Confirm(ctx context.Context, c lane.Confirm) (lane.Confirmatio
 
 func (b *between) asks(w *consumer.Worker) { w.Lanes = b }
 
-// allAcknowledged waits until everything up to a message is acknowledged.
-func allAcknowledged(t *testing.T, js jetstream.JetStream, last uint64) {
-	t.Helper()
-	eventually(t, "all to be acknowledged", func() bool {
-		c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
-		return err == nil && c.CachedInfo().AckFloor.Stream == last
-	})
-}
-
 // An older copy of the database lacks what was acknowledged: it comes again, to
 // workers that run on, and to those that start afterwards.
 func TestAnOlderCopyIsPutBack(t *testing.T) {
@@ -77,44 +64,41 @@ func TestAnOlderCopyIsPutBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := startServer(t)
-			js := connect(t, s)
-			createStream(t, js, jetstream.StreamConfig{})
-			store := consumertest.NewStore()
-			putBack := store.Copy()
-			var all []*running
+			r := newRig(t, jetstream.StreamConfig{})
+			putBack := r.store.Copy()
+			var all []*work
 			run := func() {
 				for range c.workers {
-					all = append(all, start(t, newSource(t, s), store, frequent))
+					all = append(all, r.start(nil, frequent))
 				}
 			}
 			run()
-			publish(t, js, 0, 500)
-			wait(t, store, 500)
-			allAcknowledged(t, js, 500)
+			r.publish(0, 500)
+			r.wait(500)
+			r.allAcknowledged(500)
 			if !c.row {
-				putBack = store.Copy()
+				putBack = r.store.Copy()
 			}
-			publish(t, js, 500, 500)
-			wait(t, store, 1000)
-			allAcknowledged(t, js, 1000)
+			r.publish(500, 500)
+			r.wait(1000)
+			r.allAcknowledged(1000)
 			if c.stopped {
-				for _, r := range all {
-					r.stop()
+				for _, w := range all {
+					w.stop()
 				}
 			}
 			putBack()
 			want := 1000
 			if !c.quiet {
-				publish(t, js, 1000, 100)
+				r.publish(1000, 100)
 				want = 1100
 			}
 			if c.stopped {
 				run()
 			}
-			wait(t, store, want)
-			allAcknowledged(t, js, uint64(want))
-			if row, _ := store.Row(edgeQueue); row.Checkpoint == 0 {
+			r.wait(want)
+			r.allAcknowledged(uint64(want))
+			if row, _ := r.store.Row(edgeQueue); row.Checkpoint == 0 {
 				t.Errorf("the row is %+v", row)
 			}
 		})
@@ -125,23 +109,20 @@ func TestAnOlderCopyIsPutBack(t *testing.T) {
 // was on its way to be acknowledged.
 func TestARestartRewindsNothing(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	createStream(t, js, jetstream.StreamConfig{})
-	publish(t, js, 0, 500)
-	store := consumertest.NewStore()
-	r := start(t, newSource(t, s), store)
-	wait(t, store, 500)
-	allAcknowledged(t, js, 500)
-	created := durable(t, js).Created
-	store.FailOver()
-	publish(t, js, 500, 100)
-	wait(t, store, 600)
-	allAcknowledged(t, js, 600)
-	if r.log.has("lacks commits") || !durable(t, js).Created.Equal(created) {
+	r := newRig(t, jetstream.StreamConfig{})
+	r.publish(0, 500)
+	w := r.start(nil)
+	r.wait(500)
+	r.allAcknowledged(500)
+	created := r.durable().Created
+	r.store.FailOver()
+	r.publish(500, 100)
+	r.wait(600)
+	r.allAcknowledged(600)
+	if w.log.has("lacks commits") || !r.durable().Created.Equal(created) {
 		t.Error("the queue was rewound")
 	}
-	if handled, _, _ := store.Counts(); handled > 700 {
+	if handled, _, _ := r.store.Counts(); handled > 700 {
 		t.Errorf("%d were handed over, of 600", handled)
 	}
 }
@@ -149,11 +130,9 @@ func TestARestartRewindsNothing(t *testing.T) {
 // Nothing is acknowledged before the database has confirmed it and the durable tells.
 func TestNothingIsAcknowledgedUnconfirmed(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	createStream(t, js, jetstream.StreamConfig{})
-	publish(t, js, 0, 100)
-	store := &between{Store: consumertest.NewStore()}
+	r := newRig(t, jetstream.StreamConfig{})
+	r.publish(0, 100)
+	store := &between{Store: r.store}
 	asked, answer := make(chan struct{}), make(chan struct{})
 	once := sync.OnceFunc(func() { close(asked) })
 	store.before = func(lane.Confirm) { once(); <-answer }
@@ -163,21 +142,21 @@ func TestNothingIsAcknowledgedUnconfirmed(t *testing.T) {
 			return
 		}
 		later.Do(func() {
-			if info := durable(t, js); info.NumAckPending != 100 || info.Config.Metadata["dedupd"] == confirmed.OffsetMetadata {
+			if info := r.durable(); info.NumAckPending != 100 || info.Config.Metadata["dedupd"] == confirmed.OffsetMetadata {
 				t.Errorf("the durable already tells of %q, and waits for %d", info.Config.Metadata["dedupd"], info.NumAckPending)
 			}
 		})
 	}
-	start(t, newSource(t, s, func(c *nats.Config) { c.AckWait = 4 * time.Second }), store.Store, store.asks)
-	wait(t, store.Store, 100)
+	r.start(func(c *Config) { c.AckWait = 4 * time.Second }, store.asks)
+	r.wait(100)
 	<-asked
 	time.Sleep(6 * time.Second) // more than the ack wait
-	if info := durable(t, js); info.NumAckPending != 100 || info.Delivered.Consumer != 100 {
+	if info := r.durable(); info.NumAckPending != 100 || info.Delivered.Consumer != 100 {
 		t.Errorf("%d wait for their acknowledgement after %d deliveries, want 100 each", info.NumAckPending, info.Delivered.Consumer)
 	}
 	close(answer)
-	allAcknowledged(t, js, 100)
-	if info := durable(t, js); info.Config.Metadata["dedupd"] == "" {
+	r.allAcknowledged(100)
+	if info := r.durable(); info.Config.Metadata["dedupd"] == "" {
 		t.Error("the durable tells nothing")
 	}
 }
@@ -187,12 +166,10 @@ func TestNothingIsAcknowledgedUnconfirmed(t *testing.T) {
 // more tells that what waits is lost.
 func TestTheDatabaseIsReplacedWhileItConfirms(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	createStream(t, js, jetstream.StreamConfig{})
-	store := &between{Store: consumertest.NewStore()}
-	r := start(t, newSource(t, s), store.Store, store.asks)
-	r.ready()
+	r := newRig(t, jetstream.StreamConfig{})
+	store := &between{Store: r.store}
+	w := r.start(nil, store.asks)
+	w.untilReady()
 	putBack := store.Copy()
 	var once sync.Once
 	store.mu.Lock()
@@ -202,9 +179,9 @@ func TestTheDatabaseIsReplacedWhileItConfirms(t *testing.T) {
 		}
 		once.Do(func() {
 			putBack()
-			got, err := store.Acquire(t.Context(), lane.Acquire{Lane: edgeQueue, LogID: row(t, store.Store).StreamID, Committed: 1, OffsetMetadata: c.OffsetMetadata})
+			got, err := store.Acquire(t.Context(), lane.Acquire{Lane: edgeQueue, LogID: r.row().StreamID, Committed: 1, OffsetMetadata: c.OffsetMetadata})
 			if err == nil {
-				_, err = store.Store.Confirm(t.Context(), lane.Confirm{Lane: edgeQueue, Epoch: got.Epoch, Checkpoint: got.Checkpoint, OffsetMetadata: c.OffsetMetadata, Raise: true})
+				_, err = r.store.Confirm(t.Context(), lane.Confirm{Lane: edgeQueue, Epoch: got.Epoch, Checkpoint: got.Checkpoint, OffsetMetadata: c.OffsetMetadata, Raise: true})
 			}
 			if err != nil || got.Rewound {
 				t.Errorf("acquired by another: %+v, %v", got, err)
@@ -212,19 +189,10 @@ func TestTheDatabaseIsReplacedWhileItConfirms(t *testing.T) {
 		})
 	}
 	store.mu.Unlock()
-	publish(t, js, 0, 100)
-	eventually(t, "the copy to be put back", func() bool { h, _, _ := store.Counts(); return h > 100 })
-	wait(t, store.Store, 100)
-	allAcknowledged(t, js, 100)
-}
-
-func row(t *testing.T, store *consumertest.Store) consumertest.Row {
-	t.Helper()
-	row, ok := store.Row(edgeQueue)
-	if !ok {
-		t.Fatal("the queue has no row")
-	}
-	return row
+	r.publish(0, 100)
+	r.until("the copy to be put back", func() bool { h, _, _ := store.Counts(); return h > 100 })
+	r.wait(100)
+	r.allAcknowledged(100)
 }
 
 // Two workers may write at a time, and the lower checkpoint last; or somebody edits the
@@ -234,27 +202,23 @@ func TestAnOlderCheckpointIsMended(t *testing.T) {
 	for name, instead := range map[string]string{"an older one": "", "nothing": "-"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := startServer(t)
-			js := connect(t, s)
-			stream := createStream(t, js, jetstream.StreamConfig{})
-			store := consumertest.NewStore()
-			start(t, newSource(t, s), store).ready()
-			older := durable(t, js).Config
-			publish(t, js, 0, 100)
-			wait(t, store, 100)
-			allAcknowledged(t, js, 100)
-			now := durable(t, js).Config
+			r := newRig(t, jetstream.StreamConfig{})
+			r.start(nil).untilReady()
+			older := r.durable().Config
+			r.publish(0, 100)
+			r.wait(100)
+			r.allAcknowledged(100)
+			now := r.durable().Config
 			if now.Metadata["dedupd"] == older.Metadata["dedupd"] {
 				t.Fatal("the checkpoint has not risen")
 			}
 			if instead == "-" {
 				delete(older.Metadata, "dedupd")
 			}
-			if _, err := stream.UpdateConsumer(t.Context(), older); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, "the checkpoint to be mended", func() bool {
-				return durable(t, js).Config.Metadata["dedupd"] == now.Metadata["dedupd"]
+			_, err := r.stream.UpdateConsumer(t.Context(), older)
+			r.check(err)
+			r.until("the checkpoint to be mended", func() bool {
+				return r.durable().Config.Metadata["dedupd"] == now.Metadata["dedupd"]
 			})
 		})
 	}
@@ -264,11 +228,9 @@ func TestAnOlderCheckpointIsMended(t *testing.T) {
 // for their acknowledgement.
 func TestFewMayBeOutstanding(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	createStream(t, js, jetstream.StreamConfig{})
-	publish(t, js, 0, 200)
-	store := &between{Store: consumertest.NewStore()}
+	r := newRig(t, jetstream.StreamConfig{})
+	r.publish(0, 200)
+	store := &between{Store: r.store}
 	var confirmed atomic.Int64
 	store.after = func(c lane.Confirm, _ lane.Confirmation) {
 		if c.Raise {
@@ -276,8 +238,8 @@ func TestFewMayBeOutstanding(t *testing.T) {
 		}
 	}
 	begun := time.Now()
-	start(t, newSource(t, s, func(c *nats.Config) { c.MaxAckPending = 4 }), store.Store, store.asks)
-	wait(t, store.Store, 200)
+	r.start(func(c *Config) { c.MaxAckPending = 4 }, store.asks)
+	r.wait(200)
 	// There are fifty of them at least, which are not to wait for half a second each.
 	if d, n := time.Since(begun), confirmed.Load(); d > time.Duration(n)*250*time.Millisecond {
 		t.Errorf("%d confirmations took %s", n, d)
@@ -319,14 +281,12 @@ func TestAServerWithoutMetadata(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := startServer(t)
-			js := connect(t, s)
-			stream := createStream(t, js, jetstream.StreamConfig{})
-			err := nats.Rewind(t.Context(), js, &forgetful{stream, c.times}, nats.Config{Name: "edge", Stream: "ORDERS", Durable: "dedupd"}, 1)
+			r := newRig(t, jetstream.StreamConfig{})
+			err := r.rewind(&forgetful{r.stream, c.times}, 1)
 			switch {
 			case !c.fatal:
-				if err != nil || durable(t, js).Config.Metadata["dedupd"] != "metadata" {
-					t.Errorf("got %v, %+v", err, durable(t, js).Config.Metadata)
+				if err != nil || r.durable().Config.Metadata["dedupd"] != "metadata" {
+					t.Errorf("got %v, %+v", err, r.durable().Config.Metadata)
 				}
 			case err == nil || !strings.Contains(err.Error(), "2.10") || errors.Is(err, context.DeadlineExceeded):
 				t.Errorf("got %v", err)

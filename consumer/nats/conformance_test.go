@@ -1,4 +1,4 @@
-package nats_test
+package nats
 
 import (
 	"context"
@@ -11,7 +11,6 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
-	"github.com/dedupd/dedupd/consumer/nats"
 )
 
 func TestConformance(t *testing.T) {
@@ -23,43 +22,30 @@ func TestConformance(t *testing.T) {
 }
 
 func conform(t *testing.T, retention jetstream.RetentionPolicy) {
-	s := startServer(t)
-	js := connect(t, s)
+	r := rigOn(t, startServer(t))
 	// The producer's own goroutines begin with its first message.
-	createStream(t, js, jetstream.StreamConfig{Name: "WARM", Subjects: []string{"warm"}})
-	publishMsg(t, js, natsgo.NewMsg("warm"))
-	published(t, js)
+	r.createStream(jetstream.StreamConfig{Name: "WARM", Subjects: []string{"warm"}})
+	r.publishAsync(natsgo.NewMsg("warm"))
+	r.published()
 	consumertest.Run(t, consumertest.Config{
 		Features: consumertest.Features{Partitions: 1, Elastic: true},
 		Leaks:    serverGoroutines(),
 		Open: func(t *testing.T) consumertest.Subscription {
-			stream := createStream(t, js, jetstream.StreamConfig{Retention: retention})
-			t.Cleanup(func() { _ = js.DeleteStream(context.Background(), "ORDERS") })
+			r := r.with(t)
+			r.createStream(jetstream.StreamConfig{Retention: retention})
+			t.Cleanup(func() { _ = r.js.DeleteStream(context.Background(), "ORDERS") })
 			if retention == jetstream.InterestPolicy {
 				// Without a consumer such a stream keeps nothing.
-				_, err := stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "dedupd", AckPolicy: jetstream.AckExplicitPolicy})
-				if err != nil {
-					t.Fatal(err)
-				}
+				r.createDurable(jetstream.ConsumerConfig{AckPolicy: jetstream.AckExplicitPolicy})
 			}
 			return consumertest.Subscription{
 				Source: func(t *testing.T) consumer.Source {
 					// Longer than the suite holds a hand-over, shorter than its patience.
-					return newSource(t, s, func(c *nats.Config) { c.AckWait = 6 * time.Second })
+					return r.with(t).source(func(c *Config) { c.AckWait = 6 * time.Second })
 				},
-				Produce: func(t *testing.T, records []consumertest.Record) {
-					for _, r := range records {
-						msg := natsgo.NewMsg("orders.x")
-						msg.Data = r.Value
-						for _, h := range r.Headers {
-							msg.Header[h.Key] = append(msg.Header[h.Key], string(h.Value))
-						}
-						publishMsg(t, js, msg)
-					}
-					published(t, js)
-				},
+				Produce: func(t *testing.T, records []consumertest.Record) { r.with(t).produce(records) },
 				Acked: func(t *testing.T) int {
-					c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
+					c, err := r.with(t).consumer()
 					if err != nil {
 						return 0 // not created yet
 					}
@@ -69,6 +55,19 @@ func conform(t *testing.T, retention jetstream.RetentionPolicy) {
 			}
 		},
 	})
+}
+
+func (r *rig) produce(records []consumertest.Record) {
+	r.Helper()
+	for _, record := range records {
+		msg := natsgo.NewMsg("orders.x")
+		msg.Data = record.Value
+		for _, h := range record.Headers {
+			msg.Header[h.Key] = append(msg.Header[h.Key], string(h.Value))
+		}
+		r.publishAsync(msg)
+	}
+	r.published()
 }
 
 // serverGoroutines are what the server has for each consumer.

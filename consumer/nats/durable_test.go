@@ -1,4 +1,4 @@
-package nats_test
+package nats
 
 import (
 	"context"
@@ -7,69 +7,49 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dedupd/dedupd/internal/policy"
+
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/consumer/consumertest"
-	"github.com/dedupd/dedupd/consumer/nats"
-	"github.com/dedupd/dedupd/internal/policy"
 )
-
-func durable(t *testing.T, js jetstream.JetStream) *jetstream.ConsumerInfo {
-	t.Helper()
-	c, err := js.Consumer(t.Context(), "ORDERS", "dedupd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c.CachedInfo()
-}
 
 func TestDurableCreated(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	createStream(t, js, jetstream.StreamConfig{})
-	publish(t, js, 0, 70)
-	store := consumertest.NewStore()
-	r := start(t, newSource(t, s, func(c *nats.Config) { c.Subjects = []string{"orders.1", "orders.2"} }), store)
-	wait(t, store, 20)
-	r.ready()
-	c := durable(t, js).Config
+	r := newRig(t, jetstream.StreamConfig{})
+	r.publish(0, 70)
+	w := r.start(func(c *Config) { c.Subjects = []string{"orders.1", "orders.2"} })
+	r.wait(20)
+	w.untilReady()
+	c := r.durable().Config
 	if c.AckPolicy != jetstream.AckExplicitPolicy || c.MaxDeliver != -1 || c.AckWait != 10*time.Second || c.MaxAckPending < 100_000 || c.DeliverPolicy != jetstream.DeliverAllPolicy {
 		t.Errorf("%+v", c)
 	}
 	if !reflect.DeepEqual(c.FilterSubjects, []string{"orders.1", "orders.2"}) {
 		t.Errorf("filter %v", c.FilterSubjects)
 	}
-	r.stop()
+	w.stop()
 	// Another filter is a change of the same durable, from its position on.
-	r = start(t, newSource(t, s, func(c *nats.Config) { c.Subjects = []string{"orders.3"} }), store)
-	r.ready()
-	publish(t, js, 70, 70)
-	wait(t, store, 30)
-	if !r.log.has("filter is changed") {
-		t.Error("nothing was logged")
-	}
+	w = r.start(func(c *Config) { c.Subjects = []string{"orders.3"} })
+	w.untilReady()
+	r.publish(70, 70)
+	r.wait(30)
+	w.mustLog("filter is changed")
 }
 
 func TestStartLatest(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	createStream(t, js, jetstream.StreamConfig{})
-	publish(t, js, 0, 50)
-	store := consumertest.NewStore()
-	latest := func(c *nats.Config) { c.Start = policy.QueueLatest }
-	r := start(t, newSource(t, s, latest), store)
-	r.ready()
-	publish(t, js, 50, 10)
-	wait(t, store, 10)
-	r.stop()
-	publish(t, js, 60, 10) // while nobody reads: the durable keeps its place
-	start(t, newSource(t, s, latest), store)
-	wait(t, store, 20)
-	if n := len(store.Effects()); n != 20 {
+	r := newRig(t, jetstream.StreamConfig{})
+	r.publish(0, 50)
+	latest := func(c *Config) { c.Start = policy.QueueLatest }
+	w := r.start(latest)
+	w.untilReady()
+	r.publish(50, 10)
+	r.wait(10)
+	w.stop()
+	r.publish(60, 10) // while nobody reads: the durable keeps its place
+	r.start(latest)
+	r.wait(20)
+	if n := len(r.store.Effects()); n != 20 {
 		t.Errorf("%d effects", n)
 	}
 }
@@ -77,29 +57,22 @@ func TestStartLatest(t *testing.T) {
 // What loses messages is amended, and logged.
 func TestDurableAmended(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	stream := createStream(t, js, jetstream.StreamConfig{})
-	_, err := stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{
+	r := newRig(t, jetstream.StreamConfig{})
+	_, err := r.stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{
 		Durable: "dedupd", AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: 5, BackOff: []time.Duration{time.Second, 2 * time.Second},
 		MaxAckPending: 10, HeadersOnly: true, FilterSubject: "orders.>", MaxRequestBatch: 5, InactiveThreshold: time.Hour,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	publish(t, js, 0, 100)
-	store := consumertest.NewStore()
-	r := start(t, newSource(t, s), store)
-	wait(t, store, 100)
-	if got := string(store.Effects()[0].Message.Value); got != "value" {
+	r.publish(0, 100)
+	w := r.start(nil)
+	r.wait(100)
+	if got := string(r.store.Effects()[0].Message.Value); got != "value" {
 		t.Errorf("value %q", got)
 	}
-	for _, want := range []string{"dropped messages", "redelivery backoff", "headers only", "filter is changed", "deleted when nobody reads"} {
-		if !r.log.has(want) {
-			t.Errorf("nothing about %q was logged", want)
-		}
-	}
-	if c := durable(t, js).Config; c.MaxDeliver != -1 || len(c.BackOff) != 0 || c.MaxAckPending < 100_000 || c.AckWait != 10*time.Second || c.HeadersOnly || c.InactiveThreshold != 0 {
+	w.mustLog("dropped messages", "redelivery backoff", "headers only", "filter is changed", "deleted when nobody reads")
+	if c := r.durable().Config; c.MaxDeliver != -1 || len(c.BackOff) != 0 || c.MaxAckPending < 100_000 || c.AckWait != 10*time.Second || c.HeadersOnly || c.InactiveThreshold != 0 {
 		t.Errorf("%+v", c)
 	}
 }
@@ -121,27 +94,17 @@ func TestDurableRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := startServer(t)
-			js := connect(t, s)
-			stream := createStream(t, js, jetstream.StreamConfig{Retention: c.retention})
+			r := newRig(t, jetstream.StreamConfig{Retention: c.retention})
 			c.durable.Durable = "dedupd"
 			var err error
 			switch {
 			case c.durable.DeliverSubject != "":
-				_, err = stream.CreateOrUpdatePushConsumer(t.Context(), c.durable)
+				_, err = r.stream.CreateOrUpdatePushConsumer(t.Context(), c.durable)
 			case c.start == "":
-				_, err = stream.CreateConsumer(t.Context(), c.durable)
+				_, err = r.stream.CreateConsumer(t.Context(), c.durable)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			store := consumertest.NewStore()
-			budget := consumer.NewBudget(1 << 20)
-			w := &consumer.Worker{
-				Handler: store, Lanes: store, Sources: []consumer.Source{newSource(t, s, func(n *nats.Config) { n.Start = c.start })},
-				Writers: 1, MaxMessages: 10, MaxBytes: 1 << 20, Budget: budget, Drain: time.Second,
-				Logger: quiet(), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
-			}
+			r.check(err)
+			w := newWorker(r.store, r.source(func(n *Config) { n.Start = c.start }), prometheus.NewRegistry())
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			if err := w.Run(ctx); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -153,30 +116,20 @@ func TestDurableRefused(t *testing.T) {
 
 func TestStreamLimitsPendingAcks(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	createStream(t, js, jetstream.StreamConfig{ConsumerLimits: jetstream.StreamConsumerLimits{MaxAckPending: 50}})
-	publish(t, js, 0, 500)
-	store := consumertest.NewStore()
-	r := start(t, newSource(t, s), store)
-	wait(t, store, 500)
-	if !r.log.has("limits the pending acks") {
-		t.Error("nothing was logged")
-	}
-	r.stop()
-	start(t, newSource(t, s), store).ready() // it exists now
+	r := newRig(t, jetstream.StreamConfig{ConsumerLimits: jetstream.StreamConsumerLimits{MaxAckPending: 50}})
+	r.publish(0, 500)
+	w := r.start(nil)
+	r.wait(500)
+	w.mustLog("limits the pending acks")
+	w.stop()
+	r.start(nil).untilReady() // it exists now
 }
 
 // A stream may give all durables a time after which they are deleted.
 func TestStreamDeletesIdleDurables(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	createStream(t, js, jetstream.StreamConfig{ConsumerLimits: jetstream.StreamConsumerLimits{InactiveThreshold: time.Hour}})
-	store := consumertest.NewStore()
-	r := start(t, newSource(t, s), store)
-	r.ready()
-	if !r.log.has("the stream has its durables deleted") {
-		t.Error("nothing was logged")
-	}
+	r := newRig(t, jetstream.StreamConfig{ConsumerLimits: jetstream.StreamConsumerLimits{InactiveThreshold: time.Hour}})
+	w := r.start(nil)
+	w.untilReady()
+	w.mustLog("the stream has its durables deleted")
 }

@@ -1,65 +1,21 @@
-package nats_test
+package nats
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
-
-	"github.com/dedupd/dedupd/consumer/consumertest"
-	"github.com/dedupd/dedupd/consumer/nats"
 )
 
-// loser is a server that may lose what it has stored of a stream.
-type loser struct {
-	t      *testing.T
-	folder string
-	server *server.Server
-	js     jetstream.JetStream
+// startKeeping starts a worker whose durable keeps a floor that is so old.
+func (r *rig) startKeeping(after time.Duration) *work {
+	r.Helper()
+	source := r.source()
+	source.floorAge = after
+	return r.startSource(source)
 }
 
-func newLoser(t *testing.T) *loser {
-	t.Helper()
-	f := &loser{t: t, folder: t.TempDir()}
-	f.start()
-	return f
-}
-
-func (f *loser) start(change ...func(*server.Options)) {
-	f.t.Helper()
-	f.server = startServer(f.t, append(change, func(o *server.Options) { o.StoreDir = f.folder })...)
-	f.js = connect(f.t, f.server)
-}
-
-// lose stops the server, removes files of the stream, and starts it again where it was.
-func (f *loser) lose(paths ...string) {
-	f.t.Helper()
-	at := port(f.server)
-	f.server.Shutdown()
-	f.server.WaitForShutdown()
-	for _, path := range paths {
-		full := filepath.Join(f.folder, "jetstream", "$G", "streams", "ORDERS", path)
-		if _, err := os.Stat(full); err != nil {
-			f.t.Fatal(err)
-		}
-		if err := os.RemoveAll(full); err != nil {
-			f.t.Fatal(err)
-		}
-	}
-	f.start(func(o *server.Options) { o.Port = at })
-}
-
-const stateOfDurable = "obs/dedupd/o.dat"
-
-func keepingSource(t *testing.T, f *loser, after time.Duration) *nats.Source {
-	t.Helper()
-	source := newSource(t, f.server)
-	source.KeepFloorAfter(after)
-	return source
-}
+func (r *rig) floor() uint64 { return floorOf(r.durable()).Floor }
 
 // A durable whose state is lost, and whose configuration isn't, goes on where it was.
 func TestADurableLosesItsState(t *testing.T) {
@@ -67,24 +23,22 @@ func TestADurableLosesItsState(t *testing.T) {
 	for name, running := range map[string]bool{"under a worker": true, "while nobody reads": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newLoser(t)
-			createStream(t, f.js, jetstream.StreamConfig{})
-			publish(t, f.js, 0, 2000)
-			store := consumertest.NewStore()
-			r := start(t, keepingSource(t, f, time.Second), store)
-			wait(t, store, 2000)
-			eventually(t, "the durable to keep its floor", func() bool { return nats.Floor(durable(t, f.js)) == 2000 })
+			r := newRig(t, jetstream.StreamConfig{})
+			r.publish(0, 2000)
+			w := r.startKeeping(time.Second)
+			r.wait(2000)
+			r.until("the durable to keep its floor", func() bool { return r.floor() == 2000 })
 			if !running {
-				r.stop()
+				w.stop()
 			}
-			f.lose(stateOfDurable)
+			r.lose(stateOfDurable)
 			if !running {
-				r = start(t, keepingSource(t, f, time.Second), store)
+				w = r.startKeeping(time.Second)
 			}
-			eventually(t, "the durable to be set forward", func() bool { return r.log.count("has lost its state, and would deliver again") == 1 })
-			publish(t, f.js, 2000, 100)
-			wait(t, store, 2100)
-			if handled, again, _ := store.Counts(); handled != 2100 || again != 0 {
+			r.until("the durable to be set forward", func() bool { return w.log.count("has lost its state, and would deliver again") == 1 })
+			r.publish(2000, 100)
+			r.wait(2100)
+			if handled, again, _ := r.store.Counts(); handled != 2100 || again != 0 {
 				t.Errorf("%d messages were handled, %d of them again", handled, again)
 			}
 		})
@@ -95,52 +49,92 @@ func TestADurableLosesItsState(t *testing.T) {
 // now are other messages: nothing is skipped, and somebody is to look.
 func TestADurableLosesItsStateWithTheStream(t *testing.T) {
 	t.Parallel()
-	f := newLoser(t)
-	createStream(t, f.js, jetstream.StreamConfig{})
-	publish(t, f.js, 0, 100)
-	store := consumertest.NewStore()
-	r := start(t, keepingSource(t, f, time.Second), store)
-	wait(t, store, 100)
-	eventually(t, "the durable to keep its floor", func() bool { return nats.Floor(durable(t, f.js)) == 100 })
-	r.stop()
-	f.lose(stateOfDurable, "msgs")
-	publish(t, f.js, 100, 300)
-	r = start(t, keepingSource(t, f, time.Second), store)
+	r := newRig(t, jetstream.StreamConfig{})
+	r.publish(0, 100)
+	w := r.startKeeping(time.Second)
+	r.wait(100)
+	r.until("the durable to keep its floor", func() bool { return r.floor() == 100 })
+	w.stop()
+	r.lose(stateOfDurable, messagesOfStream)
+	r.publish(100, 300)
+	w = r.startKeeping(time.Second)
 	const why = "younger messages there, which are others"
-	eventually(t, "the queue to be held", func() bool { return r.Ready() != nil && r.log.has(why) })
-	r.stop()
-	if n := len(store.Effects()); n != 100 {
+	w.untilHeld(why)
+	w.stop()
+	if n := len(r.store.Effects()); n != 100 {
 		t.Errorf("%d effects, while it isn't known what they are of", n)
 	}
 
 	// As the reason says.
-	stream, err := f.js.Stream(t.Context(), "ORDERS")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.DeleteConsumer(t.Context(), "dedupd"); err != nil {
-		t.Fatal(err)
-	}
-	store.Lose(queue)
-	start(t, keepingSource(t, f, time.Second), store)
-	wait(t, store, 300) // what the stream has
+	r.deleteDurable()
+	r.store.Lose(edgeQueue)
+	r.startKeeping(time.Second)
+	r.wait(300) // what the stream has
 }
 
 // What a server forgets in a crash comes again, and the durable stays what it is.
 func TestAFloorThatIsYoungIsNotKept(t *testing.T) {
 	t.Parallel()
-	f := newLoser(t)
-	createStream(t, f.js, jetstream.StreamConfig{})
-	publish(t, f.js, 0, 100)
-	store := consumertest.NewStore()
-	start(t, keepingSource(t, f, time.Hour), store)
-	wait(t, store, 100)
-	created := durable(t, f.js).Created
-	f.lose(stateOfDurable)
-	publish(t, f.js, 100, 10)
-	wait(t, store, 110)
-	eventually(t, "all of it to come again", func() bool { handled, _, _ := store.Counts(); return handled == 210 })
-	if now := durable(t, f.js); nats.Floor(now) != 0 || !now.Created.Equal(created) {
-		t.Errorf("the durable was made anew, or keeps %d", nats.Floor(now))
+	r := newRig(t, jetstream.StreamConfig{})
+	r.publish(0, 100)
+	r.startKeeping(time.Hour)
+	r.wait(100)
+	created := r.durable().Created
+	r.lose(stateOfDurable)
+	r.publish(100, 10)
+	r.wait(110)
+	r.until("all of it to come again", func() bool { handled, _, _ := r.store.Counts(); return handled == 210 })
+	if kept := r.floor(); kept != 0 || !r.durable().Created.Equal(created) {
+		t.Errorf("the durable was made anew, or keeps %d", kept)
+	}
+}
+
+// A floor is kept once nothing that a crash of the server forgets can lie below it.
+func TestAFloorIsKeptOnceItIsOld(t *testing.T) {
+	t.Parallel()
+	begun := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	s := floors{after: floorAge}
+	kept := uint64(0)
+	looks := 0
+	for at, floor := time.Duration(0), uint64(0); at <= time.Hour; at, floor = at+2*time.Second, floor+10 {
+		info := &jetstream.ConsumerInfo{TimeStamp: begun.Add(at), AckFloor: jetstream.SequenceInfo{Stream: floor}}
+		last := begun.Add(at - time.Second)
+		info.AckFloor.Last = &last
+		info.Config.Metadata = map[string]string{}
+		s.observe(info, begun.Add(at))
+		s.note(info, info.Config.Metadata)
+		now := floorOf(info)
+		if now.Floor > kept {
+			kept, looks = now.Floor, looks+1
+			if !now.At.Equal(info.TimeStamp) {
+				t.Fatalf("kept as of %s, at %s", now.At, info.TimeStamp)
+			}
+		}
+		// Ten are acknowledged each two seconds.
+		if old := time.Duration(floor-kept) / 10 * 2 * time.Second; old < floorAge && kept > 0 || old > floorAge+floorAge/4 && at > 2*floorAge {
+			t.Fatalf("after %s, a floor is kept that is %s old", at, old)
+		}
+	}
+	if len(s.seen) > 10 || looks < 100 {
+		t.Errorf("%d floors are remembered, %d times another was kept", len(s.seen), looks)
+	}
+}
+
+// A durable whose last acknowledgement was long ago is known at once.
+func TestAFloorOfAQuietDurableIsOld(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for ago, want := range map[time.Duration]bool{floorAge - time.Second: false, floorAge: true} {
+		s := floors{after: floorAge}
+		last := now.Add(-ago)
+		info := &jetstream.ConsumerInfo{TimeStamp: now, AckFloor: jetstream.SequenceInfo{Stream: 7, Last: &last}}
+		s.observe(info, now)
+		if s.due(info) != want {
+			t.Errorf("after %s: %t", ago, !want)
+		}
+		info.AckFloor.Stream = 6 // it has lost its state since
+		if s.due(info) {
+			t.Error("a floor is kept at which the durable isn't")
+		}
 	}
 }

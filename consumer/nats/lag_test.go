@@ -2,7 +2,6 @@ package nats
 
 import (
 	"context"
-	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"github.com/dedupd/dedupd/consumer/consumertest"
 	"github.com/dedupd/dedupd/internal/natstest"
 	"github.com/dedupd/dedupd/lane"
-	"github.com/dedupd/dedupd/message"
 )
 
 // slowServer takes its time to tell a consumer's state.
@@ -48,7 +46,7 @@ type inspector struct {
 func (*inspector) Name() string { return "edge" }
 
 func (k *inspector) Run(ctx context.Context, in *consumer.Session) error {
-	l := message.Lane{Source: "edge", Name: laneName}
+	l := edgeQueue
 	got, err := in.Acquire(ctx, lane.Acquire{Lane: l, LogID: "one", Committed: -1})
 	if err != nil {
 		return err
@@ -94,18 +92,15 @@ func TestHeartbeat(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				config := jetstream.ConsumerConfig{AckPolicy: jetstream.AckExplicitPolicy}
 				source := &inspector{inHand: c.inHand, server: &slowServer{info: jetstream.ConsumerInfo{Config: config, NumPending: c.pending, NumAckPending: c.acks}}}
-				store, budget := consumertest.NewStore(), consumer.NewBudget(1<<20)
-				w := &consumer.Worker{
-					Handler: store, Lanes: store, Sources: []consumer.Source{source},
-					Writers: 2, MaxMessages: 10, MaxBytes: 1 << 20, Budget: budget, Drain: time.Second, HeartbeatInterval: time.Second,
-					Logger: slog.New(slog.DiscardHandler), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
-				}
+				store := consumertest.NewStore()
+				w := newWorker(store, source, prometheus.NewRegistry())
+				w.HeartbeatInterval = time.Second
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				if err := w.Run(ctx); err != nil {
 					t.Error(err)
 				}
-				row, _ := store.Row(message.Lane{Source: "edge", Name: laneName})
+				row, _ := store.Row(edgeQueue)
 				if c.want && !row.Heartbeat.Equal(source.asked) {
 					t.Errorf("caught up as of %s, want %s, when the server was asked", row.Heartbeat, source.asked)
 				}
@@ -126,16 +121,13 @@ func TestHeartbeatOfAShortRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, budget := consumertest.NewStore(), consumer.NewBudget(64<<20)
-	w := &consumer.Worker{
-		Handler: store, Lanes: store, Sources: []consumer.Source{source}, UntilIdle: inspectEvery / 4,
-		Writers: 2, MaxMessages: 10, MaxBytes: 1 << 20, Budget: budget, Drain: time.Second,
-		Logger: slog.New(slog.DiscardHandler), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budget),
-	}
+	store := consumertest.NewStore()
+	w := newWorker(store, source, prometheus.NewRegistry())
+	w.UntilIdle = inspectEvery / 4
 	if err := w.Run(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if row, _ := store.Row(message.Lane{Source: "edge", Name: laneName}); row.Heartbeat.IsZero() {
+	if row, _ := store.Row(edgeQueue); row.Heartbeat.IsZero() {
 		t.Error("no heartbeat was sent of the empty queue")
 	}
 }

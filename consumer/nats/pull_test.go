@@ -1,4 +1,4 @@
-package nats_test
+package nats
 
 import (
 	"bufio"
@@ -6,8 +6,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-
-	"github.com/nats-io/nats-server/v2/server"
 
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -33,26 +31,23 @@ func TestHeadersOfTheServer(t *testing.T) {
 	} {
 		t.Run(strings.Join(c, " "), func(t *testing.T) {
 			t.Parallel()
-			s := startServer(t)
-			js := connect(t, s)
-			createStream(t, js, jetstream.StreamConfig{})
+			r := newRig(t, jetstream.StreamConfig{})
 			msg := natsgo.NewMsg("orders.1") // no payload
 			msg.Header.Set(consumertest.IDHeader, "bare")
 			for i := 0; i < len(c); i += 2 {
 				msg.Header.Set(c[i], c[i+1])
 			}
-			publish(t, js, 0, 5)
-			publishMsg(t, js, msg)
-			publish(t, js, 5, 5)
-			store := consumertest.NewStore()
-			r := start(t, newSource(t, s), store)
-			wait(t, store, 11)
-			publish(t, js, 10, 5) // by later pulls
-			wait(t, store, 16)
-			if handled, _, _ := store.Counts(); handled != 16 {
+			r.publish(0, 5)
+			r.publishAsync(msg)
+			r.publish(5, 5)
+			w := r.start(nil)
+			r.wait(11)
+			r.publish(10, 5) // by later pulls
+			r.wait(16)
+			if handled, _, _ := r.store.Counts(); handled != 16 {
 				t.Errorf("%d messages were handed over, of which some came again", handled)
 			}
-			if err := r.Ready(); err != nil {
+			if err := w.worker.Ready(); err != nil {
 				t.Error(err)
 			}
 		})
@@ -60,34 +55,29 @@ func TestHeadersOfTheServer(t *testing.T) {
 }
 
 // publishRaw publishes a message with a block of headers that no library would send.
-func publishRaw(t *testing.T, s *server.Server, subject, headers, value string) {
-	t.Helper()
-	conn, err := net.Dial("tcp", s.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+func (r *rig) publishRaw(subject, headers, value string) {
+	r.Helper()
+	conn, err := net.Dial("tcp", r.server.Addr().String())
+	r.check(err)
 	defer func() { _ = conn.Close() }()
-	if _, err := fmt.Fprintf(conn, "CONNECT {\"verbose\":false,\"headers\":true}\r\nHPUB %s %d %d\r\n%s%s\r\nPING\r\n",
-		subject, len(headers), len(headers)+len(value), headers, value); err != nil {
-		t.Fatal(err)
-	}
+	_, err = fmt.Fprintf(conn, "CONNECT {\"verbose\":false,\"headers\":true}\r\nHPUB %s %d %d\r\n%s%s\r\nPING\r\n",
+		subject, len(headers), len(headers)+len(value), headers, value)
+	r.check(err)
 	for lines := bufio.NewScanner(conn); lines.Scan(); {
 		if strings.HasPrefix(lines.Text(), "-ERR") {
-			t.Fatal(lines.Text())
+			r.Fatal(lines.Text())
 		}
 		if strings.HasPrefix(lines.Text(), "PONG") {
 			return
 		}
 	}
-	t.Fatal("the server closed the connection")
+	r.Fatal("the server closed the connection")
 }
 
 // A message whose headers can't be parsed comes without any, and says so.
 func TestHeadersThatDoNotParse(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	createStream(t, js, jetstream.StreamConfig{})
+	r := newRig(t, jetstream.StreamConfig{})
 	for _, headers := range []string{
 		"NATS/1.0\r\nmessage-id: a\r\nno colon\r\n\r\n",
 		"NATS/1.0\r\nmessage-id: a\r\n", // it doesn't end
@@ -95,18 +85,17 @@ func TestHeadersThatDoNotParse(t *testing.T) {
 		"NATS/1.0\r\n\r\n", // this one is right: there are none
 		"NATS/1.0\r\nmessage-id: a\r\n\r\n",
 	} {
-		publishRaw(t, s, "orders.1", headers, fmt.Sprint("value ", len(headers)))
+		r.publishRaw("orders.1", headers, fmt.Sprint("value ", len(headers)))
 	}
 	msg := natsgo.NewMsg("orders.1")
 	msg.Data = []byte("plain")
-	publishMsg(t, js, msg)
-	published(t, js)
-	store := consumertest.NewStore()
-	store.ID = func(m *message.Message) string { return fmt.Sprint(m.Position.Offset) }
-	start(t, newSource(t, s), store)
-	wait(t, store, 6)
+	r.publishAsync(msg)
+	r.published()
+	r.store.ID = func(m *message.Message) string { return fmt.Sprint(m.Position.Offset) }
+	r.start(nil)
+	r.wait(6)
 	damaged := map[int64]bool{1: true, 2: true, 3: true}
-	for _, e := range store.Effects() {
+	for _, e := range r.store.Effects() {
 		m := e.Message
 		if (m.Damaged != "") != damaged[m.Position.Offset] {
 			t.Errorf("message %d, with %d headers, says %q", m.Position.Offset, len(m.Headers), m.Damaged)

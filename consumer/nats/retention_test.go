@@ -1,4 +1,4 @@
-package nats_test
+package nats
 
 import (
 	"context"
@@ -16,22 +16,19 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/consumer/nats"
 )
 
 func TestBrokerRetention(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	source := newSource(t, s)
+	r := rigOn(t, startServer(t))
+	source := r.source()
 	if got, err := source.BrokerRetention(t.Context()); err == nil || len(got) != 0 || !strings.Contains(err.Error(), "ORDERS") {
 		t.Errorf("of a missing stream: %v, %v", got, err)
 	}
-	createStream(t, js, jetstream.StreamConfig{})
+	r.createStream(jetstream.StreamConfig{})
 	for _, age := range []time.Duration{0, 36 * time.Hour} {
-		if _, err := js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders.>"}, MaxAge: age}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := r.js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders.>"}, MaxAge: age})
+		r.check(err)
 		if got, err := source.BrokerRetention(t.Context()); err != nil || !reflect.DeepEqual(got, []consumer.TopicRetention{{Name: "ORDERS", For: age}}) {
 			t.Errorf("got %v, %v, want %s", got, err, age)
 		}
@@ -39,15 +36,13 @@ func TestBrokerRetention(t *testing.T) {
 	// Acknowledged messages are gone, whatever the limit of age says.
 	for _, policy := range []jetstream.RetentionPolicy{jetstream.WorkQueuePolicy, jetstream.InterestPolicy} {
 		name := "ORDERS" + policy.String()
-		if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}, Retention: policy}); err != nil {
-			t.Fatal(err)
-		}
-		if got, err := newSource(t, s, func(c *nats.Config) { c.Stream = name }).BrokerRetention(t.Context()); err != nil || len(got) != 0 {
+		_, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}, Retention: policy})
+		r.check(err)
+		if got, err := r.source(func(c *Config) { c.Stream = name }).BrokerRetention(t.Context()); err != nil || len(got) != 0 {
 			t.Errorf("of a stream with retention by %s: %v, %v, want nothing", policy, got, err)
 		}
 	}
-	s.Shutdown()
-	s.WaitForShutdown()
+	stopServer(r.server)
 	begun := time.Now()
 	if got, err := source.BrokerRetention(t.Context()); err == nil {
 		t.Errorf("without a server: %v", got)
@@ -70,7 +65,7 @@ func TestBrokerRetentionEndsWithItsContext(t *testing.T) {
 		defer l.Close()
 		servers = append(servers, "nats://"+l.Addr().String())
 	}
-	source, err := nats.New(nats.Config{Name: "edge", Servers: servers, Stream: "ORDERS", Durable: "orders"})
+	source, err := New(Config{Name: "edge", Servers: servers, Stream: "ORDERS", Durable: "orders"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,16 +94,17 @@ func TestBrokerRetentionLogsIn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	createStream(t, connect(t, s, option, natsgo.Secure(client)), jetstream.StreamConfig{})
+	r := rigOn(t, s, option, natsgo.Secure(client))
+	r.createStream(jetstream.StreamConfig{})
 	for name, c := range map[string]struct {
-		change func(*nats.Config)
+		change func(*Config)
 		in     bool
 	}{
-		"both":   {func(c *nats.Config) { c.TLS, c.NkeySeedFile = client, file }, true},
-		"no key": {func(c *nats.Config) { c.TLS = client }, false},
-		"no TLS": {func(c *nats.Config) { c.NkeySeedFile = file }, false},
+		"both":   {func(c *Config) { c.TLS, c.NkeySeedFile = client, file }, true},
+		"no key": {func(c *Config) { c.TLS = client }, false},
+		"no TLS": {func(c *Config) { c.NkeySeedFile = file }, false},
 	} {
-		got, err := newSource(t, s, c.change).BrokerRetention(t.Context())
+		got, err := r.source(c.change).BrokerRetention(t.Context())
 		if (len(got) == 1) != c.in || (err == nil) != c.in {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}

@@ -1,4 +1,4 @@
-package nats_test
+package nats
 
 import (
 	"os"
@@ -9,9 +9,6 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-
-	"github.com/dedupd/dedupd/consumer/consumertest"
-	"github.com/dedupd/dedupd/consumer/nats"
 )
 
 // The rights that docs/operations.md asks for are enough, also after a failover of
@@ -38,25 +35,15 @@ func TestRights(t *testing.T) {
 	s := startServer(t, func(o *server.Options) {
 		o.Users = []*server.User{{Username: "admin", Password: "secret"}, worker}
 	})
-	as := func(user string) string { return strings.Replace(s.ClientURL(), "://", "://"+user+":secret@", 1) }
-	conn, err := natsgo.Connect(as("admin"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	js, err := jetstream.New(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	createStream(t, js, jetstream.StreamConfig{})
-	publish(t, js, 0, 1000)
-	store := consumertest.NewStore()
-	r := start(t, newSource(t, s, func(c *nats.Config) { c.Servers = []string{as("worker")} }), store)
-	queue, sure := acknowledged(t, js, store)
-	store.Rewind(queue, max(sure, 1401))
-	publish(t, js, 1500, 100)
-	wait(t, store, 1600)
-	if !r.log.has("lacks commits") || r.log.has("ermissions") {
+	r := rigOn(t, s, natsgo.UserInfo("admin", "secret"))
+	r.createStream(jetstream.StreamConfig{})
+	r.publish(0, 1000)
+	w := r.start(func(c *Config) { c.Servers = []string{strings.Replace(s.ClientURL(), "://", "://worker:secret@", 1)} })
+	sure := r.acknowledge()
+	r.store.Rewind(edgeQueue, max(sure, 1401))
+	r.publish(1500, 100)
+	r.wait(1600)
+	if !w.log.has("lacks commits") || w.log.has("ermissions") {
 		t.Error("the log has no rewind, or a right that is missing")
 	}
 }

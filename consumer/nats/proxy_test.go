@@ -1,9 +1,8 @@
-package nats_test
+package nats
 
 import (
 	"bufio"
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"strconv"
@@ -16,13 +15,11 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
-	"github.com/dedupd/dedupd/consumer/consumertest"
-	"github.com/dedupd/dedupd/consumer/nats"
 )
 
-// deaf is between clients and a server, and keeps from it what clients publish
+// proxy is between clients and a server, and keeps from it what clients publish
 // below a subject. The server never answers that.
-type deaf struct {
+type proxy struct {
 	address string
 	subject string
 	kept    atomic.Int64
@@ -34,7 +31,7 @@ type deaf struct {
 }
 
 // cut ends all connections.
-func (d *deaf) cut() {
+func (d *proxy) cut() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, c := range d.clients {
@@ -43,22 +40,22 @@ func (d *deaf) cut() {
 	d.clients = nil
 }
 
-// take notes a connection, unless it is down.
-func (d *deaf) take(client net.Conn) bool {
+// accept notes a connection, unless it is down.
+func (d *proxy) accept(client net.Conn) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.clients = append(d.clients, client)
 	return !d.down.Load()
 }
 
-func newDeaf(t *testing.T, upstreamAddress, subject string) *deaf {
+func newProxy(t *testing.T, upstreamAddress, subject string) *proxy {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = listener.Close() })
-	d := &deaf{address: "nats://" + listener.Addr().String(), subject: subject}
+	d := &proxy{address: "nats://" + listener.Addr().String(), subject: subject}
 	go func() {
 		for {
 			client, err := listener.Accept()
@@ -70,7 +67,7 @@ func newDeaf(t *testing.T, upstreamAddress, subject string) *deaf {
 				_ = client.Close()
 				continue
 			}
-			if !d.take(client) {
+			if !d.accept(client) {
 				_, _ = client.Close(), upstream.Close()
 				continue
 			}
@@ -89,7 +86,7 @@ func newDeaf(t *testing.T, upstreamAddress, subject string) *deaf {
 
 // pass hands on all but what is published below the subject: PUB and HPUB name it
 // first, and the size of what follows last.
-func (d *deaf) pass(from *bufio.Reader, to io.Writer) error {
+func (d *proxy) pass(from *bufio.Reader, to io.Writer) error {
 	for {
 		line, err := from.ReadString('\n')
 		if err != nil {
@@ -122,14 +119,11 @@ func (d *deaf) pass(from *bufio.Reader, to io.Writer) error {
 // is another one, the source is ready.
 func TestPullsAreAnsweredOnTheNextConnection(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
-	js := connect(t, s)
-	createStream(t, js, jetstream.StreamConfig{})
-	d := newDeaf(t, s.Addr().String(), "$JS.API.CONSUMER.MSG.NEXT.")
-	store := consumertest.NewStore()
-	r := start(t, newSource(t, s, func(c *nats.Config) { c.Servers = []string{d.address} }), store)
-	eventually(t, "the reason", func() bool {
-		err := r.Ready()
+	r := newRig(t, jetstream.StreamConfig{})
+	d := newProxy(t, r.server.Addr().String(), "$JS.API.CONSUMER.MSG.NEXT.")
+	w := r.start(func(c *Config) { c.Servers = []string{d.address} })
+	r.until("the reason", func() bool {
+		err := w.worker.Ready()
 		return err != nil && strings.Contains(err.Error(), "refuses every pull")
 	})
 	d.down.Store(true)
@@ -137,12 +131,10 @@ func TestPullsAreAnsweredOnTheNextConnection(t *testing.T) {
 	time.Sleep(4 * time.Second) // so that the pull under way has come to its end, and none follows
 	d.hears.Store(true)
 	d.down.Store(false)
-	publish(t, js, 0, 10)
-	wait(t, store, 10)
-	r.ready()
-	if !r.log.has("answers pulls again") {
-		t.Error("the end of it wasn't logged")
-	}
+	r.publish(0, 10)
+	r.wait(10)
+	w.untilReady()
+	w.mustLog("answers pulls again")
 }
 
 // Nothing waits for the broker after COMMIT: one that never confirms an
@@ -151,31 +143,20 @@ func TestPullsAreAnsweredOnTheNextConnection(t *testing.T) {
 func TestABrokerThatNeverConfirmsHoldsUpNothing(t *testing.T) {
 	t.Parallel()
 	const messages = 40
-	s := startServer(t)
-	js := connect(t, s)
-	createStream(t, js, jetstream.StreamConfig{})
-	d := newDeaf(t, s.Addr().String(), "$JS.ACK.")
-	store := consumertest.NewStore()
-	r := start(t, newSource(t, s, func(c *nats.Config) { c.Servers, c.AckWait = []string{d.address}, 10*time.Minute }), store, func(w *consumer.Worker) { w.Writers = 1 })
+	r := newRig(t, jetstream.StreamConfig{})
+	d := newProxy(t, r.server.Addr().String(), "$JS.ACK.")
+	w := r.start(func(c *Config) { c.Servers, c.AckWait = []string{d.address}, 10*time.Minute }, func(w *consumer.Worker) { w.Writers = 1 })
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	for n := range messages {
-		publish(t, js, n, 1)
-		if err := store.WaitEffects(ctx, n+1); err != nil {
+		r.publish(n, 1)
+		if err := r.store.WaitEffects(ctx, n+1); err != nil {
 			t.Fatalf("%d of %d messages had their effect while no acknowledgement is confirmed", n, messages)
 		}
 	}
-	eventually(t, "an acknowledgement that is kept", func() bool { return d.kept.Load() > 0 })
-	stream, err := js.Stream(t.Context(), "ORDERS")
-	if err != nil {
-		t.Fatal(err)
+	r.until("an acknowledgement that is kept", func() bool { return d.kept.Load() > 0 })
+	if floor := r.durable().AckFloor; floor.Stream != 0 {
+		t.Errorf("acknowledged: %+v", floor)
 	}
-	durable, err := stream.Consumer(t.Context(), "dedupd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info, err := durable.Info(t.Context()); err != nil || info.AckFloor.Stream != 0 {
-		t.Errorf("acknowledged: %s, %v", fmt.Sprint(info.AckFloor), err)
-	}
-	r.stop()
+	w.stop()
 }
