@@ -6,6 +6,7 @@ import "github.com/dedupd/dedupd/internal/policy"
 type Pooler string
 
 const (
+	// PoolerNone is no pooler.
 	PoolerNone Pooler = "none"
 	// PoolerTransaction is PgBouncer in its transaction mode, or the like.
 	PoolerTransaction Pooler = "pgbouncer_transaction"
@@ -30,6 +31,7 @@ func (Strategy) Values() []string { return policy.Values(StrategyClaim, Strategy
 // SequenceGapPolicy says what a missing sequence number means.
 type SequenceGapPolicy string
 
+// What may become of a gap.
 const (
 	SequenceGapAllow      SequenceGapPolicy = "allow"
 	SequenceGapWait       SequenceGapPolicy = "wait"
@@ -44,6 +46,7 @@ func (SequenceGapPolicy) Values() []string {
 // LogLevel is a level by the name that slog reads.
 type LogLevel string
 
+// The levels of the log.
 const (
 	LogDebug LogLevel = "debug"
 	LogInfo  LogLevel = "info"
@@ -57,6 +60,7 @@ func (LogLevel) Values() []string { return policy.Values(LogDebug, LogInfo, LogW
 // LogFormat is the form of a line of the log.
 type LogFormat string
 
+// The formats of the log.
 const (
 	LogText LogFormat = "text"
 	LogJSON LogFormat = "json"
