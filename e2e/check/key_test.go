@@ -11,7 +11,7 @@ import (
 
 // The keys of two implementations of dedupd's own are reproduced by a third.
 func TestKeysAreTheGoldenOnes(t *testing.T) {
-	file, err := os.Open(filepath.Join("..", "..", "dedup", "testdata", "keys.tsv"))
+	file, err := os.Open(filepath.Join("..", "..", "dedup", "claimkey", "testdata", "keys.tsv"))
 	if err != nil {
 		t.Fatal(err)
 	}
