@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
-	"io"
-	"math/rand/v2"
 	"sync"
 
 	"github.com/segmentio/kafka-go/protocol"
@@ -15,52 +13,22 @@ import (
 // topics' ids (KIP-516). It came with Kafka 2.8.
 const topicIDsVersion = 10
 
-// topicIDsRequest asks a broker for the ids of topics. The answer to kafka-go's own
-// metadata request has none: positions of a topic that was deleted and created anew
-// would pass for those of the old one.
-type topicIDsRequest struct {
-	topics   []string
-	clientID string
-	conns    *connections
+// topicIDsExchange asks a broker, if it knows of ids, for those of topics. The answer
+// to kafka-go's own metadata request has none: positions of a topic that was deleted
+// and created anew would pass for those of the old one.
+func topicIDsExchange(topics []string) *exchange {
+	return &exchange{
+		key: protocol.Metadata, oldest: topicIDsVersion, latest: topicIDsVersion, tags: topicIDsVersion,
+		broker:  func(protocol.Cluster) (protocol.Broker, error) { return protocol.Broker{ID: -1}, nil }, // any
+		request: func(int16) outgoing { return topicIDsRequest(topics) },
+	}
 }
 
-var _ protocol.RawExchanger = (*topicIDsRequest)(nil)
-
-// ApiKey makes it a message of kafka-go's.
-func (*topicIDsRequest) ApiKey() protocol.ApiKey { return protocol.Metadata } //nolint:staticcheck // kafka-go's name
-
-// Required: kafka-go would agree on a version of its own.
-func (*topicIDsRequest) Required(map[protocol.ApiKey]int16) bool { return true }
-
-// RawExchange asks, if this very broker knows of ids. An error ends the connection.
-func (r *topicIDsRequest) RawExchange(conn io.ReadWriter) (protocol.Message, error) {
-	supported, err := r.conns.versions(conn, r.clientID)
-	if err != nil {
-		return nil, err
-	}
-	if v, ok := supported[int16(protocol.Metadata)]; ok && v.min <= topicIDsVersion && topicIDsVersion <= v.max {
-		return r.ask(conn)
-	}
-	return topicIDs{}, nil
-}
-
-func (r *topicIDsRequest) ask(conn io.ReadWriter) (protocol.Message, error) {
-	id := rand.Int32()
-	if _, err := conn.Write(r.request(id)); err != nil {
-		return nil, err
-	}
-	body, err := readAnswer(conn, id, nil)
-	if err != nil {
-		return nil, err
-	}
-	return readTopicIDs(body)
-}
-
-// request is a metadata request.
-func (r *topicIDsRequest) request(id int32) []byte {
+// topicIDsRequest is a metadata request.
+func topicIDsRequest(topics []string) outgoing {
 	out := outgoing{tagged: true}
-	out.count(len(r.topics))
-	for _, t := range r.topics {
+	out.count(len(topics))
+	for _, t := range topics {
 		out.b = append(out.b, make([]byte, 16)...) // by name, not by id
 		out.text(t)
 		out.end()
@@ -69,7 +37,7 @@ func (r *topicIDsRequest) request(id int32) []byte {
 	out.int8(0) // who may do what isn't asked,
 	out.int8(0) // neither of the cluster nor of the topics
 	out.end()
-	return out.framed(protocol.Metadata, topicIDsVersion, id, r.clientID)
+	return out
 }
 
 // topicIDs are topics' ids by name, as Kafka's tools print them. A topic that has
@@ -84,13 +52,12 @@ func (i topicIDs) raw(topic string) (id [16]byte) {
 	return id
 }
 
-// ApiKey makes it a message of kafka-go's.
-func (topicIDs) ApiKey() protocol.ApiKey { return protocol.Metadata } //nolint:staticcheck // kafka-go's name
-
-// readTopicIDs reads the answer.
-func readTopicIDs(body []byte) (topicIDs, error) {
-	c := cursor{b: body}
-	c.tags()
+// topicIDs reads the answer; nil: the broker is too old to know ids.
+func (a *answer) topicIDs() (topicIDs, error) {
+	if a.version == 0 {
+		return nil, nil
+	}
+	c := a.body.cursor
 	c.int32() // throttle time
 	for range c.compact() {
 		c.int32()           // node
@@ -136,13 +103,13 @@ func readTopicIDs(body []byte) (topicIDs, error) {
 func (c *cluster) topicIDs(ctx context.Context) (topicIDs, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	res, err := c.transport.RoundTrip(ctx, c.addr, &topicIDsRequest{topics: c.topics, clientID: c.transport.ClientID, conns: c.conns})
+	a, err := c.exchange(ctx, topicIDsExchange(c.topics))
+	var ids topicIDs
+	if err == nil {
+		ids, err = a.topicIDs()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("look up the topics' ids: %w", err)
-	}
-	ids, ok := res.(topicIDs)
-	if !ok {
-		return nil, fmt.Errorf("look up the topics' ids: %w", errAnswer)
 	}
 	return ids, nil
 }

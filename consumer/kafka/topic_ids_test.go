@@ -118,6 +118,12 @@ func answered10(topics map[string][16]byte) []byte {
 	return append([]byte{0}, m.AppendTo(nil)...)
 }
 
+func readTopicIDs(body []byte) (topicIDs, error) {
+	a := &answer{version: topicIDsVersion, body: incoming{cursor: cursor{b: body}, tagged: true}}
+	a.body.end()
+	return a.topicIDs()
+}
+
 func TestIdentities(t *testing.T) {
 	t.Parallel()
 	id := [16]byte{15: 1}
@@ -191,9 +197,14 @@ func TestOnlyBrokersThatKnowAreAskedForIDs(t *testing.T) {
 	t.Parallel()
 	for latest, want := range map[int16]int{9: 0, 10: 1, 13: 1} {
 		b := &oldBroker{t: t, latest: latest}
-		got, err := (&topicIDsRequest{topics: []string{"orders"}, clientID: "me"}).RawExchange(b)
-		ids, ok := got.(topicIDs)
-		if err != nil || !ok || len(ids) != want || b.asked != want {
+		e := topicIDsExchange([]string{"orders"})
+		e.clientID = "me"
+		var ids topicIDs
+		got, err := e.RawExchange(b)
+		if err == nil {
+			ids, err = got.(*answer).topicIDs()
+		}
+		if err != nil || len(ids) != want || b.asked != want {
 			t.Errorf("a broker that knows version %d was asked %d times, and told %v, %v", latest, b.asked, ids, err)
 		}
 	}
