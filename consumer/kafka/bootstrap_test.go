@@ -21,9 +21,7 @@ func TestBrokersThatAreLearnt(t *testing.T) {
 	}
 	c := &Config{Name: "main", Brokers: fake.ListenAddrs()[:1], Topics: []string{"orders"}, Group: "g"}
 	c.setDefaults()
-	conns := newConnections(c)
-	t.Cleanup(conns.cut)
-	cluster := newCluster(c, nil, conns)
+	cluster := newCluster(c, nil)
 	t.Cleanup(cluster.close)
 	read := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -40,6 +38,7 @@ func TestBrokersThatAreLearnt(t *testing.T) {
 	if err := fake.RemoveNode(0); err != nil {
 		t.Fatal(err)
 	}
+	conns := cluster.conns
 	conns.mu.Lock()
 	for _, open := range conns.open {
 		if open.address == c.Brokers[0] {

@@ -52,7 +52,8 @@ type cluster struct {
 	isolation int8 // as in fetch and list requests: 0 or readCommitted
 }
 
-func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluster {
+func newCluster(c *Config, mechanism sasl.Mechanism) *cluster {
+	conns := newConnections(c)
 	cl := &cluster{
 		transport: &kafkago.Transport{
 			Dial:        conns.dial,
@@ -76,7 +77,11 @@ func newCluster(c *Config, mechanism sasl.Mechanism, conns *connections) *cluste
 	return cl
 }
 
-func (c *cluster) close() { c.transport.CloseIdleConnections() }
+// close closes all connections, idle or not.
+func (c *cluster) close() {
+	c.transport.CloseIdleConnections()
+	c.conns.cut()
+}
 
 // fetch asks a partition's leader for records from a position on, and returns the
 // leader. want.maxBytes bounds them as the broker stores them; one record batch comes

@@ -88,9 +88,7 @@ func (r *rig) fetch(position int64) records {
 	r.Helper()
 	c := Config{Name: "main", Brokers: []string{r.broker.Addr()}, Topics: []string{r.topic}, Group: r.group}
 	c.setDefaults()
-	conns := newConnections(&c)
-	defer conns.cut()
-	cluster := newCluster(&c, nil, conns)
+	cluster := newCluster(&c, nil)
 	defer cluster.close()
 	d := decoder{lane: r.lane(0), topic: r.topic, readCommitted: true, limit: c.MaxInflatedBytes}
 	var got records

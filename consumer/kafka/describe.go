@@ -12,9 +12,7 @@ var _ consumer.Describer = (*Source)(nil)
 
 // Describe returns where each partition begins and ends, and the group's offsets.
 func (s *Source) Describe(ctx context.Context) (consumer.Description, error) {
-	conns := newConnections(&s.config)
-	defer conns.cut()
-	cluster := newCluster(&s.config, s.mechanism, conns)
+	cluster := newCluster(&s.config, s.mechanism)
 	defer cluster.close()
 	var d consumer.Description
 	now, err := cluster.lookUpTopics(ctx)

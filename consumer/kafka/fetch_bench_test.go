@@ -28,9 +28,7 @@ func BenchmarkFetch(b *testing.B) {
 			fill(b, server, topic, n, codec)
 			c := Config{Name: "main", Brokers: []string{server.Addr()}, Topics: []string{topic}, Group: "g"}
 			c.setDefaults()
-			conns := newConnections(&c)
-			defer conns.cut()
-			cluster := newCluster(&c, nil, conns)
+			cluster := newCluster(&c, nil)
 			defer cluster.close()
 			d := &decoder{lane: message.Lane{Source: "main", Name: laneName(topic, 0)}, topic: topic, readCommitted: true, limit: c.MaxInflatedBytes}
 			b.ReportAllocs()

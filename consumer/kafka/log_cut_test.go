@@ -276,9 +276,7 @@ func fakeLane(t *testing.T) (*partitionReader, *kfake.Cluster) {
 	fake := fakeCluster(t, kfake.SeedTopics(1, "orders"))
 	c := &Config{Name: "main", Brokers: fake.ListenAddrs(), Topics: []string{"orders"}, Group: "g"}
 	c.setDefaults()
-	conns := newConnections(c)
-	t.Cleanup(conns.cut)
-	cluster := newCluster(c, nil, conns)
+	cluster := newCluster(c, nil)
 	t.Cleanup(cluster.close)
 	r := &run{config: c, session: newSession(t, consumer.NewBudget(4<<20)), log: slog.New(slog.DiscardHandler), cluster: cluster}
 	return &partitionReader{run: r, gen: &groupGeneration{run: r, readCtx: t.Context()}, topic: "orders"}, fake

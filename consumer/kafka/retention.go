@@ -23,9 +23,7 @@ const (
 // BrokerRetention returns how long each topic's messages are kept, at least. It needs
 // the right to describe the topics' configuration, which reading them doesn't need.
 func (s *Source) BrokerRetention(ctx context.Context) ([]consumer.TopicRetention, error) {
-	conns := newConnections(&s.config)
-	defer conns.cut()
-	cluster := newCluster(&s.config, s.mechanism, conns)
+	cluster := newCluster(&s.config, s.mechanism)
 	defer cluster.close()
 	settings, err := cluster.settings(ctx, cleanupPolicy, retentionMS)
 	problems := []error{err}

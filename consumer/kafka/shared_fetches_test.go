@@ -348,9 +348,7 @@ func TestAGroupGenerationWaitsForItsSharedFetches(t *testing.T) {
 	f := watch(fake)
 	c := &Config{Name: "main", Brokers: fake.ListenAddrs(), Topics: []string{"orders"}, Group: "g"}
 	c.setDefaults()
-	conns := newConnections(c)
-	t.Cleanup(conns.cut)
-	cluster := newCluster(c, nil, conns)
+	cluster := newCluster(c, nil)
 	t.Cleanup(cluster.close)
 	budget := consumer.NewBudget(1 << 20)
 	begun, ended := make(chan struct{}), make(chan int64, 1)
@@ -636,9 +634,7 @@ func TestWhatASharedFetchBrings(t *testing.T) {
 		r.put(client, 2, "a", "b", "c")
 		c := Config{Name: "main", Brokers: []string{b.Addr()}, Topics: []string{r.topic, gone.topic}, Group: r.group}
 		c.setDefaults()
-		conns := newConnections(&c)
-		defer conns.cut()
-		cluster := newCluster(&c, nil, conns)
+		cluster := newCluster(&c, nil)
 		defer cluster.close()
 		ids, err := cluster.topicIDs(r.ctx)
 		r.check(err)

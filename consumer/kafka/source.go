@@ -56,9 +56,7 @@ func (s *Source) Name() string { return s.config.Name }
 // again by itself for ever; an error means that the broker refuses the
 // configuration.
 func (s *Source) Run(ctx context.Context, session *consumer.Session) error {
-	conns := newConnections(&s.config)
-	defer conns.cut()
-	cluster := newCluster(&s.config, s.mechanism, conns)
+	cluster := newCluster(&s.config, s.mechanism)
 	defer cluster.close()
 	r := &run{
 		config:  &s.config,
