@@ -182,15 +182,7 @@ func (c *cluster) readable(f *fetched) int64 {
 
 func (c *cluster) exchange(ctx context.Context, e *exchange) (*answer, error) {
 	e.clientID, e.conns = c.transport.ClientID, c.conns
-	res, err := c.transport.RoundTrip(ctx, c.addr, e)
-	if err != nil {
-		return nil, err
-	}
-	a, ok := res.(*answer)
-	if !ok {
-		return nil, errAnswer
-	}
-	return a, nil
+	return ask[*answer](ctx, c, e)
 }
 
 // epochEnd is where the leader's log ends in an epoch, or in the last epoch before it
@@ -249,7 +241,7 @@ func (c *cluster) start(ctx context.Context, topic string, partition int, at int
 func (c *cluster) list(ctx context.Context, topic string, partition int, at int64, isolation int8) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	res, err := c.transport.RoundTrip(ctx, c.addr, &listoffsets.Request{
+	res, err := ask[*listoffsets.Response](ctx, c, &listoffsets.Request{
 		ReplicaID:      -1,
 		IsolationLevel: isolation,
 		Topics: []listoffsets.RequestTopic{{
@@ -259,18 +251,17 @@ func (c *cluster) list(ctx context.Context, topic string, partition int, at int6
 			}},
 		}},
 	})
+	if err == nil && (len(res.Topics) != 1 || len(res.Topics[0].Partitions) != 1) {
+		err = errAnswer
+	}
 	if err != nil {
 		return 0, fmt.Errorf("list offsets: %w", err)
 	}
-	r, ok := res.(*listoffsets.Response)
-	if !ok || len(r.Topics) != 1 || len(r.Topics[0].Partitions) != 1 {
-		return 0, fmt.Errorf("list offsets: %w", errAnswer)
-	}
-	p := r.Topics[0].Partitions[0]
-	if p.ErrorCode != 0 {
+	p := res.Topics[0].Partitions[0]
+	switch {
+	case p.ErrorCode != 0:
 		return 0, fmt.Errorf("list offsets: %w", kafkago.Error(p.ErrorCode))
-	}
-	if p.Offset < 0 {
+	case p.Offset < 0:
 		return 0, fmt.Errorf("list offsets: %w", errAnswer)
 	}
 	return p.Offset, nil
@@ -286,24 +277,21 @@ type committed struct {
 func (c *cluster) committed(ctx context.Context, topic string, partition int) (committed, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	res, err := c.transport.RoundTrip(ctx, c.addr, &offsetfetch.Request{
+	res, err := ask[*offsetfetch.Response](ctx, c, &offsetfetch.Request{
 		GroupID: c.group,
 		Topics:  []offsetfetch.RequestTopic{{Name: topic, PartitionIndexes: []int32{int32(partition)}}},
 	})
+	switch {
+	case err != nil:
+	case res.ErrorCode != 0:
+		err = kafkago.Error(res.ErrorCode)
+	case len(res.Topics) != 1 || len(res.Topics[0].Partitions) != 1:
+		err = errAnswer
+	}
 	if err != nil {
 		return committed{}, fmt.Errorf("fetch the group's offset: %w", err)
 	}
-	r, ok := res.(*offsetfetch.Response)
-	if !ok {
-		return committed{}, fmt.Errorf("fetch the group's offset: %w", errAnswer)
-	}
-	if r.ErrorCode != 0 {
-		return committed{}, fmt.Errorf("fetch the group's offset: %w", kafkago.Error(r.ErrorCode))
-	}
-	if len(r.Topics) != 1 || len(r.Topics[0].Partitions) != 1 {
-		return committed{}, fmt.Errorf("fetch the group's offset: %w", errAnswer)
-	}
-	p := r.Topics[0].Partitions[0]
+	p := res.Topics[0].Partitions[0]
 	if p.ErrorCode != 0 {
 		return committed{}, fmt.Errorf("fetch the group's offset: %w", kafkago.Error(p.ErrorCode))
 	}
@@ -333,15 +321,11 @@ func (m membership) commit(all map[string]map[int]committed, confirmed func(topi
 		}
 		req.Topics = append(req.Topics, t)
 	}
-	res, err := m.cluster.transport.RoundTrip(ctx, m.cluster.addr, req)
+	res, err := ask[*offsetcommit.Response](ctx, m.cluster, req)
 	if err != nil {
 		return fmt.Errorf("commit the group's offsets: %w", err)
 	}
-	r, ok := res.(*offsetcommit.Response)
-	if !ok {
-		return fmt.Errorf("commit the group's offsets: %w", errAnswer)
-	}
-	for _, t := range r.Topics {
+	for _, t := range res.Topics {
 		for _, p := range t.Partitions {
 			switch {
 			case p.ErrorCode == 0:
@@ -403,7 +387,7 @@ func (c *cluster) settings(ctx context.Context, names ...string) (map[string]map
 	defer cancel()
 	// This finds out why no broker can be reached. The library would send the next
 	// request to a broker that it doesn't know, and report that.
-	if _, err := c.transport.RoundTrip(ctx, c.addr, &metadata.Request{TopicNames: c.topics}); err != nil {
+	if _, err := ask[*metadata.Response](ctx, c, &metadata.Request{TopicNames: c.topics}); err != nil {
 		return nil, fmt.Errorf("describe the topics: %w", err)
 	}
 	req := &describeconfigs.Request{}
@@ -412,17 +396,13 @@ func (c *cluster) settings(ctx context.Context, names ...string) (map[string]map
 			ResourceType: int8(kafkago.ResourceTypeTopic), ResourceName: t, ConfigNames: names,
 		})
 	}
-	res, err := c.transport.RoundTrip(ctx, c.addr, req)
+	res, err := ask[*describeconfigs.Response](ctx, c, req)
 	if err != nil {
 		return nil, fmt.Errorf("describe the topics: %w", err)
 	}
-	r, ok := res.(*describeconfigs.Response)
-	if !ok {
-		return nil, fmt.Errorf("describe the topics: %w", errAnswer)
-	}
-	known := make(map[string]map[string]string, len(r.Resources))
+	known := make(map[string]map[string]string, len(res.Resources))
 	var problems []error
-	for _, t := range r.Resources {
+	for _, t := range res.Resources {
 		if t.ErrorCode != 0 {
 			problems = append(problems, fmt.Errorf("describe topic %s: %w", t.ResourceName, kafkago.Error(t.ErrorCode)))
 			continue

@@ -61,7 +61,7 @@ func (g *groupGeneration) serve(ctx context.Context) {
 		g.readiness.setLane(r.lane.Name, false)
 	}
 	g.reportTopics(g.group.seen)
-	g.readiness.begin()
+	g.readiness.setServing(true)
 
 	// We send heartbeats for as long as there may be something to commit.
 	beating, quit := context.WithCancel(context.Background())
@@ -75,7 +75,7 @@ func (g *groupGeneration) serve(ctx context.Context) {
 	g.watchTopics(readCtx)
 	release()
 
-	g.readiness.end()
+	g.readiness.setServing(false)
 	budget := g.run.config.drainBudget()
 	if ctx.Err() != nil {
 		budget = g.run.session.Drain() // we leave the group, so no session timeout counts

@@ -50,9 +50,7 @@ func (r *readiness) set(name string, problem error) (changed bool) {
 	return (was == nil) != (problem == nil)
 }
 
-func (r *readiness) begin() { r.setServing(true) }
-func (r *readiness) end()   { r.setServing(false) }
-
+// setServing says whether the group generation reads at all.
 func (r *readiness) setServing(serving bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,8 +58,8 @@ func (r *readiness) setServing(serving bool) {
 	r.reportLocked()
 }
 
-// reportLocked tells the worker. r.mu must be held, so that reports keep the order
-// of the changes.
+// reportLocked tells the worker, under the mutex so that reports keep the order of the
+// changes.
 func (r *readiness) reportLocked() {
 	switch {
 	case !r.serving:

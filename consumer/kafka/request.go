@@ -64,7 +64,7 @@ func ask[R protocol.Message](ctx context.Context, c *cluster, req protocol.Messa
 	}
 	res, ok := answer.(R)
 	if !ok {
-		return res, errAnswer
+		err = errAnswer
 	}
-	return res, nil
+	return res, err
 }
