@@ -1,17 +1,16 @@
 package kafka
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/dedupd/dedupd/internal/policy"
 )
 
-// Config describes a subscription. Zero values mean the default.
+// Config describes a subscription. Zero values mean the default. Package config has
+// checked what people write.
 type Config struct {
 	// Name is the source's name. Required.
 	Name string
@@ -49,7 +48,7 @@ type Config struct {
 	RebalanceTimeout time.Duration
 
 	// FetchBytes bounds one lane's fetch, as the broker stores it (compressed).
-	// Default 1 MiB. A single record batch may be larger.
+	// Default 1 MiB, at most maxFetchBytes. A single record batch may be larger.
 	FetchBytes int
 	// MaxInflatedBytes bounds one record batch in memory, decompressed and as
 	// messages. A larger one holds its lane. Default 128 MiB. One that is larger than
@@ -58,71 +57,17 @@ type Config struct {
 }
 
 func (c *Config) setDefaults() {
-	setDefault(&c.Start, policy.StartEarliest)
-	setDefault(&c.Isolation, policy.ReadCommitted)
-	setDefault(&c.OnGroupReset, policy.GroupResetHonour)
-	setDefault(&c.OnGap, policy.GapStop)
-	setDefault(&c.ClientID, "dedupd")
-	setDefault(&c.SessionTimeout, 10*time.Second)
-	setDefault(&c.HeartbeatInterval, time.Second)
-	setDefault(&c.RebalanceTimeout, 30*time.Second)
-	setDefault(&c.FetchBytes, 1<<20)
-	setDefault(&c.MaxInflatedBytes, 128<<20)
+	c.Start = cmp.Or(c.Start, policy.StartEarliest)
+	c.Isolation = cmp.Or(c.Isolation, policy.ReadCommitted)
+	c.OnGroupReset = cmp.Or(c.OnGroupReset, policy.GroupResetHonour)
+	c.OnGap = cmp.Or(c.OnGap, policy.GapStop)
+	c.ClientID = cmp.Or(c.ClientID, "dedupd")
+	c.SessionTimeout = cmp.Or(c.SessionTimeout, 10*time.Second)
+	c.HeartbeatInterval = cmp.Or(c.HeartbeatInterval, time.Second)
+	c.RebalanceTimeout = cmp.Or(c.RebalanceTimeout, 30*time.Second)
+	c.FetchBytes = cmp.Or(c.FetchBytes, 1<<20)
+	c.MaxInflatedBytes = cmp.Or(c.MaxInflatedBytes, 128<<20)
 }
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
-func (c *Config) validate() error {
-	var all []error
-	problem := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
-	check := func(key string, err error) {
-		if err != nil {
-			problem("%s: %w", key, err)
-		}
-	}
-	if c.Name == "" {
-		problem("name: required")
-	}
-	if len(c.Brokers) == 0 {
-		problem("brokers: required")
-	}
-	if len(c.Topics) == 0 {
-		problem("topics: required")
-	}
-	for i, t := range c.Topics {
-		if t == "" || slices.Contains(c.Topics[:i], t) {
-			problem("topics: %q is empty or listed twice", t)
-		}
-	}
-	if c.Group == "" {
-		problem("group: required")
-	}
-	check("start", policy.Check(c.Start))
-	check("isolation", policy.Check(c.Isolation))
-	check("on_group_reset", policy.Check(c.OnGroupReset))
-	check("on_gap", policy.Check(c.OnGap))
-	if c.HeartbeatInterval <= 0 || c.SessionTimeout < 3*c.HeartbeatInterval {
-		problem("session timeout %s: less than three heartbeats of %s", c.SessionTimeout, c.HeartbeatInterval)
-	}
-	if c.RebalanceTimeout <= 0 {
-		problem("rebalance timeout %s: not positive", c.RebalanceTimeout)
-	}
-	if c.FetchBytes < 0 || c.FetchBytes > maxFetchBytes {
-		problem("fetch bytes %d: not between 1 and %d", c.FetchBytes, maxFetchBytes)
-	}
-	if c.MaxInflatedBytes < 0 || c.MaxInflatedBytes > maxInflated {
-		problem("max inflated bytes %d: not between 1 and %d", c.MaxInflatedBytes, maxInflated)
-	}
-	return errors.Join(all...)
-}
-
-// maxInflated is the most that MaxInflatedBytes may be.
-const maxInflated = 1 << 30
 
 // drainBudget is how long we wait for in-flight transactions once the group
 // rebalances: all other members wait with us. The last commit and the join follow.

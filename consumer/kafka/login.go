@@ -2,7 +2,6 @@ package kafka
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/segmentio/kafka-go/sasl"
@@ -16,9 +15,7 @@ import (
 type SASL struct {
 	Mechanism policy.Mechanism
 	Username  string
-	Password  string
-	// CurrentPassword, if not nil, is asked at each login instead of Password:
-	// passwords change under a running program.
+	// CurrentPassword is asked at each login: passwords change under a running program.
 	CurrentPassword func() (string, error)
 }
 
@@ -49,18 +46,13 @@ func (s SASL) login() (sasl.Mechanism, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.Username == "" {
-		return nil, errors.New("sasl.username: required with a mechanism")
-	}
 	return &login{s, m.Name()}, nil
 }
 
 func (s SASL) mechanism() (m sasl.Mechanism, err error) {
-	password := s.Password
-	if s.CurrentPassword != nil {
-		if password, err = s.CurrentPassword(); err != nil {
-			return nil, fmt.Errorf("sasl.password: %w", err)
-		}
+	password, err := s.CurrentPassword()
+	if err != nil {
+		return nil, fmt.Errorf("sasl.password: %w", err)
 	}
 	switch s.Mechanism {
 	case policy.MechanismPlain:

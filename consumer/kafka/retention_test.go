@@ -78,12 +78,12 @@ func TestBrokerRetentionOverTLSAndSASL(t *testing.T) {
 	t.Parallel()
 	server, client := certificates(t)
 	cluster := fakeCluster(t, kfake.TLS(server), kfake.EnableSASL(), kfake.Superuser("PLAIN", "dedupd", "swordfish"), kfake.SeedTopics(1, "orders"))
-	login := SASL{Mechanism: "plain", Username: "dedupd", Password: "swordfish"}
+	login := SASL{Mechanism: "plain", Username: "dedupd", CurrentPassword: password("swordfish")}
 	c := Config{Brokers: cluster.ListenAddrs(), Topics: []string{"orders"}, TLS: client, SASL: login}
 	if got, err := brokerRetention(t, c); err != nil || len(got) != 1 {
 		t.Errorf("%v, %v", got, err)
 	}
-	c.SASL.Password = "wrong"
+	c.SASL.CurrentPassword = password("wrong")
 	if got, err := brokerRetention(t, c); err == nil || len(got) != 0 || strings.Contains(err.Error(), "wrong") {
 		t.Errorf("with a wrong password: %v, %v", got, err)
 	}

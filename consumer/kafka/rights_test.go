@@ -46,7 +46,7 @@ func (r *rig) allow(user string, right kmsg.ACLOperation, topics ...string) {
 func (r *rig) as(user string, topics ...string) func(*Config) {
 	return func(c *Config) {
 		c.Brokers, c.Topics = []string{r.broker.Secured()}, topics
-		c.SASL = SASL{Mechanism: "plain", Username: user, Password: "swordfish"}
+		c.SASL = SASL{Mechanism: "plain", Username: user, CurrentPassword: password("swordfish")}
 	}
 }
 

@@ -38,12 +38,11 @@ type Source struct {
 
 var _ consumer.Source = (*Source)(nil)
 
-// New checks a configuration; the error names every problem. It connects to
-// nothing.
+// New makes a source. It connects to nothing. The error is about the login.
 func New(c Config) (*Source, error) {
 	c.setDefaults()
 	mechanism, err := c.SASL.login()
-	if err := errors.Join(c.validate(), err); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("kafka source %q: %w", c.Name, err)
 	}
 	return &Source{config: c, mechanism: mechanism}, nil

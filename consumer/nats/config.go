@@ -3,10 +3,6 @@ package nats
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
-	"fmt"
-	"net/url"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +13,7 @@ import (
 // others. It may be short, for a worker that is alive asks for more time (progress.go).
 const defaultAckWait = 10 * time.Second
 
-// Config is a source's configuration. What is empty gets its default from New.
+// Config is a source's configuration. Package config has checked it.
 type Config struct {
 	// Name is the source's name.
 	Name string
@@ -29,8 +25,7 @@ type Config struct {
 	Subjects []string
 	// Durable is the name of the consumer, created where it is missing.
 	Durable string
-	// The policies. Defaults: ModeQueue, QueueEarliest and GapStop.
-	Mode  policy.Mode
+	// The policies. Defaults: QueueEarliest and GapStop.
 	Start policy.QueueStart
 	OnGap policy.Gap
 	// AckWait is after what time the server redelivers a message whose worker it hasn't
@@ -55,68 +50,5 @@ type Config struct {
 type configError struct{ text string }
 
 func (e *configError) Error() string { return e.text }
-
-func (c Config) withDefaults() Config {
-	if c.Mode == "" {
-		c.Mode = policy.ModeQueue
-	}
-	if c.Start == "" {
-		c.Start = policy.QueueEarliest
-	}
-	if c.OnGap == "" {
-		c.OnGap = policy.GapStop
-	}
-	return c
-}
-
-func (c Config) validate() error {
-	var problems []error
-	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
-	if c.Name == "" {
-		bad("name is empty")
-	}
-	if len(c.Servers) == 0 {
-		bad("servers is empty")
-	}
-	for i, s := range c.Servers {
-		if u, err := url.Parse(s); err != nil || u.Host == "" || strings.Contains(s, ",") {
-			// The text may hold a password, so it isn't repeated.
-			bad("servers[%d] is not a URL such as nats://host:4222", i)
-		}
-	}
-	if !isName(c.Stream) {
-		bad("stream: %q can't be a stream's name", c.Stream)
-	}
-	if !isName(c.Durable) {
-		bad("durable: %q can't be a durable's name", c.Durable)
-	}
-	for i, s := range c.Subjects {
-		if s == "" || strings.ContainsAny(s, " \t\r\n") || slices.Contains(strings.Split(s, "."), "") {
-			bad("subjects[%d]: %q is not a subject", i, s)
-		}
-	}
-	if err := policy.Check(c.Mode); err != nil {
-		bad("mode: %w", err)
-	}
-	if c.Mode == policy.ModeLanes {
-		bad("mode: %s is not available yet; use %s", policy.ModeLanes, policy.ModeQueue)
-	}
-	if err := policy.Check(c.Start); err != nil {
-		bad("start: %w", err)
-	}
-	if err := policy.Check(c.OnGap); err != nil {
-		bad("on_gap: %w", err)
-	}
-	if c.AckWait < 0 || c.MaxAckPending < 0 {
-		bad("the ack wait and the most pending acks can't be negative")
-	}
-	if c.CredsFile != "" && c.NkeySeedFile != "" {
-		bad("creds_file and nkey_seed_file exclude each other")
-	}
-	return errors.Join(problems...)
-}
-
-// isName tells whether the server takes a name for a stream or a durable.
-func isName(s string) bool { return s != "" && !strings.ContainsAny(s, " \t\r\n.*>/\\") }
 
 func (c Config) servers() string { return strings.Join(c.Servers, ",") }

@@ -117,10 +117,7 @@ func TestHeartbeat(t *testing.T) {
 func TestHeartbeatOfAShortRun(t *testing.T) {
 	t.Parallel()
 	url, _ := natstest.Start(t)
-	source, err := New(Config{Name: "edge", Servers: []string{url}, Stream: "ORDERS", Durable: "orders"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := New(Config{Name: "edge", Servers: []string{url}, Stream: "ORDERS", Durable: "orders"})
 	store := consumertest.NewStore()
 	w := newWorker(store, source, prometheus.NewRegistry())
 	w.UntilIdle = inspectEvery / 4

@@ -65,10 +65,7 @@ func TestBrokerRetentionEndsWithItsContext(t *testing.T) {
 		defer l.Close()
 		servers = append(servers, "nats://"+l.Addr().String())
 	}
-	source, err := New(Config{Name: "edge", Servers: servers, Stream: "ORDERS", Durable: "orders"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := New(Config{Name: "edge", Servers: servers, Stream: "ORDERS", Durable: "orders"})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	begun := time.Now()

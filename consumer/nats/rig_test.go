@@ -196,10 +196,7 @@ func (r *rig) config(change ...func(*Config)) Config {
 }
 
 func (r *rig) source(change ...func(*Config)) *Source {
-	r.Helper()
-	s, err := New(r.config(change...))
-	r.check(err)
-	return s
+	return New(r.config(change...))
 }
 
 // consumer is the durable, which the server is asked for.

@@ -26,14 +26,8 @@ type Source struct {
 	floorAge time.Duration // zero: the constant, but for tests
 }
 
-// New checks a configuration. The error tells all that is wrong with it.
-func New(c Config) (*Source, error) {
-	c = c.withDefaults()
-	if err := c.validate(); err != nil {
-		return nil, err
-	}
-	return &Source{config: c}, nil
-}
+// New makes a source. It connects to nothing.
+func New(c Config) *Source { return &Source{config: c} }
 
 // Name is the source's name in the configuration.
 func (s *Source) Name() string { return s.config.Name }

@@ -52,7 +52,7 @@ func newNATS(name string, n *config.NATS) (consumer.Source, error) {
 	}
 	return nats.New(nats.Config{
 		Name: name, Servers: n.Servers, Stream: n.Stream, Subjects: n.Subjects, Durable: n.Durable,
-		Mode: n.Mode, Start: n.Start, MaxAckPending: n.MaxAckPending, OnGap: n.OnGap,
+		Start: n.Start, MaxAckPending: n.MaxAckPending, OnGap: n.OnGap,
 		CredsFile: n.CredsFile, NkeySeedFile: n.NKeySeedFile, TLS: tls, Authorities: n.TLS.Authorities,
-	})
+	}), nil
 }
