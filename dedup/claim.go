@@ -22,7 +22,7 @@ var beginStep = pipeline.Step{Name: "dedupd_begin", SQL: "begin isolation level 
 func (t *txn) enterStep() pipeline.Step {
 	return pipeline.Step{
 		Name:   "dedupd_enter_3",
-		SQL:    `SELECT ` + t.store.name("enter") + `($1::integer, $2::uuid, $3::text, $4::text, $5::text), ` + pipeline.SendWarnings,
+		SQL:    `SELECT ` + t.store.name("enter") + `($1::integer, $2::uuid, $3::text, $4::text, $5::text), ` + sendWarnings,
 		OIDs:   []uint32{pgtype.Int4OID, pgtype.UUIDOID, pgtype.TextOID, pgtype.TextOID, pgtype.TextOID},
 		Params: [][]byte{pipeline.Int4(t.catalog.ScopeID), t.catalog.Identity[:], []byte(pipeline.LockTimeout), []byte(pipeline.StatementTimeout), []byte(pipeline.IdleTimeout)},
 	}

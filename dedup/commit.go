@@ -48,10 +48,10 @@ func (t *txn) commit(ctx context.Context, steps ...pipeline.Step) error {
 
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
-	_ = pipeline.TakeWarning(t.conn) // of an earlier statement
+	_ = takeWarning(t.conn) // of an earlier statement
 	err := t.send(ctx, steps...)
 	if err == nil {
-		if w := pipeline.TakeWarning(t.conn); w != nil {
+		if w := takeWarning(t.conn); w != nil {
 			return &commitError{w}
 		}
 		return nil

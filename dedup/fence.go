@@ -77,7 +77,7 @@ func (s *Store) waitForStandby(ctx context.Context, lane int32) error {
 		t := &txn{store: s, conn: conn, prepare: s.prepare}
 		err := t.send(ctx,
 			beginStep,
-			pipeline.Step{SQL: `SELECT CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END, ` + pipeline.SendWarnings},
+			pipeline.Step{SQL: `SELECT CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END, ` + sendWarnings},
 			pipeline.Step{SQL: `UPDATE ` + s.name("lanes") + ` SET updated_at = updated_at WHERE id = $1::integer`, OIDs: []uint32{pgtype.Int4OID}, Params: [][]byte{pipeline.Int4(lane)}})
 		if err == nil {
 			err = t.commit(ctx) // its wait may be cancelled like the other's

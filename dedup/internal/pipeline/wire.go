@@ -1,6 +1,5 @@
 // Package pipeline sends several statements in one round trip, with parameters and results
-// in Postgres' binary format. It also holds the limits of dedupd's transactions, and what
-// COMMIT warns of.
+// in Postgres' binary format. It also holds the limits of dedupd's transactions.
 //
 // The claim statement's arrays are the hot path, which is why pgx's general encoder isn't
 // used.
