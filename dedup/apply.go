@@ -166,7 +166,7 @@ func (p *Processor) reload(ctx context.Context, g *group, cause error) error {
 func (p *Processor) landed(g *group, all []tally) {
 	p.Metrics.observe(p, g, all)
 	p.ages.count(g.ages, time.Now())
-	p.slow.landed(g.batches, p.quarantineSpan())
+	p.slow.landed(g.batches, p.MaxMessages)
 	p.doubts.landed(g)
 	if g.doubted {
 		g.handOver.landed = append(g.handOver.landed, g)

@@ -105,3 +105,12 @@ func TestReasonsBecomeText(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// A policy that nobody knows must not pass for another.
+func TestStartRefusesAnUnknownPolicy(t *testing.T) {
+	p := &Processor{Missing: MissingStop, OnDuplicate: "twice", OnConflict: ConflictDrop}
+	const want = `the processor's policies: "twice" is not one of drop, dead_letter, reply`
+	if err := p.Start(t.Context()); err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}

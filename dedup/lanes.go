@@ -64,7 +64,7 @@ func (s *Store) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) (gone []m
 		return nil, fmt.Errorf("report that lanes are caught up: %w", err)
 	}
 	for _, l := range lanes {
-		s.quarantine.end(l.Lane) // it has no message left that could end a process
+		s.quarantine.set(l.Lane, false) // it has no message left that could end a process
 	}
 	switch {
 	case went != "":

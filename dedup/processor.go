@@ -1,7 +1,9 @@
 package dedup
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -64,12 +66,17 @@ type unknownCommit struct {
 	tally       tally
 }
 
-// Start prepares the sink and the guards. Call it once, before Handle.
+// Start checks the policies, and prepares the sink and the guards. Call it once, before
+// Handle.
 func (p *Processor) Start(ctx context.Context) error {
+	if err := errors.Join(policy.Check(p.Missing), policy.Check(p.OnDuplicate), policy.Check(p.OnConflict)); err != nil {
+		return fmt.Errorf("the processor's policies: %w", err)
+	}
+	p.MaxMessages = cmp.Or(p.MaxMessages, 4000)
 	p.unknown = make(map[message.Lane]unknownCommit)
 	p.guard = deadGuard{limit: int(p.MaxDeadShare * float64(p.DeadWindow)), window: int64(p.DeadWindow)}
 	p.sinkSlots = semaphore.NewWeighted(allSinkSlots)
-	p.copies.hold = copyPause
+	p.copies.hold, p.slow.after = copyPause, slowAfter
 	return p.prepareSink(ctx)
 }
 

@@ -72,8 +72,6 @@ func (s *quarantine) set(lane message.Lane, quarantined bool) {
 	s.lanes[lane] = 0
 }
 
-func (s *quarantine) end(lane message.Lane) { s.set(lane, false) }
-
 func (s *quarantine) has(lane message.Lane) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -149,19 +147,12 @@ func (p *Processor) applyOneByOne(ctx context.Context, b lane.Batch, clocks cloc
 		if err := p.attempt(ctx, run, clocks, recorded); err != nil {
 			return err
 		}
-		p.Store.quarantine.passed(b.Lane, len(run.Messages), p.quarantineSpan())
+		p.Store.quarantine.passed(b.Lane, len(run.Messages), p.MaxMessages)
 		if len(rest.Messages) == 0 {
 			return nil
 		}
 		b = rest
 	}
-}
-
-func (p *Processor) quarantineSpan() int {
-	if p.MaxMessages > 0 {
-		return p.MaxMessages
-	}
-	return 4000
 }
 
 // cut takes the next run off a batch: a message with a record alone, else some without.

@@ -31,7 +31,7 @@ const (
 
 // slowLanes are the lanes that get smaller transactions.
 type slowLanes struct {
-	after time.Duration // zero: slowAfter
+	after time.Duration // slowAfter, but for tests
 
 	mu    sync.Mutex
 	lanes map[message.Lane]*slowLane
@@ -102,11 +102,7 @@ func (s *slowLanes) timedOut(g *group, took time.Duration, cause error) error {
 	var sink *sinkError
 	name, n := g.batches[0].Lane, len(g.items)
 	isTime := sqlstate.Of(cause) == sqlstate.QueryCanceled || errors.Is(cause, context.DeadlineExceeded)
-	after := s.after
-	if after == 0 {
-		after = slowAfter
-	}
-	if !errors.As(cause, &sink) || !isTime || took < after || g.batches[len(g.batches)-1].Lane != name {
+	if !errors.As(cause, &sink) || !isTime || took < s.after || g.batches[len(g.batches)-1].Lane != name {
 		return cause
 	}
 	s.mu.Lock()
