@@ -51,7 +51,6 @@ var errTriedAgain = errors.New("another message was written since the suspect wa
 // at fault.
 type suspect struct {
 	refusals int
-	cause    error
 	// retried is set once there is proof: tries from then on count.
 	retried bool
 }
@@ -66,8 +65,7 @@ type openDoubt struct {
 
 // doubts are the suspects that hold their lanes, of all hand-overs.
 type doubts struct {
-	now  atomic.Uint64 // counts the doubts; a transaction that began at n knows of n
-	some atomic.Int32
+	now atomic.Uint64 // counts the doubts; a transaction that began at n knows of n
 
 	mu   sync.Mutex
 	open map[message.Position]*openDoubt
@@ -83,13 +81,9 @@ func (d *doubts) add(at message.Position, topic string) {
 	if d.open[at] == nil {
 		d.open[at] = &openDoubt{topic: topic, since: d.now.Add(1)}
 	}
-	d.some.Store(int32(len(d.open)))
 }
 
 func (d *doubts) proven(at message.Position) bool {
-	if d.some.Load() == 0 {
-		return false
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	doubt := d.open[at]
@@ -98,11 +92,11 @@ func (d *doubts) proven(at message.Position) bool {
 
 // landed ends doubts about a group's messages, which are proof for other doubts.
 func (d *doubts) landed(g *group) {
-	if d.some.Load() == 0 {
-		return
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if len(d.open) == 0 {
+		return
+	}
 	for i := range g.items {
 		delete(d.open, g.message(&g.items[i]).Position)
 	}
@@ -111,7 +105,6 @@ func (d *doubts) landed(g *group) {
 			doubt.proven = g.wrote(at.Lane, doubt.topic)
 		}
 	}
-	d.some.Store(int32(len(d.open)))
 }
 
 // wrote tells whether the group wrote a message of that lane, or of that topic of its
@@ -194,8 +187,7 @@ func (h *handOver) suspect(m *message.Message, cause error) bool {
 		s = &suspect{}
 		h.suspects[m.Position] = s
 	}
-	s.refusals, s.cause = s.refusals+1, cause
-	if s.refusals < refusals {
+	if s.refusals++; s.refusals < refusals {
 		return false
 	}
 	h.reject(m, &rejection{class: classPoison, reason: cause.Error(), sqlstate: sqlstate.Of(cause), suspected: cause})

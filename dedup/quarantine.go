@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -281,9 +280,8 @@ func (s *Store) recordAttempt(ctx context.Context, run lane.Batch) (at time.Time
 // cleared as soon as the database is back. Otherwise three outages at the wrong moment
 // would make a dead letter of a good message.
 type unclearedAttempts struct {
-	some atomic.Bool
-	mu   sync.Mutex
-	all  []unclearedAttempt
+	mu  sync.Mutex
+	all []unclearedAttempt
 }
 
 type unclearedAttempt struct {
@@ -305,7 +303,6 @@ func (s *Store) clearAttempt(ctx context.Context, run lane.Batch, at time.Time) 
 	if err := s.deleteAttempt(ctx, attempt); err != nil {
 		s.uncleared.mu.Lock()
 		s.uncleared.all = append(s.uncleared.all, attempt)
-		s.uncleared.some.Store(true)
 		s.uncleared.mu.Unlock()
 		s.log.Warn("an attempt that had an answer stays on record until the database is back", "source", run.Lane.Source, "lane", run.Lane.Name, "position", run.From, "error", err)
 	}
@@ -314,9 +311,6 @@ func (s *Store) clearAttempt(ctx context.Context, run lane.Batch, at time.Time) 
 // clearAttempts clears what the database was away for. The next hand-over retries what
 // fails.
 func (s *Store) clearAttempts(ctx context.Context) {
-	if !s.uncleared.some.Load() {
-		return
-	}
 	s.uncleared.mu.Lock()
 	defer s.uncleared.mu.Unlock()
 	for len(s.uncleared.all) > 0 {
@@ -326,7 +320,6 @@ func (s *Store) clearAttempts(ctx context.Context) {
 		}
 		s.uncleared.all = s.uncleared.all[1:]
 	}
-	s.uncleared.some.Store(false)
 }
 
 // deleteAttempt deletes a record of this process. If another has recorded its own attempt
