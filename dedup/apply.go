@@ -87,13 +87,10 @@ func (p *Processor) respond(ctx context.Context, g *group, all []tally, began ti
 // Nil means durable, and gives the outcomes by batch. A *commitError means that the
 // outcome is unknown; any other error, that nothing was done.
 func (p *Processor) transact(ctx context.Context, g *group) (all []tally, err error) {
-	began, err := p.Store.begin(ctx, g, func(t *txn) error {
+	err = p.Store.begin(ctx, g, func(t *txn) error {
 		all, err = p.transactOn(ctx, t)
 		return err
 	})
-	if err != nil && !began {
-		err = &ownError{err}
-	}
 	return all, err
 }
 

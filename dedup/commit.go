@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -169,15 +168,6 @@ var advanceOIDs = []uint32{
 	pgtype.Int8ArrayOID,
 }
 
-// advanceParams is "$1::integer, $2::bigint, …", as advance() declares them.
-var advanceParams = func() string {
-	list := ""
-	for i, oid := range advanceOIDs {
-		typ := map[uint32]string{pgtype.Int4OID: "integer", pgtype.Int8OID: "bigint", pgtype.TextOID: "text", pgtype.TimestamptzOID: "timestamptz", pgtype.Int8ArrayOID: "bigint[]"}[oid]
-		if i > 0 {
-			list += ", "
-		}
-		list += "$" + strconv.Itoa(i+1) + "::" + typ
-	}
-	return list
-}()
+// advanceParams has the same types, for the server that prepares the statement.
+const advanceParams = `$1::integer, $2::bigint, $3::bigint, $4::bigint, $5::text, $6::bigint, $7::bigint, $8::timestamptz, $9::bigint,
+	$10::bigint, $11::bigint, $12::bigint, $13::bigint, $14::bigint, $15::bigint, $16::bigint[]`

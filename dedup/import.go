@@ -151,7 +151,7 @@ func (s *Store) importKeys(ctx context.Context, keys []claimkey.Key, begun time.
 }
 
 func (s *Store) importGroup(ctx context.Context, g *group, begun time.Time) (n Imported, err error) {
-	_, err = s.begin(ctx, g, func(t *txn) error {
+	err = s.begin(ctx, g, func(t *txn) error {
 		t.reset()
 		var running float64
 		if err := t.claim(ctx, beginStep, s.sinceStep(begun, &running), t.enterStep()); err != nil {

@@ -206,7 +206,7 @@ const replayTime = time.Minute
 func (p *Processor) tryReplay(ctx context.Context, actor string, id int64) (r Replayed, err error) {
 	ctx, cancel := context.WithTimeout(ctx, replayTime)
 	defer cancel()
-	_, err = p.Store.begin(ctx, &group{}, func(t *txn) error {
+	err = p.Store.begin(ctx, &group{}, func(t *txn) error {
 		r, err = p.replayOn(ctx, t, actor, id)
 		return err
 	})

@@ -43,16 +43,16 @@ type txn struct {
 
 // begin runs work with a transaction over a group, on a connection of its own without
 // statements about generations that the catalog lacks. If work fails, what it left open
-// is rolled back. began is false if work never began.
-func (s *Store) begin(ctx context.Context, g *group, work func(t *txn) error) (began bool, err error) {
+// is rolled back. An error before that is an *ownError.
+func (s *Store) begin(ctx context.Context, g *group, work func(t *txn) error) (err error) {
 	catalog, err := s.generations.Loaded(ctx)
 	if err != nil {
-		return false, err
+		return &ownError{err}
 	}
 	g.catalog = catalog
 	pooled, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return false, fmt.Errorf("connect to the database: %w", err)
+		return &ownError{fmt.Errorf("connect to the database: %w", err)}
 	}
 	conn := pooled.Conn()
 	defer func() {
@@ -62,9 +62,9 @@ func (s *Store) begin(ctx context.Context, g *group, work func(t *txn) error) (b
 		pooled.Release()
 	}()
 	if err := pipeline.Deallocate(ctx, conn, catalog.Identity, catalog.Has); err != nil {
-		return false, err
+		return &ownError{err}
 	}
-	return true, work(&txn{store: s, conn: conn, catalog: catalog, group: g, prepare: s.prepare})
+	return work(&txn{store: s, conn: conn, catalog: catalog, group: g, prepare: s.prepare})
 }
 
 // send sends steps in one round trip.
