@@ -30,8 +30,6 @@ const (
 	// agesKept is how many days the counts of a day are kept: a year, and a month
 	// to look at it.
 	agesKept = 400
-	// pruneAges is how often a process deletes the counts of older days.
-	pruneAges = 24 * time.Hour
 	// recentSlot is half of the time over which the largest recent age is taken.
 	recentSlot = 30 * time.Minute
 )
@@ -42,9 +40,6 @@ type ageCounts [len(ageBounds)]int64
 // ageCounter counts the ages of the duplicates that have landed, except those of a commit
 // whose answer was lost.
 type ageCounter struct {
-	flushing sync.Mutex // held while flushing
-	pruned   time.Time  // when this process last deleted old days; guarded by flushing
-
 	mu     sync.Mutex
 	counts ageCounts // not yet in the database
 	// recent are the largest ages, in seconds, of the slot that began at turned
@@ -64,13 +59,19 @@ func (a *ageCounter) count(seconds []float64, now time.Time) {
 		counts[bucketOf(s)]++
 		largest = max(largest, s)
 	}
+	a.add(&counts)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.turn(now)
+	a.recent[0] = max(a.recent[0], largest)
+}
+
+func (a *ageCounter) add(counts *ageCounts) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i, n := range counts {
 		a.counts[i] += n
 	}
-	a.turn(now)
-	a.recent[0] = max(a.recent[0], largest)
 }
 
 func bucketOf(seconds float64) int {
@@ -95,20 +96,12 @@ func (a *ageCounter) largest(now time.Time) float64 {
 	return max(a.recent[0], a.recent[1])
 }
 
-// pending are the counts that aren't in the database yet.
-func (a *ageCounter) pending() ageCounts {
+// take takes the counts that aren't in the database yet.
+func (a *ageCounter) take() (counts ageCounts) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.counts
-}
-
-// flushed subtracts what is in the database now.
-func (a *ageCounter) flushed(counts ageCounts) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for i, n := range counts {
-		a.counts[i] -= n
-	}
+	counts, a.counts = a.counts, counts
+	return counts
 }
 
 // FlushAges adds the ages of duplicates that were counted since the last call to the
@@ -121,35 +114,25 @@ func (a *ageCounter) flushed(counts ageCounts) {
 func (p *Processor) FlushAges(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	a := &p.ages
-	a.flushing.Lock()
-	defer a.flushing.Unlock()
-	now := time.Now()
 	if p.Window > 0 {
-		p.Metrics.windowUsed.Set(a.largest(now) / p.Window.Seconds())
+		p.Metrics.windowUsed.Set(p.ages.largest(time.Now()) / p.Window.Seconds())
 	}
-	counts := a.pending()
-	if counts != (ageCounts{}) {
-		if err := p.Store.addAges(ctx, counts); err != nil {
-			return err
-		}
-		a.flushed(counts)
-	}
-	if now.Sub(a.pruned) < pruneAges {
+	counts := p.ages.take()
+	if counts == (ageCounts{}) {
 		return nil
 	}
-	if err := p.Store.pruneAges(ctx); err != nil {
-		return err
+	err := p.Store.addAges(ctx, counts)
+	if err != nil {
+		p.ages.add(&counts)
 	}
-	a.pruned = now
-	return nil
+	return err
 }
 
 // today is the database's date, by UTC: sessions may have different time zones.
 func (s *Store) today() string { return `(` + s.name("clock") + `() AT TIME ZONE 'UTC')::date` }
 
-// addAges adds to the counts of today. Many workers do so at once: all lock the rows in
-// the order of their key.
+// addAges adds to the counts of today, and deletes those of days long ago. Many workers
+// do so at once: all lock the rows in the order of their key.
 func (s *Store) addAges(ctx context.Context, counts ageCounts) error {
 	var bounds, duplicates []int64
 	for i, n := range counts {
@@ -158,21 +141,14 @@ func (s *Store) addAges(ctx context.Context, counts ageCounts) error {
 		}
 	}
 	_, err := s.pool.Exec(ctx, `
+		WITH old AS (DELETE FROM `+s.name("duplicate_ages")+` WHERE scope = $1 AND day < `+s.today()+` - $4::integer)
 		INSERT INTO `+s.name("duplicate_ages")+` AS a (scope, day, up_to_seconds, duplicates)
 		SELECT $1, `+s.today()+`, u.up_to_seconds, u.duplicates
 		FROM unnest($2::bigint[], $3::bigint[]) AS u (up_to_seconds, duplicates) ORDER BY u.up_to_seconds
 		ON CONFLICT (scope, day, up_to_seconds) DO UPDATE SET duplicates = a.duplicates + EXCLUDED.duplicates`,
-		s.scope, bounds, duplicates)
+		s.scope, bounds, duplicates, agesKept)
 	if err != nil {
 		return fmt.Errorf("count the ages of duplicates: %w", err)
-	}
-	return nil
-}
-
-func (s *Store) pruneAges(ctx context.Context) error {
-	_, err := s.pool.Exec(ctx, `DELETE FROM `+s.name("duplicate_ages")+` WHERE scope = $1 AND day < `+s.today()+` - $2::integer`, s.scope, agesKept)
-	if err != nil {
-		return fmt.Errorf("delete old ages of duplicates: %w", err)
 	}
 	return nil
 }
