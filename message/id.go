@@ -14,14 +14,6 @@ import (
 // names the place.
 var ErrNoID = errors.New("no id")
 
-// IDError says why the value in the id's place can't be one: too long, or no scalar.
-type IDError struct {
-	Field  string
-	Reason string
-}
-
-func (e *IDError) Error() string { return "unusable id in " + e.Field + ": " + e.Reason }
-
 // Identity says where the id of a message is found. It is immutable and may be
 // used by many goroutines.
 type Identity struct {
@@ -52,8 +44,8 @@ func NewIdentity(from []string, maxBytes int) (*Identity, error) {
 }
 
 // ID finds the id of a message. It is total and deterministic: the same bytes
-// give the same id or the same error. The error is ErrNoID (wrapped) or an
-// *IDError.
+// give the same id or the same error. The error is ErrNoID (wrapped) unless there is
+// something in the place that can't be an id: it is too long, or no scalar.
 //
 // Several places are joined as netstrings ("3:abc,2:de,", D. J. Bernstein,
 // 1997), so that "ab"+"c" differs from "a"+"bc" for any bytes. An empty value
@@ -71,7 +63,7 @@ func (x *Identity) ID(m *Message, streamID string) (string, error) {
 		writeNetstring(&b, part)
 	}
 	if b.Len() > x.maxBytes {
-		return "", &IDError{"the joined places", tooLong(b.Len(), x.maxBytes)}
+		return "", x.tooLong("the joined places", b.Len())
 	}
 	return b.String(), nil
 }
@@ -95,40 +87,33 @@ func writeNetstring(b *strings.Builder, s string) {
 }
 
 func (x *Identity) part(f Field, m *Message, streamID string) (string, error) {
-	var id string
+	var raw []byte
 	switch f.Kind {
 	case FieldKey:
-		if x.tooLong(len(m.Key)) {
-			return "", &IDError{f.String(), tooLong(len(m.Key), x.maxBytes)}
-		}
-		id = string(m.Key)
-	case FieldHeader, FieldNATSMsgID:
-		name := f.Name
-		if f.Kind == FieldNATSMsgID {
-			name = "Nats-Msg-Id"
-		}
-		v, _ := m.Header(name)
-		if x.tooLong(len(v)) {
-			return "", &IDError{f.String(), tooLong(len(v), x.maxBytes)}
-		}
-		id = string(v)
+		raw = m.Key
+	case FieldHeader:
+		raw, _ = m.Header(f.Name)
+	case FieldNATSMsgID:
+		raw, _ = m.Header("Nats-Msg-Id")
 	case FieldJSON:
-		err := ValidJSON(m.Value)
-		if err != nil {
+		if err := ValidJSON(m.Value); err != nil {
 			return "", fmt.Errorf("%w: %s leads nowhere in the value: %w", ErrNoID, f, err)
 		}
-		if id, err = x.jsonID(f, m.Value); err != nil {
-			return "", err
+		if id, err := x.jsonID(f, m.Value); id != "" || err != nil {
+			return id, err
 		}
 	case FieldCloudEvent:
 		return x.cloudEvent(m)
 	case FieldPosition:
-		id = PositionID(streamID, m.Position)
+		return PositionID(streamID, m.Position), nil
 	}
-	if id == "" {
+	switch {
+	case len(raw) == 0:
 		return "", fmt.Errorf("%w: %s is empty or missing", ErrNoID, f)
+	case len(raw) > x.maxBytes:
+		return "", x.tooLong(f.String(), len(raw))
 	}
-	return id, nil
+	return string(raw), nil
 }
 
 func (x *Identity) jsonID(f Field, doc []byte) (string, error) {
@@ -137,22 +122,24 @@ func (x *Identity) jsonID(f Field, doc []byte) (string, error) {
 	case gjson.Null:
 		return "", nil // missing, or null
 	case gjson.JSON:
-		return "", &IDError{f.String(), "an object or an array is no id"}
+		return "", unusable(f.String(), "an object or an array is no id")
 	}
-	if x.tooLong(len(r.Raw)) {
-		return "", &IDError{f.String(), tooLong(len(r.Raw), x.maxBytes)}
+	if len(r.Raw) > x.maxBytes {
+		return "", x.tooLong(f.String(), len(r.Raw))
 	}
 	id, err := JSONText(r)
 	if err != nil {
-		return "", &IDError{f.String(), err.Error()}
+		return "", unusable(f.String(), err.Error())
 	}
 	return id, nil
 }
 
-func (x *Identity) tooLong(n int) bool { return n > x.maxBytes }
+func unusable(place, reason string) error {
+	return errors.New("unusable id in " + place + ": " + reason)
+}
 
-func tooLong(n, limit int) string {
-	return fmt.Sprintf("%d bytes are more than id.max_bytes allows (%d)", n, limit)
+func (x *Identity) tooLong(place string, n int) error {
+	return unusable(place, fmt.Sprintf("%d bytes are more than id.max_bytes allows (%d)", n, x.maxBytes))
 }
 
 var (
@@ -186,8 +173,8 @@ func (x *Identity) cloudEvent(m *Message) (string, error) {
 	var b strings.Builder
 	writeNetstring(&b, source)
 	writeNetstring(&b, id)
-	if x.tooLong(b.Len()) {
-		return "", &IDError{"cloudevent", tooLong(b.Len(), x.maxBytes)}
+	if b.Len() > x.maxBytes {
+		return "", x.tooLong("cloudevent", b.Len())
 	}
 	return b.String(), nil
 }
