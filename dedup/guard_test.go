@@ -208,7 +208,7 @@ func TestASinkThatNamesAMessageItWasNotGiven(t *testing.T) {
 		"far beyond":         func(int, int) error { return sinks.PermanentAt(1<<40, errors.New("no good")) },
 		"before the first":   func(int, int) error { return sinks.PermanentAt(-2, errors.New("no good")) },
 		"beside the right one": func(bad, n int) error {
-			return sinks.JoinPermanent(sinks.PermanentAt(n, errors.New("not there")), sinks.PermanentAt(bad, errors.New("no good")), sinks.PermanentAt(-7, errors.New("not there")))
+			return errors.Join(sinks.PermanentAt(n, errors.New("not there")), sinks.PermanentAt(bad, errors.New("no good")), sinks.PermanentAt(-7, errors.New("not there")))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

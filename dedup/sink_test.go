@@ -75,7 +75,7 @@ func TestPermanentAtNeedsNoSearch(t *testing.T) {
 				bad = append(bad, sinks.PermanentAt(i, errors.New("bad value")))
 			}
 		}
-		if err := sinks.JoinPermanent(bad...); err != nil {
+		if err := errors.Join(bad...); err != nil {
 			return err
 		}
 		return f.sink.Write(ctx, tx, msgs)

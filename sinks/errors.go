@@ -3,7 +3,6 @@ package sinks
 import (
 	"errors"
 	"fmt"
-	"slices"
 )
 
 // permanentError marks an error that no retry will fix.
@@ -22,6 +21,9 @@ func Permanent(err error) error { return PermanentAt(-1, err) }
 // PermanentAt says that msgs[index] of this call of Write can never be written. It is
 // dead-lettered with err as the reason, and the others are tried again without it. Nil
 // stays nil.
+//
+// A sink that names all bad messages of a batch at once, joined by errors.Join, saves a
+// transaction for each.
 func PermanentAt(index int, err error) error {
 	if err == nil {
 		return nil
@@ -38,28 +40,6 @@ func AsPermanent(err error) (index int, ok bool) {
 	}
 	return p.index, true
 }
-
-// JoinPermanent makes one error of several by PermanentAt. A sink that names all bad
-// messages of a batch at once saves a transaction for each. Nils are left out; of nothing
-// but nils it makes nil. AsPermanent sees the first error.
-func JoinPermanent(errs ...error) error {
-	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
-	switch len(errs) {
-	case 0:
-		return nil
-	case 1:
-		return errs[0]
-	}
-	return &joinedError{errs}
-}
-
-type joinedError struct{ errs []error }
-
-func (e *joinedError) Error() string {
-	return fmt.Sprintf("%v (and %d more messages are at fault)", e.errs[0], len(e.errs)-1)
-}
-
-func (e *joinedError) Unwrap() []error { return e.errs }
 
 // AllPermanent returns the reasons that err gives by PermanentAt, by the indexes of their
 // messages. It is empty if err names none.

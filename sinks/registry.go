@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 )
 
 // Factory makes a sink from its part of the configuration. decode fills the sink's own
@@ -14,24 +13,19 @@ import (
 // that it finds (errors.Join).
 type Factory func(decode func(into any) error) (Sink, error)
 
-// Registry has kinds of sinks by name. The zero value is empty and ready.
-type Registry struct {
-	mu    sync.Mutex
-	kinds map[string]Factory
-}
+// Registry has kinds of sinks by name. The zero value is empty and ready. All kinds are
+// registered before the first is made.
+type Registry struct{ kinds map[string]Factory }
 
 // Default is the registry that the dedupd command reads.
 var Default Registry
 
-// Register adds a kind of sink to Default, from an init function. It panics for an empty or
-// repeated name and for a nil factory.
+// Register adds a kind of sink to Default, from an init function.
 func Register(kind string, f Factory) { Default.Register(kind, f) }
 
 // Register adds a kind of sink. It panics for an empty or repeated name and for
 // a nil factory: both are mistakes of the program, not of its input.
 func (r *Registry) Register(kind string, f Factory) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if kind == "" || f == nil {
 		panic("sinks: Register needs a kind and a factory")
 	}
@@ -45,17 +39,11 @@ func (r *Registry) Register(kind string, f Factory) {
 }
 
 // Kinds lists the registered names, sorted.
-func (r *Registry) Kinds() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Sorted(maps.Keys(r.kinds))
-}
+func (r *Registry) Kinds() []string { return slices.Sorted(maps.Keys(r.kinds)) }
 
 // New makes a sink of a kind. An unknown kind's error lists the known ones.
 func (r *Registry) New(kind string, decode func(into any) error) (Sink, error) {
-	r.mu.Lock()
 	f := r.kinds[kind]
-	r.mu.Unlock()
 	if f == nil {
 		return nil, fmt.Errorf("unknown sink kind %q; this binary has: %s", kind, strings.Join(r.Kinds(), ", "))
 	}

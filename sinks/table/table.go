@@ -92,7 +92,7 @@ func (s *Sink) tombstones(msgs []message.Message) error {
 			bad = append(bad, sinks.PermanentAt(i, errTombstone))
 		}
 	}
-	return sinks.JoinPermanent(bad...)
+	return errors.Join(bad...)
 }
 
 var errTombstone = errors.New("it is a tombstone (its value is null): mode upsert would write NULL over the row's columns, and deletes none; " +

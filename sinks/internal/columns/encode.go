@@ -46,7 +46,7 @@ func (s *Set) encode(msgs []message.Message, e *encoder) (*Values, error) {
 		}
 	}
 	if len(faults) > 0 {
-		return nil, sinks.JoinPermanent(faults...)
+		return nil, errors.Join(faults...)
 	}
 	return &Values{set: s, slots: e.slots, n: len(msgs)}, nil
 }
