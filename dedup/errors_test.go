@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/sinks"
@@ -108,7 +109,7 @@ func TestReasonsBecomeText(t *testing.T) {
 
 // A policy that nobody knows must not pass for another.
 func TestStartRefusesAnUnknownPolicy(t *testing.T) {
-	p := &Processor{Missing: MissingStop, OnDuplicate: "twice", OnConflict: ConflictDrop}
+	p := &Processor{Missing: policy.MissingStop, OnDuplicate: "twice", OnConflict: policy.ConflictDrop}
 	const want = `the processor's policies: "twice" is not one of drop, dead_letter, reply`
 	if err := p.Start(t.Context()); err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
