@@ -11,7 +11,7 @@ import (
 
 	"github.com/dedupd/dedupd/message"
 
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 // BenchmarkFetch fetches and decodes one lane from a real broker, and drops the
@@ -20,7 +20,7 @@ func BenchmarkFetch(b *testing.B) {
 	if testing.Short() {
 		b.Skip("runs a Kafka broker")
 	}
-	server := broker.Run(b)
+	server := kafkatest.Run(b)
 	for name, codec := range map[string]kgo.CompressionCodec{"none": kgo.NoCompression(), "gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(), "lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression()} {
 		b.Run(name, func(b *testing.B) {
 			const n = 100_000
@@ -68,7 +68,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-func fill(b *testing.B, server *broker.Broker, topic string, n int, codec kgo.CompressionCodec) {
+func fill(b *testing.B, server *kafkatest.Broker, topic string, n int, codec kgo.CompressionCodec) {
 	b.Helper()
 	if err := server.CreateTopic(b.Context(), topic, 1, nil); err != nil {
 		b.Fatal(err)

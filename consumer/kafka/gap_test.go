@@ -10,7 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/dedupd/dedupd/consumer"
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/policy"
 )
 
@@ -18,7 +18,7 @@ import (
 // somebody decides.
 func TestGapStopsTheLane(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 2, nil)
 		c := r.client()
 		r.fill(c, 0, 10)
@@ -43,7 +43,7 @@ func TestGapStopsTheLane(t *testing.T) {
 
 func TestGapIsSkippedOnDemand(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.fill(r.client(), 0, 10)
 		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 3))
@@ -66,7 +66,7 @@ func TestGapIsSkippedOnDemand(t *testing.T) {
 // A gap with nothing after it moves the lane as well.
 func TestGapUpToTheEnd(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		r.fill(c, 0, 10)
@@ -82,7 +82,7 @@ func TestGapUpToTheEnd(t *testing.T) {
 // Retention overtakes a lane that is being read: its fetches get out of range.
 func TestGapWhileRunning(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		for _, onGap := range []policy.Gap{policy.GapStop, policy.GapSkip} {
 			t.Run(string(onGap), func(t *testing.T) {
 				r := newRig(t, b, 1, nil)
@@ -116,7 +116,7 @@ func TestGapWhileRunning(t *testing.T) {
 // the position, in another worker too.
 func TestPositionBeyondTheEnd(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		r.fill(c, 0, 5)
@@ -153,7 +153,7 @@ func TestPositionBeyondTheEnd(t *testing.T) {
 // The remedies of docs/operations.md.
 func TestPositionBeyondTheEndIsMended(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		// A lane at 8, as the database and the group know it; the partition ends at 5.
 		beyond := func(t *testing.T) (*rig, *work) {
 			r := newRig(t, b, 1, nil)

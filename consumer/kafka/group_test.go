@@ -11,7 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/dedupd/dedupd/consumer"
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/policy"
 )
 
@@ -20,7 +20,7 @@ import (
 // was made durable.
 func TestMembersShareAndLeave(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		const partitions = 4
 		r := newRig(t, b, partitions, nil)
 		c := r.client()
@@ -86,7 +86,7 @@ func (r *rig) watchNeverAhead() (end func()) {
 // committed before the lane is released, so that the next owner goes on after it.
 func TestRebalanceWaitsForWhatIsInHand(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 2, nil)
 		c := r.client()
 		long := func(c *Config) { c.SessionTimeout = 10 * time.Second }
@@ -177,7 +177,7 @@ func TestNothingIsSkippedAtAStop(t *testing.T) {
 func TestBrokersChangeRoles(t *testing.T) {
 	t.Parallel()
 	cluster := fakeCluster(t, kfake.NumBrokers(3))
-	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), 4, nil)
+	r := newRig(t, kafkatest.At(cluster.ListenAddrs()[0]), 4, nil)
 	c := r.client()
 	w := r.start(nil)
 	w.untilReady()
@@ -204,7 +204,7 @@ func TestBrokerRestarts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs a Kafka broker")
 	}
-	b := broker.Own(t)
+	b := kafkatest.Own(t)
 	r := newRig(t, b, 2, nil)
 	r.fill(r.client(), 0, 100)
 	w := r.start(nil)
@@ -221,7 +221,7 @@ func TestBrokerRestarts(t *testing.T) {
 // However long a transaction takes, nothing is committed to the group before it.
 func TestNothingIsCommittedBeforeItIsDurable(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		r.fill(c, 0, 10)
@@ -244,7 +244,7 @@ func TestNothingIsCommittedBeforeItIsDurable(t *testing.T) {
 // would look like a reset by an operator.
 func TestLaneTakenAnewIsNoReset(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		r.check(b.SetCommitted(r.ctx, r.group, r.topic, 0, 0))
@@ -271,7 +271,7 @@ func TestAMemberLeavesInTheMiddleOfARebalance(t *testing.T) {
 	t.Parallel()
 	const session = 30 * time.Second
 	cluster := fakeCluster(t)
-	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), 2, nil)
+	r := newRig(t, kafkatest.At(cluster.ListenAddrs()[0]), 2, nil)
 	long := func(c *Config) { c.SessionTimeout = session }
 	var first *work
 	var member atomic.Pointer[string]
@@ -309,7 +309,7 @@ func TestAMemberLeavesInTheMiddleOfARebalance(t *testing.T) {
 // again, by a running worker and by one that starts.
 func TestALaneThatTheDatabaseLostIsReadAgain(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		r.fill(c, 0, 5)

@@ -7,7 +7,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/dedupd/dedupd/consumer"
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/policy"
 )
 
@@ -28,7 +28,7 @@ func (r *rig) untilCaughtUp(partition int, since time.Time) {
 // which they were written.
 func TestAnOpenTransactionIsNotCaughtUp(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.start(nil, oftenBeating)
 		r.untilCaughtUp(0, time.Now())
@@ -52,7 +52,7 @@ func TestAnOpenTransactionIsNotCaughtUp(t *testing.T) {
 // read, or it would silently leave it out.
 func TestUntilIdleWaitsForAnOpenTransaction(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		open := r.transactional()
 		r.check(open.BeginTransaction())
@@ -89,7 +89,7 @@ func TestUntilIdleWaitsForAnOpenTransaction(t *testing.T) {
 // With read_uncommitted, nothing waits.
 func TestUntilIdleReadsUncommitted(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		open := r.transactional()
 		r.check(open.BeginTransaction())

@@ -8,7 +8,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/lane"
 )
 
@@ -16,7 +16,7 @@ import (
 // that is when somebody looks at it.
 func TestTheLagRisesWhileNothingIsTaken(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		w := r.start(nil)
@@ -42,7 +42,7 @@ func TestTheLagRisesWhileNothingIsTaken(t *testing.T) {
 func TestTheLagRisesWhileNothingCanBeRead(t *testing.T) {
 	t.Parallel()
 	cluster := fakeCluster(t)
-	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), 1, nil)
+	r := newRig(t, kafkatest.At(cluster.ListenAddrs()[0]), 1, nil)
 	c := r.client()
 	w := r.start(nil)
 	w.untilReady()

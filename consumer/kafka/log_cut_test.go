@@ -19,7 +19,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
@@ -41,7 +41,7 @@ func TestALogThatWasCutAndGrewAgain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs a Kafka broker")
 	}
-	b := broker.Own(t)
+	b := kafkatest.Own(t)
 	prepare := func() *rig {
 		r := newRig(t, b, 1, nil)
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute) // the broker is started three times
@@ -421,7 +421,7 @@ func TestALaneBehindACompactedEpoch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs a Kafka broker")
 	}
-	b := broker.Own(t)
+	b := kafkatest.Own(t)
 	r := newRig(t, b, 1, map[string]string{
 		"cleanup.policy": "compact", "segment.ms": "200", "segment.bytes": "1048576", "delete.retention.ms": "0",
 		"min.cleanable.dirty.ratio": "0.001", "min.compaction.lag.ms": "0", "max.compaction.lag.ms": "200",

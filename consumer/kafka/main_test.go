@@ -8,7 +8,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 func TestMain(m *testing.M) {
@@ -16,7 +16,7 @@ func TestMain(m *testing.M) {
 	// a time. The command line still has the last word.
 	_ = flag.Set("test.parallel", "8")
 	code := m.Run()
-	broker.Stop()
+	kafkatest.Stop()
 	if err := goleak.Find(); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1

@@ -13,7 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"github.com/dedupd/dedupd/consumer"
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 func brokerRetention(t *testing.T, c Config) ([]consumer.TopicRetention, error) {
@@ -28,7 +28,7 @@ func brokerRetention(t *testing.T, c Config) ([]consumer.TopicRetention, error) 
 
 func TestBrokerRetention(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		var topics []string
 		var want []consumer.TopicRetention
 		for _, c := range []struct {

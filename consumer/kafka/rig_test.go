@@ -19,7 +19,7 @@ import (
 
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/consumer/consumertest"
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -33,7 +33,7 @@ func newName(prefix string) string {
 
 // onBrokers runs a test on a fake broker in this process and, unless -short, on
 // a real one.
-func onBrokers(t *testing.T, test func(t *testing.T, b *broker.Broker)) {
+func onBrokers(t *testing.T, test func(t *testing.T, b *kafkatest.Broker)) {
 	t.Run("kfake", func(t *testing.T) {
 		t.Parallel()
 		test(t, fake(t))
@@ -44,17 +44,17 @@ func onBrokers(t *testing.T, test func(t *testing.T, b *broker.Broker)) {
 	})
 }
 
-func realBroker(t *testing.T) *broker.Broker {
+func realBroker(t *testing.T) *kafkatest.Broker {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("runs a Kafka broker")
 	}
-	return broker.Run(t)
+	return kafkatest.Run(t)
 }
 
-func fake(t *testing.T, opts ...kfake.Opt) *broker.Broker {
+func fake(t *testing.T, opts ...kfake.Opt) *kafkatest.Broker {
 	t.Helper()
-	return broker.At(fakeCluster(t, opts...).ListenAddrs()[0])
+	return kafkatest.At(fakeCluster(t, opts...).ListenAddrs()[0])
 }
 
 func fakeCluster(t *testing.T, opts ...kfake.Opt) *kfake.Cluster {
@@ -77,14 +77,14 @@ func fakeCluster(t *testing.T, opts ...kfake.Opt) *kfake.Cluster {
 type rig struct {
 	*testing.T
 	ctx    context.Context
-	broker *broker.Broker
+	broker *kafkatest.Broker
 	topic  string
 	group  string
 	store  *consumertest.Store
 	log    *logBuffer
 }
 
-func newRig(t *testing.T, b *broker.Broker, partitions int32, configs map[string]string) *rig {
+func newRig(t *testing.T, b *kafkatest.Broker, partitions int32, configs map[string]string) *rig {
 	t.Helper()
 	r := rigOn(t, b, newName("topic"))
 	r.check(b.CreateTopic(r.ctx, r.topic, partitions, configs))
@@ -92,7 +92,7 @@ func newRig(t *testing.T, b *broker.Broker, partitions int32, configs map[string
 }
 
 // rigOn is a rig with a topic that exists.
-func rigOn(t *testing.T, b *broker.Broker, topic string) *rig {
+func rigOn(t *testing.T, b *kafkatest.Broker, topic string) *rig {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)

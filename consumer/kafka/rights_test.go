@@ -10,24 +10,24 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 // strict is a broker where logins have only the rights that they are granted, and that
 // creates each topic that is asked for in kafka-go's way.
-func strict(t *testing.T) *broker.Broker {
+func strict(t *testing.T) *kafkatest.Broker {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("runs a Kafka broker")
 	}
-	return broker.OwnWith(t, broker.Options{
+	return kafkatest.OwnWith(t, kafkatest.Options{
 		Logins:   map[string]string{"worker": "swordfish", "other": "swordfish"},
 		Settings: map[string]string{"auto.create.topics.enable": "true"},
 	})
 }
 
 // pair makes two topics, the rig's and another, with one partition each.
-func pair(t *testing.T, b *broker.Broker) (r *rig, other string) {
+func pair(t *testing.T, b *kafkatest.Broker) (r *rig, other string) {
 	t.Helper()
 	r, other = newRig(t, b, 1, nil), newName("other")
 	r.check(b.CreateTopic(r.ctx, other, 1, nil))

@@ -17,7 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/policy"
 )
 
@@ -40,7 +40,7 @@ func TestTLSAndSASL(t *testing.T) {
 			if err := c.ProduceSync(t.Context(), kgo.StringRecord("one")).FirstErr(); err != nil {
 				t.Fatal(err)
 			}
-			r := rigOn(t, broker.At(cluster.ListenAddrs()[0]), "orders")
+			r := rigOn(t, kafkatest.At(cluster.ListenAddrs()[0]), "orders")
 			r.start(func(c *Config) {
 				c.TLS = client
 				c.SASL = SASL{Mechanism: mechanism, Username: "dedupd", CurrentPassword: password("swordfish")}
@@ -53,7 +53,7 @@ func TestTLSAndSASL(t *testing.T) {
 func TestWrongPasswordIsTold(t *testing.T) {
 	t.Parallel()
 	cluster := fakeCluster(t, kfake.EnableSASL(), kfake.Superuser("PLAIN", "dedupd", "swordfish"), kfake.SeedTopics(1, "orders"))
-	r := rigOn(t, broker.At(cluster.ListenAddrs()[0]), "orders")
+	r := rigOn(t, kafkatest.At(cluster.ListenAddrs()[0]), "orders")
 	w := r.start(func(c *Config) {
 		c.SASL = SASL{Mechanism: "plain", Username: "dedupd", CurrentPassword: password("wrong")}
 	})
@@ -70,7 +70,7 @@ func TestWrongPasswordIsTold(t *testing.T) {
 func TestRefusedSessionTimeoutEndsTheProgram(t *testing.T) {
 	t.Parallel()
 	cluster := fakeCluster(t, kfake.GroupMaxSessionTimeout(3*time.Second), kfake.SeedTopics(1, "orders"))
-	r := rigOn(t, broker.At(cluster.ListenAddrs()[0]), "orders")
+	r := rigOn(t, kafkatest.At(cluster.ListenAddrs()[0]), "orders")
 	w := r.start(nil)
 	select {
 	case err := <-w.done:

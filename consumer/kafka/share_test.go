@@ -8,13 +8,13 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/dedupd/dedupd/consumer"
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 )
 
 // Many lanes together hold little more than a few do, however much there is to fetch.
 func TestManyLanesHoldLittleAhead(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		const (
 			partitions, each  = 16, 6000
 			writers, messages = 2, 4000

@@ -21,7 +21,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/dedupd/dedupd/consumer"
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/logonce"
 	"github.com/dedupd/dedupd/internal/wait"
 )
@@ -142,7 +142,7 @@ func TestQuietLanesShareAFetch(t *testing.T) {
 	t.Parallel()
 	const lanes = 20
 	cluster := fakeCluster(t)
-	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), lanes, nil)
+	r := newRig(t, kafkatest.At(cluster.ListenAddrs()[0]), lanes, nil)
 	f := watch(cluster)
 	w := r.start(nil)
 	w.untilReady()
@@ -186,7 +186,7 @@ func TestQuietLanesShareAFetch(t *testing.T) {
 func TestAQuietLaneThatGetsAMessageWhileItJoins(t *testing.T) {
 	t.Parallel()
 	cluster := fakeCluster(t)
-	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), 2, nil)
+	r := newRig(t, kafkatest.At(cluster.ListenAddrs()[0]), 2, nil)
 	f := watch(cluster)
 	w := r.start(nil)
 	w.untilReady()
@@ -253,7 +253,7 @@ func TestWhatIsWrongWithOneQuietLane(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cluster := fakeCluster(t)
-			r := newRig(t, broker.At(cluster.ListenAddrs()[0]), lanes, nil)
+			r := newRig(t, kafkatest.At(cluster.ListenAddrs()[0]), lanes, nil)
 			c := r.client()
 			for i := range int32(lanes) {
 				r.put(c, i, "a")
@@ -309,7 +309,7 @@ func TestAnErrorOfASharedFetch(t *testing.T) {
 	t.Parallel()
 	const lanes = 4
 	cluster := fakeCluster(t)
-	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), lanes, nil)
+	r := newRig(t, kafkatest.At(cluster.ListenAddrs()[0]), lanes, nil)
 	f := watch(cluster)
 	w := r.start(nil)
 	w.untilReady()
@@ -414,7 +414,7 @@ func TestThrottledQuietLanes(t *testing.T) {
 	t.Parallel()
 	const lanes, times = 10, 3
 	cluster := fakeCluster(t)
-	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), lanes, nil)
+	r := newRig(t, kafkatest.At(cluster.ListenAddrs()[0]), lanes, nil)
 	f := watch(cluster)
 	w := r.start(nil)
 	w.untilReady()
@@ -465,7 +465,7 @@ func TestABrokerThatHangsHoldsUpItsOwnLanes(t *testing.T) {
 	t.Parallel()
 	const lanes = 12
 	cluster := fakeCluster(t, kfake.NumBrokers(2))
-	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), lanes, nil)
+	r := newRig(t, kafkatest.At(cluster.ListenAddrs()[0]), lanes, nil)
 	for i := range int32(lanes) {
 		r.check(cluster.MoveTopicPartition(r.topic, i, i%2))
 	}
@@ -503,7 +503,7 @@ func TestAQuietLaneFollowsItsLeader(t *testing.T) {
 	t.Parallel()
 	const lanes, moved = 6, 2
 	cluster := fakeCluster(t, kfake.NumBrokers(2))
-	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), lanes, nil)
+	r := newRig(t, kafkatest.At(cluster.ListenAddrs()[0]), lanes, nil)
 	for i := range int32(lanes) {
 		r.check(cluster.MoveTopicPartition(r.topic, i, 0))
 	}
@@ -564,7 +564,7 @@ func TestQuietLanesHoldFewConnections(t *testing.T) {
 		l, err := net.Listen(network, address)
 		return counted{l, &open}, err
 	}))
-	r := newRig(t, broker.At(cluster.ListenAddrs()[0]), lanes, nil)
+	r := newRig(t, kafkatest.At(cluster.ListenAddrs()[0]), lanes, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // idle connections are closed after a while, twice
 	defer cancel()
 	r.ctx = ctx
@@ -601,7 +601,7 @@ func (w *work) untilShared() {
 // An answer that is full leaves some lanes out: they get theirs later.
 func TestQuietLanesThatGetManyMessagesAtOnce(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		const lanes, each = 8, 500
 		r := newRig(t, b, lanes, nil)
 		w := r.start(nil)
@@ -626,7 +626,7 @@ func TestQuietLanesThatGetManyMessagesAtOnce(t *testing.T) {
 // the answers hold of the byte budget.
 func TestWhatASharedFetchBrings(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 4, nil)
 		gone := rigOn(t, b, newName("gone"))
 		r.check(b.CreateTopic(r.ctx, gone.topic, 1, nil))

@@ -12,14 +12,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/dedupd/dedupd/consumer"
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 )
 
 func TestStartLatest(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		r.put(c, 0, "old")
@@ -37,7 +37,7 @@ func TestStartLatest(t *testing.T) {
 // worker runs then.
 func TestStartLatestOfAddedPartitions(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 3, nil)
 		c := r.client()
 		latest := func(c *Config) { c.Start = policy.StartLatest }
@@ -70,7 +70,7 @@ func TestStartLatestOfAddedPartitions(t *testing.T) {
 // Without a position anywhere, start: group waits for somebody to set one.
 func TestStartGroup(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		r.put(c, 0, "one", "two")
@@ -94,7 +94,7 @@ func TestStartGroup(t *testing.T) {
 // Topics and partitions that are added after the start are found.
 func TestTopicsAppearAndGrow(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		other := newName("later")
 		w := r.start(func(c *Config) { c.Topics = append(c.Topics, other) })
@@ -121,7 +121,7 @@ func TestTopicsAppearAndGrow(t *testing.T) {
 // Without a single topic the worker doesn't join, and /readyz says what is missing.
 func TestAllTopicsAreMissing(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := rigOn(t, b, newName("later"))
 		w := r.start(nil)
 		r.until("/readyz says so", func() bool { return errors.Is(w.worker.Ready(), errNoTopic) })
@@ -136,7 +136,7 @@ func TestAllTopicsAreMissing(t *testing.T) {
 // meanwhile. It is read again when it comes back, with as many partitions or fewer.
 func TestTopicsGoAndComeBack(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		other := newName("other")
 		r.check(b.CreateTopic(r.ctx, other, 8, nil))
@@ -200,7 +200,7 @@ func TestUntilIdleWaitsForTheEnd(t *testing.T) {
 // An operator moves the group back while nobody reads.
 func TestGroupReset(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.put(r.client(), 0, "one", "two", "three", "four")
 		w := r.start(nil)
@@ -226,7 +226,7 @@ func TestGroupReset(t *testing.T) {
 // than the claims.
 func TestAGroupThatIsComeBackTo(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.client()
 		read := func(group string, next int64) {

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -21,7 +21,7 @@ import (
 // from there would miss what is below, and positions don't show it.
 func TestATopicCreatedAnewIsNoticed(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.store.ID = func(m *message.Message) string { return string(m.Value) }
 		anew := func(n int, what string) {

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	broker "github.com/dedupd/dedupd/internal/kafkatest"
+	"github.com/dedupd/dedupd/internal/kafkatest"
 	"github.com/dedupd/dedupd/internal/policy"
 )
 
@@ -28,7 +28,7 @@ func (r *rig) transactions() {
 
 func TestOnlyCommittedRecordsAreDelivered(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.transactions()
 		all := []string{"a1", "a2", "a3", "c1", "c2", "c3", "e1"}
@@ -55,7 +55,7 @@ func TestOnlyCommittedRecordsAreDelivered(t *testing.T) {
 
 func TestUncommittedRecordsOnDemand(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.transactions()
 		r.start(func(c *Config) { c.Isolation = policy.ReadUncommitted })
@@ -70,7 +70,7 @@ func TestUncommittedRecordsOnDemand(t *testing.T) {
 // What an open transaction holds up comes when it ends, in the log's order.
 func TestOpenTransactionHoldsUpTheLane(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		c := r.transactional()
 		r.check(c.BeginTransaction())
@@ -93,7 +93,7 @@ func TestOpenTransactionHoldsUpTheLane(t *testing.T) {
 // group's offset reach the end, and the lag reaches zero.
 func TestAbortedTailIsPassed(t *testing.T) {
 	t.Parallel()
-	onBrokers(t, func(t *testing.T, b *broker.Broker) {
+	onBrokers(t, func(t *testing.T, b *kafkatest.Broker) {
 		r := newRig(t, b, 1, nil)
 		r.put(r.client(), 0, "one")
 		c := r.transactional()
