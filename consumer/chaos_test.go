@@ -28,65 +28,16 @@ func TestChaos(t *testing.T) {
 	for i := range total {
 		id := fmt.Sprintf("m%06d", i)
 		m := message.Message{Topic: "t", Value: []byte(id), Headers: []message.Header{{Key: consumertest.IDHeader, Value: []byte(id)}}}
-		lane := message.Lane{Source: "chaos", Name: strconv.Itoa(i % partitions)}
-		broker.Produce(i%partitions, m)
-		ends.end[lane]++
+		ends.produce(broker, i%partitions, m)
 		if i%10 == 0 {
-			broker.Produce(i%partitions, m) // sent twice
-			ends.end[lane]++
+			ends.produce(broker, i%partitions, m) // sent twice
 		}
 	}
-	// The source commits in the worker's callback, so what comes here comes at once.
-	beyond := func(partition int, position int64, commit func() error) error {
-		lane := message.Lane{Source: "chaos", Name: strconv.Itoa(partition)}
-		if row, _ := store.Row(lane); position > row.Next {
-			t.Errorf("lane %s is committed to the broker at %d; the store has it at %d", lane, position, row.Next)
-		}
-		return commit()
-	}
-	handled := [2]*counting{{store: store}, {store: store}}
-	var stops []func()
-	var registries []*prometheus.Registry
-	for i := range 2 {
-		budget, registry := consumer.NewBudget(1<<20), prometheus.NewRegistry()
-		w := &consumer.Worker{
-			Handler: handled[i], Lanes: ends, Sources: []consumer.Source{broker.Intercepted("chaos", beyond)},
-			Writers: 3, MaxMessages: 50, MaxBytes: 1 << 18, Budget: budget, Drain: time.Second, HeartbeatInterval: time.Millisecond,
-			Logger: quiet(), Metrics: consumer.NewMetrics(registry, budget),
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- w.Run(ctx) }()
-		stops = append(stops, func() {
-			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-			if n := budget.Used(); n != 0 {
-				t.Errorf("the budget holds %d bytes", n)
-			}
-		})
-		registries = append(registries, registry)
-	}
+	workers := []*chaosWorker{startChaosWorker(t, broker, store, ends), startChaosWorker(t, broker, store, ends)}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for len(store.Effects()) < total && ctx.Err() == nil {
-		switch lanes := store.Lanes(); rand.N(6) {
-		case 0:
-			store.FailBefore(2, errTransient)
-		case 1:
-			store.FailAfter(2, errTransient)
-		case 2:
-			broker.Rebalance()
-		case 3:
-			if len(lanes) > 0 {
-				store.Steal(lanes[rand.N(len(lanes))])
-			}
-		case 4:
-			store.FailBefore(1, &lane.HoldError{Err: errTransient})
-		case 5:
-			store.Delay(rand.N(3 * time.Millisecond))
-		}
+		goWrong(broker, store)
 		time.Sleep(rand.N(10 * time.Millisecond))
 	}
 	for ends.told.Load() == 0 && ctx.Err() == nil {
@@ -95,12 +46,8 @@ func TestChaos(t *testing.T) {
 	if ends.told.Load() == 0 {
 		t.Error("no lane was reported as caught up")
 	}
-	for i, stop := range stops {
-		stop()
-		fetched, abandoned := sum(t, registries[i], "dedupd_messages_fetched_total"), sum(t, registries[i], "dedupd_messages_abandoned_total")
-		if fetched != float64(handled[i].told.Load())+abandoned {
-			t.Errorf("worker %d: fetched %v, handled %d, abandoned %v", i, fetched, handled[i].told.Load(), abandoned)
-		}
+	for _, w := range workers {
+		w.stop()
 	}
 	if n := len(store.Effects()); n != total {
 		t.Errorf("%d effects of %d", n, total)
@@ -110,12 +57,87 @@ func TestChaos(t *testing.T) {
 	}
 }
 
+func chaosLane(partition int) message.Lane {
+	return message.Lane{Source: "chaos", Name: strconv.Itoa(partition)}
+}
+
+// goWrong has one thing go wrong.
+func goWrong(broker *consumertest.Broker, store *consumertest.Store) {
+	switch lanes := store.Lanes(); rand.N(6) {
+	case 0:
+		store.FailBefore(2, errTransient)
+	case 1:
+		store.FailAfter(2, errTransient)
+	case 2:
+		broker.Rebalance()
+	case 3:
+		if len(lanes) > 0 {
+			store.Steal(lanes[rand.N(len(lanes))])
+		}
+	case 4:
+		store.FailBefore(1, &lane.HoldError{Err: errTransient})
+	case 5:
+		store.Delay(rand.N(3 * time.Millisecond))
+	}
+}
+
+type chaosWorker struct {
+	t        *testing.T
+	budget   *consumer.Budget
+	registry *prometheus.Registry
+	handled  *counting
+	cancel   context.CancelFunc
+	done     chan error
+}
+
+func startChaosWorker(t *testing.T, broker *consumertest.Broker, store *consumertest.Store, lanes consumer.Lanes) *chaosWorker {
+	w := &chaosWorker{t: t, budget: consumer.NewBudget(1 << 20), registry: prometheus.NewRegistry(), handled: &counting{store: store}, done: make(chan error, 1)}
+	// The source commits in the worker's callback, so what comes here comes at once.
+	beyond := func(partition int, position int64, commit func() error) error {
+		lane := chaosLane(partition)
+		if row, _ := store.Row(lane); position > row.Next {
+			t.Errorf("lane %s is committed to the broker at %d; the store has it at %d", lane, position, row.Next)
+		}
+		return commit()
+	}
+	worker := &consumer.Worker{
+		Handler: w.handled, Lanes: lanes, Sources: []consumer.Source{broker.Intercepted("chaos", beyond)},
+		Writers: 3, MaxMessages: 50, MaxBytes: 1 << 18, Budget: w.budget, Drain: time.Second, HeartbeatInterval: time.Millisecond,
+		Logger: quiet(), Metrics: consumer.NewMetrics(w.registry, w.budget),
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancel = cancel
+	go func() { w.done <- worker.Run(ctx) }()
+	return w
+}
+
+// stop ends it, and compares its books.
+func (w *chaosWorker) stop() {
+	w.t.Helper()
+	w.cancel()
+	if err := <-w.done; err != nil {
+		w.t.Error(err)
+	}
+	if n := w.budget.Used(); n != 0 {
+		w.t.Errorf("the budget holds %d bytes", n)
+	}
+	fetched, abandoned := sum(w.t, w.registry, "dedupd_messages_fetched_total"), sum(w.t, w.registry, "dedupd_messages_abandoned_total")
+	if handled := w.handled.told.Load(); fetched != float64(handled)+abandoned {
+		w.t.Errorf("fetched %v, handled %d, abandoned %v", fetched, handled, abandoned)
+	}
+}
+
 // knownEnds checks the heartbeats of lanes to which nothing more comes.
 type knownEnds struct {
 	consumer.Lanes
 	t    *testing.T
 	end  map[message.Lane]int64
 	told atomic.Int64
+}
+
+func (k *knownEnds) produce(broker *consumertest.Broker, partition int, m message.Message) {
+	broker.Produce(partition, m)
+	k.end[chaosLane(partition)]++
 }
 
 func (k *knownEnds) Heartbeat(ctx context.Context, lanes []lane.Heartbeat) ([]message.Lane, error) {

@@ -100,98 +100,104 @@ func (r *rig) caughtUpAt(lane message.Lane) time.Time {
 var errTable = &lane.HoldError{Lane: laneNamed(0), Err: errors.New("no such table")}
 
 func TestHeartbeat(t *testing.T) {
-	bubble(t, "is sent from time to time", func(t *testing.T) {
-		r, sent := newHeartbeatRig(t, 2)
-		begun := time.Now()
-		r.lanes[0].mustOffer(3)
-		time.Sleep(time.Second)
-		r.lanes[0].SetCaughtUp(begun)
-		r.lanes[1].caughtUp()
-		time.Sleep(16 * time.Second)
-		first := sent.list()
-		if len(first) != 1 || first[0].at.Sub(begun) < 13*time.Second {
-			t.Fatalf("sent %v, want one after about 15 s", first)
-		}
-		age := first[0].at.Sub(begun)
-		want := []lane.Heartbeat{
-			{Lane: laneNamed(0), Epoch: 1, Next: 3, Age: age},
-			{Lane: laneNamed(1), Epoch: 2, Next: 10, Age: age - time.Second},
-		}
-		if !reflect.DeepEqual(first[0].lanes, want) {
-			t.Errorf("sent %v, want %v", first[0].lanes, want)
-		}
-		if at := r.caughtUpAt(laneNamed(0)); !at.Equal(begun) {
-			t.Errorf("the lane was caught up at %s, the store knows of %s", begun, at)
-		}
+	bubble(t, "is sent from time to time", heartbeatFromTimeToTime)
+	bubble(t, "is sent again when that failed", heartbeatSentAgain)
+	bubble(t, "has a queue once, when all slots are caught up", heartbeatOfAQueue)
+}
 
-		r.lanes[0].mustOffer(1)
-		r.lanes[0].caughtUp()
-		again := time.Now()
-		time.Sleep(time.Minute)
-		if n := len(sent.list()) - 1; n < 3 || n > 5 {
-			t.Errorf("sent %d times in a minute", n)
-		}
-		if at := r.caughtUpAt(laneNamed(0)); !at.Equal(again) {
-			t.Errorf("the lane was caught up at %s, the store knows of %s", again, at)
-		}
-		r.stop()
-		n := len(sent.list())
-		time.Sleep(time.Minute)
-		if len(sent.list()) != n {
-			t.Error("sent after the end")
-		}
+func heartbeatFromTimeToTime(t *testing.T) {
+	r, sent := newHeartbeatRig(t, 2)
+	begun := time.Now()
+	r.lanes[0].mustOffer(3)
+	time.Sleep(time.Second)
+	r.lanes[0].SetCaughtUp(begun)
+	r.lanes[1].caughtUp()
+	time.Sleep(16 * time.Second)
+	first := sent.list()
+	if len(first) != 1 || first[0].at.Sub(begun) < 13*time.Second {
+		t.Fatalf("sent %v, want one after about 15 s", first)
+	}
+	age := first[0].at.Sub(begun)
+	want := []lane.Heartbeat{
+		{Lane: laneNamed(0), Epoch: 1, Next: 3, Age: age},
+		{Lane: laneNamed(1), Epoch: 2, Next: 10, Age: age - time.Second},
+	}
+	if !reflect.DeepEqual(first[0].lanes, want) {
+		t.Errorf("sent %v, want %v", first[0].lanes, want)
+	}
+	if at := r.caughtUpAt(laneNamed(0)); !at.Equal(begun) {
+		t.Errorf("the lane was caught up at %s, the store knows of %s", begun, at)
+	}
+
+	r.lanes[0].mustOffer(1)
+	r.lanes[0].caughtUp()
+	again := time.Now()
+	time.Sleep(time.Minute)
+	if n := len(sent.list()) - 1; n < 3 || n > 5 {
+		t.Errorf("sent %d times in a minute", n)
+	}
+	if at := r.caughtUpAt(laneNamed(0)); !at.Equal(again) {
+		t.Errorf("the lane was caught up at %s, the store knows of %s", again, at)
+	}
+	r.stop()
+	n := len(sent.list())
+	time.Sleep(time.Minute)
+	if len(sent.list()) != n {
+		t.Error("sent after the end")
+	}
+}
+
+func heartbeatSentAgain(t *testing.T) {
+	var log strings.Builder
+	r, sent := newHeartbeatRig(t, 1, func(w *consumer.Worker) {
+		w.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	})
-	bubble(t, "is sent again when that failed", func(t *testing.T) {
-		var log strings.Builder
-		r, sent := newHeartbeatRig(t, 1, func(w *consumer.Worker) {
-			w.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelInfo}))
-		})
-		sent.mu.Lock()
-		sent.answer = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-		sent.mu.Unlock()
-		begun := time.Now()
-		r.lanes[0].caughtUp()
-		time.Sleep(3 * 22 * time.Second) // the interval and the wait for an answer are at most 21.875 s
-		if n := len(sent.list()); n < 3 || n > 4 {
-			t.Errorf("sent %d times", n)
+	sent.mu.Lock()
+	sent.answer = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+	sent.mu.Unlock()
+	begun := time.Now()
+	r.lanes[0].caughtUp()
+	time.Sleep(3 * 22 * time.Second) // the interval and the wait for an answer are at most 21.875 s
+	if n := len(sent.list()); n < 3 || n > 4 {
+		t.Errorf("sent %d times", n)
+	}
+	if log.Len() > 0 {
+		t.Errorf("that is no news: %s", &log)
+	}
+	// In the middle of one.
+	for n := len(sent.list()); len(sent.list()) == n && time.Since(begun) < time.Hour; {
+		time.Sleep(time.Millisecond)
+	}
+	ended := time.Now()
+	r.stop()
+	if d := time.Since(ended); d > 0 {
+		t.Errorf("the end waited for %s", d)
+	}
+}
+
+func heartbeatOfAQueue(t *testing.T) {
+	queue := message.Lane{Source: "test", Name: "queue"}
+	r, sent := newHeartbeatRig(t, 3, func(w *consumer.Worker) { acquire(t, w.Lanes, lane.Acquire{Lane: queue, Committed: -1}) },
+		func(o *consumer.LaneOptions) { o.Lane, o.Epoch, o.Next = queue, 0, 0 })
+	begun := time.Now()
+	r.lanes[0].caughtUp()
+	r.lanes[1].caughtUp()
+	time.Sleep(time.Minute)
+	if all := sent.list(); len(all) > 0 {
+		t.Errorf("sent %v while a slot is behind", all)
+	}
+	r.lanes[2].caughtUp()
+	r.lanes[1].caughtUp()
+	time.Sleep(17 * time.Second)
+	if len(sent.list()) == 0 {
+		t.Error("sent nothing")
+	}
+	for _, each := range sent.list() {
+		if want := (lane.Heartbeat{Lane: queue, Age: each.at.Sub(begun)}); len(each.lanes) != 1 || each.lanes[0] != want {
+			t.Errorf("sent %v, want the queue once, as old as its earliest slot: %v", each.lanes, want)
 		}
-		if log.Len() > 0 {
-			t.Errorf("that is no news: %s", &log)
-		}
-		// In the middle of one.
-		for n := len(sent.list()); len(sent.list()) == n && time.Since(begun) < time.Hour; {
-			time.Sleep(time.Millisecond)
-		}
-		ended := time.Now()
-		r.stop()
-		if d := time.Since(ended); d > 0 {
-			t.Errorf("the end waited for %s", d)
-		}
-	})
-	bubble(t, "has a queue once, when all slots are caught up", func(t *testing.T) {
-		queue := message.Lane{Source: "test", Name: "queue"}
-		r, sent := newHeartbeatRig(t, 3, func(w *consumer.Worker) { acquire(t, w.Lanes, lane.Acquire{Lane: queue, Committed: -1}) },
-			func(o *consumer.LaneOptions) { o.Lane, o.Epoch, o.Next = queue, 0, 0 })
-		begun := time.Now()
-		r.lanes[0].caughtUp()
-		r.lanes[1].caughtUp()
-		time.Sleep(time.Minute)
-		if all := sent.list(); len(all) > 0 {
-			t.Errorf("sent %v while a slot is behind", all)
-		}
-		r.lanes[2].caughtUp()
-		r.lanes[1].caughtUp()
-		time.Sleep(17 * time.Second)
-		if len(sent.list()) == 0 {
-			t.Error("sent nothing")
-		}
-		for _, each := range sent.list() {
-			if want := (lane.Heartbeat{Lane: queue, Age: each.at.Sub(begun)}); len(each.lanes) != 1 || each.lanes[0] != want {
-				t.Errorf("sent %v, want the queue once, as old as its earliest slot: %v", each.lanes, want)
-			}
-		}
-		r.stop()
-	})
+	}
+	r.stop()
 }
 
 func TestHeartbeatLeavesOut(t *testing.T) {
@@ -271,163 +277,177 @@ func isLost(l *openLane) bool {
 }
 
 func TestHeartbeatLosesLanes(t *testing.T) {
-	bubble(t, "that another worker owns, or that the database lost", func(t *testing.T) {
-		r, sent := newHeartbeatRig(t, 3)
-		for _, l := range r.lanes {
-			l.mustOffer(2)
-			l.caughtUp()
+	bubble(t, "that another worker owns, or that the database lost", heartbeatOfLostLanes)
+	bubble(t, "all slots of a queue that went back", heartbeatOfALostQueue)
+	bubble(t, "but not one that has changed since", heartbeatOfAChangedLane)
+}
+
+func heartbeatOfLostLanes(t *testing.T) {
+	r, sent := newHeartbeatRig(t, 3)
+	for _, l := range r.lanes {
+		l.mustOffer(2)
+		l.caughtUp()
+	}
+	synctest.Wait()
+	r.store.Steal(laneNamed(0))
+	r.store.Rewind(laneNamed(1), 11)
+	time.Sleep(20 * time.Second)
+	for i := range 2 {
+		if len(sent.of(laneNamed(i))) == 0 {
+			t.Errorf("lane %d is idle, and not in the heartbeat", i)
 		}
+		if at := r.caughtUpAt(laneNamed(i)); !at.IsZero() {
+			t.Errorf("lane %d counts as caught up at %s", i, at)
+		}
+		if !isLost(r.lanes[i]) {
+			t.Errorf("lane %d goes on", i)
+		}
+	}
+	if isLost(r.lanes[2]) {
+		t.Error("lane 2 is ours, and was lost")
+	}
+	if n := r.metric("dedupd_fenced_total"); n != 2 {
+		t.Errorf("%v lanes count as fenced", n)
+	}
+	r.stop()
+}
+
+func heartbeatOfALostQueue(t *testing.T) {
+	queue := message.Lane{Source: "test", Name: "queue"}
+	r, sent := newHeartbeatRig(t, 2, func(w *consumer.Worker) { acquire(t, w.Lanes, lane.Acquire{Lane: queue, Committed: -1, Start: 5}) },
+		func(o *consumer.LaneOptions) { o.Lane, o.Epoch, o.Next = queue, 0, 5 })
+	for _, l := range r.lanes {
+		l.caughtUp()
+	}
+	r.store.Rewind(queue, 3)
+	time.Sleep(20 * time.Second)
+	if len(sent.of(queue)) == 0 || !isLost(r.lanes[0]) || !isLost(r.lanes[1]) {
+		t.Errorf("sent %v, and the slots go on", sent.list())
+	}
+	r.stop()
+}
+
+func heartbeatOfAChangedLane(t *testing.T) {
+	r, sent := newHeartbeatRig(t, 3, writers(1))
+	for _, l := range r.lanes {
+		l.caughtUp()
+	}
+	for i := range 3 {
+		r.store.Steal(laneNamed(i))
+	}
+	release := func() {}
+	sent.mu.Lock()
+	sent.then = func() {
+		// One has a batch in its transaction, one has a batch that waits, and one is
+		// closed.
+		release = r.store.Hold()
+		r.lanes[0].mustOffer(1)
 		synctest.Wait()
-		r.store.Steal(laneNamed(0))
-		r.store.Rewind(laneNamed(1), 11)
-		time.Sleep(20 * time.Second)
-		for i := range 2 {
-			if len(sent.of(laneNamed(i))) == 0 {
-				t.Errorf("lane %d is idle, and not in the heartbeat", i)
-			}
-			if at := r.caughtUpAt(laneNamed(i)); !at.IsZero() {
-				t.Errorf("lane %d counts as caught up at %s", i, at)
-			}
-			if !isLost(r.lanes[i]) {
-				t.Errorf("lane %d goes on", i)
-			}
-		}
-		if isLost(r.lanes[2]) {
-			t.Error("lane 2 is ours, and was lost")
-		}
-		if n := r.metric("dedupd_fenced_total"); n != 2 {
-			t.Errorf("%v lanes count as fenced", n)
-		}
-		r.stop()
-	})
-	bubble(t, "all slots of a queue that went back", func(t *testing.T) {
-		queue := message.Lane{Source: "test", Name: "queue"}
-		r, sent := newHeartbeatRig(t, 2, func(w *consumer.Worker) { acquire(t, w.Lanes, lane.Acquire{Lane: queue, Committed: -1, Start: 5}) },
-			func(o *consumer.LaneOptions) { o.Lane, o.Epoch, o.Next = queue, 0, 5 })
-		for _, l := range r.lanes {
-			l.caughtUp()
-		}
-		r.store.Rewind(queue, 3)
-		time.Sleep(20 * time.Second)
-		if len(sent.of(queue)) == 0 || !isLost(r.lanes[0]) || !isLost(r.lanes[1]) {
-			t.Errorf("sent %v, and the slots go on", sent.list())
-		}
-		r.stop()
-	})
-	bubble(t, "but not one that has changed since", func(t *testing.T) {
-		r, sent := newHeartbeatRig(t, 3, writers(1))
-		for _, l := range r.lanes {
-			l.caughtUp()
-		}
-		for i := range 3 {
-			r.store.Steal(laneNamed(i))
-		}
-		release := func() {}
+		r.lanes[1].mustOffer(1)
+		r.lanes[2].Close(context.Background())
 		sent.mu.Lock()
-		sent.then = func() {
-			// One has a batch in its transaction, one has a batch that waits, and one is
-			// closed.
-			release = r.store.Hold()
-			r.lanes[0].mustOffer(1)
-			synctest.Wait()
-			r.lanes[1].mustOffer(1)
-			r.lanes[2].Close(context.Background())
-			sent.mu.Lock()
-			defer sent.mu.Unlock()
-			sent.then = nil
+		defer sent.mu.Unlock()
+		sent.then = nil
+	}
+	sent.mu.Unlock()
+	time.Sleep(20 * time.Second)
+	synctest.Wait()
+	for i, l := range r.lanes {
+		if isLost(l) {
+			t.Errorf("lane %d was lost by an older heartbeat", i)
 		}
-		sent.mu.Unlock()
-		time.Sleep(20 * time.Second)
-		synctest.Wait()
-		for i, l := range r.lanes {
-			if isLost(l) {
-				t.Errorf("lane %d was lost by an older heartbeat", i)
-			}
-		}
-		release()
-		synctest.Wait()
-		if !isLost(r.lanes[0]) || !isLost(r.lanes[1]) {
-			t.Error("a lane that another worker owns was not fenced")
-		}
-		r.stop()
-	})
+	}
+	release()
+	synctest.Wait()
+	if !isLost(r.lanes[0]) || !isLost(r.lanes[1]) {
+		t.Error("a lane that another worker owns was not fenced")
+	}
+	r.stop()
 }
 
 func TestHeartbeatUntilIdle(t *testing.T) {
-	bubble(t, "is sent before it ends", func(t *testing.T) {
-		r, sent := newHeartbeatRig(t, 3, func(w *consumer.Worker) { w.UntilIdle = 2 * time.Second })
-		r.lanes[0].mustOffer(3)
-		for _, l := range r.lanes {
-			l.caughtUp()
+	bubble(t, "is sent before it ends", lastHeartbeat)
+	bubble(t, "is sent for the others when it ends because of a held lane", lastHeartbeatBesideAHeldLane)
+	bubble(t, "is sent until it succeeds", lastHeartbeatUntilItSucceeds)
+	bubble(t, "has it read again what the database lost", lastHeartbeatAfterALoss)
+}
+
+func lastHeartbeat(t *testing.T) {
+	r, sent := newHeartbeatRig(t, 3, func(w *consumer.Worker) { w.UntilIdle = 2 * time.Second })
+	r.lanes[0].mustOffer(3)
+	for _, l := range r.lanes {
+		l.caughtUp()
+	}
+	begun := time.Now()
+	if err := <-r.done; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if d := time.Since(begun); d > 3*time.Second {
+		t.Errorf("the run took %s, longer than it should", d)
+	}
+	if n := len(sent.list()); n != 1 {
+		t.Errorf("sent %d times, want once", n)
+	}
+	for i := range 3 {
+		if at := r.caughtUpAt(laneNamed(i)); !at.Equal(begun) {
+			t.Errorf("lane %d was caught up at %s, the store knows of %s", i, begun, at)
 		}
-		begun := time.Now()
-		if err := <-r.done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-		if d := time.Since(begun); d > 3*time.Second {
-			t.Errorf("the run took %s, longer than it should", d)
-		}
-		if n := len(sent.list()); n != 1 {
-			t.Errorf("sent %d times, want once", n)
-		}
-		for i := range 3 {
-			if at := r.caughtUpAt(laneNamed(i)); !at.Equal(begun) {
-				t.Errorf("lane %d was caught up at %s, the store knows of %s", i, begun, at)
-			}
-		}
-		r.checkEnd()
-	})
-	bubble(t, "is sent for the others when it ends because of a held lane", func(t *testing.T) {
-		r, sent := newHeartbeatRig(t, 2, func(w *consumer.Worker) { w.UntilIdle = 2 * time.Second })
-		r.store.FailBefore(1_000_000, errTable)
-		r.lanes[0].mustOffer(1)
-		r.lanes[1].caughtUp()
-		if err := <-r.done; !errors.Is(err, errTable) {
-			t.Errorf("Run: %v", err)
-		}
-		if len(sent.of(laneNamed(0))) > 0 || len(sent.of(laneNamed(1))) == 0 {
-			t.Errorf("sent %v", sent.list())
-		}
-		r.checkEnd()
-	})
-	bubble(t, "is sent until it succeeds", func(t *testing.T) {
-		r, sent := newHeartbeatRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.HeartbeatInterval = 2*time.Second, time.Hour })
-		sent.mu.Lock()
-		sent.answer = func(context.Context) error { return errTransient }
-		sent.mu.Unlock()
-		r.lanes[0].caughtUp()
-		time.Sleep(time.Minute)
-		select {
-		case err := <-r.done:
-			t.Fatalf("the run has ended, and nobody knows whether it has done its work: %v", err)
-		default:
-		}
-		sent.mu.Lock()
-		sent.answer = nil
-		sent.mu.Unlock()
-		if err := <-r.done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-		r.checkEnd()
-	})
-	bubble(t, "has it read again what the database lost", func(t *testing.T) {
-		r, _ := newHeartbeatRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.HeartbeatInterval = 2*time.Second, time.Hour })
-		r.lanes[0].mustOffer(3)
-		r.lanes[0].caughtUp()
-		synctest.Wait()
-		r.store.Rewind(laneNamed(0), 1)
-		select {
-		case <-r.lanes[0].Lost():
-		case <-time.After(time.Minute):
-			t.Fatal("the lane goes on")
-		}
-		select {
-		case err := <-r.done:
-			t.Fatalf("the run has ended, with lost commits: %v", err)
-		case <-time.After(time.Second): // in which the source may acquire the lane again
-		}
-		if err := <-r.done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	}
+	r.checkEnd()
+}
+
+func lastHeartbeatBesideAHeldLane(t *testing.T) {
+	r, sent := newHeartbeatRig(t, 2, func(w *consumer.Worker) { w.UntilIdle = 2 * time.Second })
+	r.store.FailBefore(1_000_000, errTable)
+	r.lanes[0].mustOffer(1)
+	r.lanes[1].caughtUp()
+	if err := <-r.done; !errors.Is(err, errTable) {
+		t.Errorf("Run: %v", err)
+	}
+	if len(sent.of(laneNamed(0))) > 0 || len(sent.of(laneNamed(1))) == 0 {
+		t.Errorf("sent %v", sent.list())
+	}
+	r.checkEnd()
+}
+
+func lastHeartbeatUntilItSucceeds(t *testing.T) {
+	r, sent := newHeartbeatRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.HeartbeatInterval = 2*time.Second, time.Hour })
+	sent.mu.Lock()
+	sent.answer = func(context.Context) error { return errTransient }
+	sent.mu.Unlock()
+	r.lanes[0].caughtUp()
+	time.Sleep(time.Minute)
+	select {
+	case err := <-r.done:
+		t.Fatalf("the run has ended, and nobody knows whether it has done its work: %v", err)
+	default:
+	}
+	sent.mu.Lock()
+	sent.answer = nil
+	sent.mu.Unlock()
+	if err := <-r.done; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	r.checkEnd()
+}
+
+func lastHeartbeatAfterALoss(t *testing.T) {
+	r, _ := newHeartbeatRig(t, 1, func(w *consumer.Worker) { w.UntilIdle, w.HeartbeatInterval = 2*time.Second, time.Hour })
+	r.lanes[0].mustOffer(3)
+	r.lanes[0].caughtUp()
+	synctest.Wait()
+	r.store.Rewind(laneNamed(0), 1)
+	select {
+	case <-r.lanes[0].Lost():
+	case <-time.After(time.Minute):
+		t.Fatal("the lane goes on")
+	}
+	select {
+	case err := <-r.done:
+		t.Fatalf("the run has ended, with lost commits: %v", err)
+	case <-time.After(time.Second): // in which the source may acquire the lane again
+	}
+	if err := <-r.done; err != nil {
+		t.Errorf("Run: %v", err)
+	}
 }

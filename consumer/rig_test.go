@@ -5,9 +5,11 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -140,6 +142,15 @@ func (l *openLane) outcome() (committed, abandoned []int) {
 	return append([]int(nil), l.committed...), append([]int(nil), l.abandoned...)
 }
 
+// wantOutcome wants that these tokens were committed and abandoned.
+func (l *openLane) wantOutcome(wantCommitted, wantAbandoned []int) {
+	l.rig.t.Helper()
+	committed, abandoned := l.outcome()
+	if !slices.Equal(committed, wantCommitted) || !slices.Equal(abandoned, wantAbandoned) {
+		l.rig.t.Errorf("lane %s: committed %v, abandoned %v; want %v and %v", l.name.Name, committed, abandoned, wantCommitted, wantAbandoned)
+	}
+}
+
 // offer offers n messages of 10 bytes of the budget each; the token is the first
 // position.
 func (l *openLane) offer(n int) error {
@@ -188,6 +199,43 @@ func (r *rig) setHandle(f func(context.Context, []lane.Batch) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.handle = f
+}
+
+// failLane has every group with a lane fail, until setHandle.
+func (r *rig) failLane(name string, err error) {
+	r.setHandle(func(ctx context.Context, group []lane.Batch) error {
+		if holds(group, name) {
+			return err
+		}
+		return r.store.Handle(ctx, group)
+	})
+}
+
+func holds(group []lane.Batch, name string) bool {
+	return slices.ContainsFunc(group, func(b lane.Batch) bool { return b.Lane.Name == name })
+}
+
+// tries is how many groups had a lane.
+func (r *rig) tries(name string) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.groups {
+		if holds(g, name) {
+			n++
+		}
+	}
+	return n
+}
+
+// offerTogether lets three lanes be in one group, which one writer handles.
+func (r *rig) offerTogether() {
+	r.t.Helper()
+	release := r.store.Hold()
+	r.lanes[2].mustOffer(1)
+	synctest.Wait()
+	r.lanes[0].mustOffer(5)
+	r.lanes[1].mustOffer(5)
+	release()
 }
 
 // sizes are the numbers of messages of the hand-overs so far.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,95 +24,103 @@ func bubble(t *testing.T, name string, f func(*testing.T)) {
 }
 
 func TestGroupCommit(t *testing.T) {
-	bubble(t, "what comes during a transaction is the next group", func(t *testing.T) {
-		r := newRig(t, 1)
-		release := r.store.Hold()
+	bubble(t, "what comes during a transaction is the next group", whatComesDuringATransactionIsTheNextGroup)
+	bubble(t, "lanes share a transaction", lanesShareATransaction)
+	bubble(t, "a group has its bounds", aGroupHasItsBounds)
+	bubble(t, "the source's slice is not written to", theSourcesSliceIsNotWrittenTo)
+}
+
+func whatComesDuringATransactionIsTheNextGroup(t *testing.T) {
+	r := newRig(t, 1)
+	release := r.store.Hold()
+	r.lanes[0].mustOffer(1)
+	synctest.Wait()
+	for range 5 {
 		r.lanes[0].mustOffer(1)
-		synctest.Wait()
-		for range 5 {
-			r.lanes[0].mustOffer(1)
+	}
+	synctest.Wait()
+	release()
+	synctest.Wait()
+	if got, want := r.sizes(), []int{1, 5}; !reflect.DeepEqual(got, want) {
+		t.Errorf("groups of %v, want %v", got, want)
+	}
+	if got, _ := r.lanes[0].outcome(); !reflect.DeepEqual(got, []int{0, 1, 2, 3, 4, 5}) {
+		t.Errorf("committed %v", got)
+	}
+	r.stop()
+}
+
+func lanesShareATransaction(t *testing.T) {
+	r := newRig(t, 5, writers(1))
+	release := r.store.Hold()
+	r.lanes[0].mustOffer(1)
+	synctest.Wait()
+	for _, l := range r.lanes {
+		l.mustOffer(10)
+	}
+	release()
+	synctest.Wait()
+	if got, want := r.sizes(), []int{1, 50}; !reflect.DeepEqual(got, want) {
+		t.Errorf("groups of %v, want %v", got, want)
+	}
+	r.stop()
+}
+
+func aGroupHasItsBounds(t *testing.T) {
+	r := newRig(t, 4, writers(1), func(w *consumer.Worker) { w.MaxMessages, w.MaxBytes = 100, 500 })
+	release := r.store.Hold()
+	r.lanes[0].mustOffer(1)
+	synctest.Wait()
+	for _, l := range r.lanes {
+		l.mustOffer(20) // 200 bytes
+	}
+	r.lanes[0].mustOffer(20)
+	blocked := make(chan error)
+	go func() { blocked <- r.lanes[0].offer(20) }() // 600 bytes in the lane
+	synctest.Wait()
+	select {
+	case err := <-blocked:
+		t.Errorf("Offer beyond the bounds returned %v", err)
+	default:
+	}
+	release()
+	if err := <-blocked; err != nil {
+		t.Error(err)
+	}
+	synctest.Wait()
+	for _, n := range r.sizes() {
+		if n*10 > 500 {
+			t.Errorf("a group of %d bytes", n*10)
 		}
-		synctest.Wait()
-		release()
-		synctest.Wait()
-		if got, want := r.sizes(), []int{1, 5}; !reflect.DeepEqual(got, want) {
-			t.Errorf("groups of %v, want %v", got, want)
-		}
-		if got, _ := r.lanes[0].outcome(); !reflect.DeepEqual(got, []int{0, 1, 2, 3, 4, 5}) {
-			t.Errorf("committed %v", got)
-		}
-		r.stop()
-	})
-	bubble(t, "lanes share a transaction", func(t *testing.T) {
-		r := newRig(t, 5, writers(1))
-		release := r.store.Hold()
-		r.lanes[0].mustOffer(1)
-		synctest.Wait()
-		for _, l := range r.lanes {
-			l.mustOffer(10)
-		}
-		release()
-		synctest.Wait()
-		if got, want := r.sizes(), []int{1, 50}; !reflect.DeepEqual(got, want) {
-			t.Errorf("groups of %v, want %v", got, want)
-		}
-		r.stop()
-	})
-	bubble(t, "a group has its bounds", func(t *testing.T) {
-		r := newRig(t, 4, writers(1), func(w *consumer.Worker) { w.MaxMessages, w.MaxBytes = 100, 500 })
-		release := r.store.Hold()
-		r.lanes[0].mustOffer(1)
-		synctest.Wait()
-		for _, l := range r.lanes {
-			l.mustOffer(20) // 200 bytes
-		}
-		r.lanes[0].mustOffer(20)
-		blocked := make(chan error)
-		go func() { blocked <- r.lanes[0].offer(20) }() // 600 bytes in the lane
-		synctest.Wait()
-		select {
-		case err := <-blocked:
-			t.Errorf("Offer beyond the bounds returned %v", err)
-		default:
-		}
-		release()
-		if err := <-blocked; err != nil {
-			t.Error(err)
-		}
-		synctest.Wait()
-		for _, n := range r.sizes() {
-			if n*10 > 500 {
-				t.Errorf("a group of %d bytes", n*10)
-			}
-		}
-		r.stop()
-	})
-	bubble(t, "the source's slice is not written to", func(t *testing.T) {
-		r := newRig(t, 1)
-		release := r.store.Hold()
-		l := r.lanes[0]
-		l.mustOffer(1)
-		synctest.Wait()
-		row, _ := r.store.Row(l.name)
-		whole := make([]message.Message, 3)
-		for i := range whole {
-			whole[i] = message.Message{Topic: "mine", Position: message.Position{Lane: l.name, Offset: int64(1 + i)}}
-		}
-		batch := func(from, to int64, m []message.Message) lane.Batch {
-			return lane.Batch{Lane: l.name, Ordered: true, StreamID: row.StreamID, Epoch: l.epoch, From: from, Next: to, Messages: m}
-		}
-		_ = l.Offer(t.Context(), batch(1, 2, whole[:1]), 1)
-		other := whole[2]
-		other.Topic = "other"
-		_ = l.Offer(t.Context(), batch(2, 4, []message.Message{other}), 2)
-		if whole[1].Topic != "mine" {
-			t.Error("a neighbour was overwritten")
-		}
-		release()
-		r.setHandle(func(context.Context, []lane.Batch) error { return nil })
-		r.end()
-		<-r.done
-	})
+	}
+	r.stop()
+}
+
+func theSourcesSliceIsNotWrittenTo(t *testing.T) {
+	r := newRig(t, 1)
+	release := r.store.Hold()
+	l := r.lanes[0]
+	l.mustOffer(1)
+	synctest.Wait()
+	row, _ := r.store.Row(l.name)
+	whole := make([]message.Message, 3)
+	for i := range whole {
+		whole[i] = message.Message{Topic: "mine", Position: message.Position{Lane: l.name, Offset: int64(1 + i)}}
+	}
+	batch := func(from, to int64, m []message.Message) lane.Batch {
+		return lane.Batch{Lane: l.name, Ordered: true, StreamID: row.StreamID, Epoch: l.epoch, From: from, Next: to, Messages: m}
+	}
+	_ = l.Offer(t.Context(), batch(1, 2, whole[:1]), 1)
+	other := whole[2]
+	other.Topic = "other"
+	_ = l.Offer(t.Context(), batch(2, 4, []message.Message{other}), 2)
+	if whole[1].Topic != "mine" {
+		t.Error("a neighbour was overwritten")
+	}
+	release()
+	r.setHandle(func(context.Context, []lane.Batch) error { return nil })
+	r.end()
+	<-r.done
 }
 
 func TestOneInFlightPerLane(t *testing.T) {
@@ -131,198 +138,6 @@ func TestOneInFlightPerLane(t *testing.T) {
 			t.Errorf("%d effects", n)
 		}
 		r.stop() // the store has noticed two at a time
-	})
-}
-
-func TestErrors(t *testing.T) {
-	failing := func(r *rig, name string, err error) {
-		r.setHandle(func(ctx context.Context, group []lane.Batch) error {
-			for _, b := range group {
-				if b.Lane.Name == name {
-					return err
-				}
-			}
-			return r.store.Handle(ctx, group)
-		})
-	}
-	count := func(r *rig, name string) (n int) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		for _, g := range r.groups {
-			if slices.ContainsFunc(g, func(b lane.Batch) bool { return b.Lane.Name == name }) {
-				n++
-			}
-		}
-		return n
-	}
-	// together lets all lanes be in one failing group.
-	together := func(r *rig) {
-		release := r.store.Hold()
-		r.lanes[2].mustOffer(1)
-		synctest.Wait()
-		r.lanes[0].mustOffer(5)
-		r.lanes[1].mustOffer(5)
-		release()
-	}
-	bubble(t, "a transient error: one lane backs off, alone", func(t *testing.T) {
-		r := newRig(t, 3, writers(1))
-		failing(r, "0", errTransient)
-		together(r)
-		time.Sleep(time.Second)
-		if n := len(r.store.Effects()); n != 6 {
-			t.Errorf("%d effects while lane 0 fails, want those of lanes 1 and 2", n)
-		}
-		// The others have work all the time, and the writer is busy with it.
-		r.store.Delay(50 * time.Millisecond)
-		for range 3000 {
-			r.lanes[1].mustOffer(1)
-			time.Sleep(20 * time.Millisecond)
-		}
-		r.store.Heal()
-		time.Sleep(time.Second)
-		if n := len(r.store.Effects()); n != 3006 {
-			t.Errorf("%d effects while lane 0 fails", n)
-		}
-		r.mu.Lock()
-		for i, g := range r.groups {
-			if i > 1 && len(g) > 1 && slices.ContainsFunc(g, func(b lane.Batch) bool { return b.Lane.Name == "0" }) {
-				t.Errorf("group %d has a neighbour of lane 0", i)
-			}
-		}
-		r.mu.Unlock()
-		if n := count(r, "0"); n < 12 || n > 60 {
-			t.Errorf("%d tries in a minute", n)
-		}
-		if failing := (*consumer.FailingError)(nil); !errors.As(r.Ready(), &failing) || failing.Lane != r.lanes[0].name || failing.For < 50*time.Second {
-			t.Errorf("Ready: %v, want it to tell of the lane that has failed for a minute", r.Ready())
-		}
-		r.setHandle(nil)
-		time.Sleep(6 * time.Second)
-		if n := len(r.store.Effects()); n != 3011 || r.Ready() != nil {
-			t.Errorf("%d effects, Ready: %v", n, r.Ready())
-		}
-		r.stop()
-	})
-	bubble(t, "a hold", func(t *testing.T) {
-		r := newRig(t, 3, writers(1))
-		mend := &lane.HoldError{Lane: r.lanes[0].name, Err: errors.New("no such table")}
-		failing(r, "0", mend)
-		together(r)
-		time.Sleep(10 * time.Minute)
-		if n := len(r.store.Effects()); n != 6 {
-			t.Errorf("%d effects while lane 0 is held", n)
-		}
-		if n := count(r, "0"); n < 10 || n > 80 {
-			t.Errorf("%d tries in ten minutes", n)
-		}
-		if err := r.Ready(); !errors.Is(err, mend) {
-			t.Errorf("Ready: %v", err)
-		}
-		if held := (*consumer.HeldError)(nil); !errors.As(r.Ready(), &held) || held.Lane != r.lanes[0].name {
-			t.Errorf("Ready: %v, want it to name the lane", r.Ready())
-		}
-		if n := r.metric("dedupd_lanes_held"); n != 1 {
-			t.Errorf("%v lanes held", n)
-		}
-		r.setHandle(nil)
-		time.Sleep(31 * time.Second)
-		if n := len(r.store.Effects()); n != 11 || r.Ready() != nil {
-			t.Errorf("%d effects, Ready: %v", n, r.Ready())
-		}
-		r.stop()
-	})
-	bubble(t, "a held lane includes what has come since", func(t *testing.T) {
-		r := newRig(t, 1, func(w *consumer.Worker) { w.MaxMessages = 10 })
-		// The first message is refused until another one is beside it.
-		r.setHandle(func(ctx context.Context, group []lane.Batch) error {
-			if b := group[0]; b.From == 0 && len(b.Messages) == 1 {
-				return &lane.HoldError{Lane: b.Lane, Err: errors.New("whose fault is it?")}
-			}
-			return r.store.Handle(ctx, group)
-		})
-		r.lanes[0].mustOffer(1)
-		time.Sleep(time.Minute)
-		r.lanes[0].mustOffer(2)
-		r.lanes[0].mustOffer(3)
-		time.Sleep(31 * time.Second)
-		if n := len(r.store.Effects()); n != 6 || r.Ready() != nil {
-			t.Fatalf("%d effects, Ready: %v", n, r.Ready())
-		}
-		if committed, abandoned := r.lanes[0].outcome(); !reflect.DeepEqual(committed, []int{0, 1, 3}) || len(abandoned) > 0 {
-			t.Errorf("committed %v, abandoned %v", committed, abandoned)
-		}
-		// But no more than a batch may have.
-		refuse := func(_ context.Context, group []lane.Batch) error {
-			return &lane.HoldError{Lane: group[0].Lane, Err: errors.New("all of it")}
-		}
-		r.setHandle(refuse)
-		r.lanes[0].mustOffer(8)
-		synctest.Wait()
-		r.lanes[0].mustOffer(3)
-		time.Sleep(time.Minute)
-		if sizes := r.sizes(); slices.Max(sizes) > 10 {
-			t.Errorf("groups of %v", sizes)
-		}
-		r.setHandle(nil)
-		time.Sleep(31 * time.Second)
-		if n := len(r.store.Effects()); n != 17 {
-			t.Errorf("%d effects", n)
-		}
-		r.stop()
-	})
-	bubble(t, "fenced", func(t *testing.T) {
-		r := newRig(t, 3, writers(1))
-		r.store.Steal(r.lanes[0].name)
-		together(r)
-		synctest.Wait()
-		select {
-		case <-r.lanes[0].Lost():
-		default:
-			t.Error("the lane isn't lost")
-		}
-		if _, abandoned := r.lanes[0].outcome(); !reflect.DeepEqual(abandoned, []int{0}) {
-			t.Errorf("abandoned %v", abandoned)
-		}
-		if err := r.lanes[0].offer(1); !errors.Is(err, consumer.ErrClosed) {
-			t.Errorf("Offer to a lost lane: %v", err)
-		}
-		if n := len(r.store.Effects()); n != 6 {
-			t.Errorf("%d effects", n)
-		}
-		if n := r.metric("dedupd_fenced_total"); n != 1 {
-			t.Errorf("fenced_total %v", n)
-		}
-		r.lanes[0].Close(t.Context())
-		r.stop()
-	})
-	bubble(t, "an error that names no lane of the group does not spin", func(t *testing.T) {
-		r := newRig(t, 1)
-		for _, err := range []error{&lane.FencedError{}, &lane.HoldError{Lane: message.Lane{Name: "stranger"}, Err: errTransient}} {
-			before := len(r.sizes())
-			failing(r, "0", err)
-			r.lanes[0].mustOffer(1)
-			time.Sleep(10 * time.Second)
-			if n := len(r.sizes()) - before; n > 30 {
-				t.Errorf("%T: %d tries in 10 s", err, n)
-			}
-			r.setHandle(nil)
-			time.Sleep(6 * time.Second)
-		}
-		r.stop()
-	})
-	bubble(t, "a transaction has its deadline", func(t *testing.T) {
-		r := newRig(t, 1)
-		release := r.store.Hold()
-		r.lanes[0].mustOffer(1)
-		time.Sleep(consumer.TransactionTimeout + time.Second)
-		if n := len(r.sizes()); n != 2 {
-			t.Errorf("%d tries after a deadline and a second", n)
-		}
-		if err := r.Alive(); err != nil {
-			t.Error(err)
-		}
-		release()
-		r.stop()
 	})
 }
 

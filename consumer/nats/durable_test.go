@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dedupd/dedupd/internal/policy"
-
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 func TestDurableCreated(t *testing.T) {

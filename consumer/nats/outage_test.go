@@ -4,11 +4,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dedupd/dedupd/internal/policy"
-
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 func TestConsumerDeleted(t *testing.T) {

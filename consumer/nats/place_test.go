@@ -3,10 +3,9 @@ package nats
 import (
 	"testing"
 
-	"github.com/dedupd/dedupd/internal/policy"
-
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 )
 
