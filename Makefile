@@ -16,7 +16,7 @@ RELEASE := -trimpath -ldflags "-s -w -X github.com/dedupd/dedupd/internal/app.re
 
 
 .PHONY: help
-help: ## Shows this list
+help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
@@ -35,17 +35,17 @@ image: ## Builds the container image, without a daemon, into .bin/image (IMAGE=r
 	cd deploy/image && $(GO) run . -o ../../$(BIN)/image -name $(IMAGE) -version $(or $(VERSION),dev) -licence ../../LICENSE $(if $(PUSH),-push) $(addprefix ../../,$(IMAGE_BINARIES))
 
 .PHONY: demo
-demo: build ## Shows the whole thing on embedded servers: a noisy producer, crashes, the books (ARGS="-keep ...")
+demo: build ## Shows all of it on embedded servers: a noisy producer, crashes, the books (ARGS="-keep ...")
 	$(GO) build -o $(BIN)/demo ./e2e/demo
 	$(BIN)/demo -dedupd $(BIN)/dedupd $(ARGS)
 
 .PHONY: test
 test: $(if $(DEDUPD_TEST_KAFKA),,kafka) ## Runs all tests, with the race detector, against real servers that it sets up
 	$(GO) test -race -timeout 20m $(TESTFLAGS) $$($(GO) list ./... | grep -v -e /e2e/chaos$$ -e /e2e/monitoring$$)
-	$(GO) test -timeout 15m $(TESTFLAGS) ./e2e/chaos # it has the machine for itself
+	$(GO) test -timeout 15m $(TESTFLAGS) ./e2e/chaos # needs the machine for itself
 
 .PHONY: test-short
-test-short: ## Runs the tests that need no servers: seconds
+test-short: ## Runs the tests that need no servers (seconds)
 	$(GO) test -short ./...
 
 .PHONY: test-pgbouncer
@@ -73,7 +73,7 @@ chart-build: $(BIN)/kube-score
 	cd deploy/image && $(GO) test -run '^$$' .
 
 .PHONY: chart-schemas
-chart-schemas: ## Writes the schemas that chart-test holds the chart's objects to (downloads Kubernetes' sources)
+chart-schemas: ## Writes the schemas that chart-test checks the chart's objects against (downloads Kubernetes' sources)
 	cd deploy/helm/test && $(GO) run ./schemas testdata/schemas
 
 .PHONY: alerts-test
@@ -88,7 +88,7 @@ $(PROMETHEUS)/usr/bin/promtool:
 	@touch $@
 
 .PHONY: alerts-record
-alerts-record: build ## Records anew, from real runs, what the alerts are tested with (ten minutes)
+alerts-record: build ## Records real runs, with which the alerts are tested (ten minutes)
 	$(GO) run ./e2e/monitoring/record -dedupd $(BIN)/dedupd $(ARGS)
 
 .PHONY: dashboard-picture
@@ -102,15 +102,15 @@ $(MATPLOTLIB)/.complete: e2e/monitoring/picture/requirements.txt
 	@touch $@
 
 .PHONY: chaos
-chaos: kafka ## Lets everything go wrong, and judges what comes of it, into docs/benchmarks/reliability.md (hours; SEED, ARGS="-run ...")
+chaos: kafka ## Runs every fault against real processes and judges the outcome, into docs/benchmarks/reliability.md (hours; SEED, ARGS="-run ...")
 	$(GO) run ./e2e/chaos -out docs/benchmarks/reliability.md $(if $(SEED),-seed $(SEED)) $(ARGS)
 
 .PHONY: soak
-soak: kafka ## The same for FOR (default 8h), faults drawn at random
+soak: kafka ## Does the same for FOR (default 8h), with faults drawn at random
 	$(GO) run ./e2e/chaos -soak $(or $(FOR),8h) $(if $(SEED),-seed $(SEED)) $(ARGS)
 
 .PHONY: mutants
-mutants: kafka ## Puts one bug at a time into the product: the rig must notice each, into docs/benchmarks/mutants.md (half an hour)
+mutants: kafka ## Builds one bug at a time into the product: the rig must notice each, into docs/benchmarks/mutants.md (half an hour)
 	$(GO) run ./e2e/chaos -mutants -out docs/benchmarks/mutants.md $(if $(SEED),-seed $(SEED)) $(ARGS)
 
 .PHONY: mutate
@@ -140,8 +140,8 @@ $(BIN)/golangci-lint: internal/tools/go.mod
 $(BIN)/kube-score: internal/tools/go.mod
 	cd internal/tools && $(GO) build -o ../../$@ github.com/zegl/kube-score/cmd/kube-score
 
-# govulncheck's exit code is 3 for findings; what else it stops at, once all builds,
-# is its database.
+# govulncheck's exit code is 3 for findings. If it fails otherwise although all builds,
+# its database is out of reach.
 .PHONY: vuln
 vuln: $(BIN)/govulncheck ## Looks for known vulnerabilities in what the product calls; "unchecked" where their database is out of reach (VULNDB=file:///folder for a copy)
 	$(GO) build ./...
@@ -166,7 +166,7 @@ fuzz: ## Fuzzes each target for FUZZTIME (default 10s)
 	done
 
 .PHONY: bench
-bench: build kafka $(CONNECT)/.complete ## Lands a topic with dedupd and with its peers, into docs/benchmarks/throughput.md (half an hour; needs Java 17 and Maven)
+bench: build kafka $(CONNECT)/.complete ## Measures dedupd beside its peers on one topic, into docs/benchmarks/throughput.md (half an hour; needs Java 17 and Maven)
 	cd e2e/bench/peers && $(GO) build -o ../../../$(BIN)/peers .
 	$(GO) run ./e2e/bench/throughput -out docs/benchmarks/throughput.md $(ARGS)
 
@@ -176,7 +176,7 @@ $(CONNECT)/.complete: e2e/bench/connect/pom.xml
 	@touch $@
 
 .PHONY: bench-faults
-bench-faults: ## Lets the same things go wrong for dedupd and its peers, into docs/benchmarks/faults.md (15 minutes)
+bench-faults: ## Compares dedupd and its peers under the same faults, into docs/benchmarks/faults.md (15 minutes)
 	$(MAKE) bench ARGS="-faults -out docs/benchmarks/faults.md $(ARGS)"
 
 .PHONY: bench-growth
@@ -184,7 +184,7 @@ bench-growth: ## Measures dedupd's cost as work grows, into docs/benchmarks/grow
 	$(MAKE) bench ARGS="-growth -out docs/benchmarks/growth.md $(ARGS)"
 
 .PHONY: bench-retention
-bench-retention: ## Measures what remembering costs, into docs/benchmarks/retention.md (half an hour; 40 GB of disk)
+bench-retention: ## Measures what remembering ids costs, into docs/benchmarks/retention.md (half an hour; 40 GB of disk)
 	@mkdir -p docs/benchmarks
 	$(GO) run ./e2e/bench/retention -out docs/benchmarks/retention.md $(ARGS)
 

@@ -68,15 +68,15 @@ func parse(args []string) (options, error) {
 	var o options
 	f := flag.NewFlagSet("demo", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // the error says it all
-	f.StringVar(&o.binary, "dedupd", "", "the dedupd `binary`; default: it is built first")
+	f.StringVar(&o.binary, "dedupd", "", "the dedupd `binary`; default: build it first")
 	f.IntVar(&o.messages, "messages", 100_000, "messages to send, resends included")
 	f.Float64Var(&o.resend, "resend", 0.2, "share of the messages that are resends")
 	f.IntVar(&o.rate, "rate", 10_000, "messages to send a second; 0: as fast as it goes")
 	f.IntVar(&o.kills, "kills", 2, "how often the worker is killed with SIGKILL")
-	f.Uint64Var(&o.seed, "seed", 1, "what the producer's dice start with")
+	f.Uint64Var(&o.seed, "seed", 1, "seed of the producer's random choices")
 	f.BoolVar(&o.keep, "keep", false, "leave everything running afterwards, until Ctrl-C")
 	f.StringVar(&o.postgres, "postgres", "", "`version` of Postgres, such as 17.10")
-	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "give up when the messages haven't landed after this time")
+	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "give up if the messages haven't landed after this time")
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			f.SetOutput(os.Stdout)

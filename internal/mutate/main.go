@@ -35,8 +35,8 @@ func main() {
 	flag.StringVar(&o.run, "run", "", "run only the tests that match `REGEXP`")
 	flag.BoolVar(&o.short, "short", false, "run the tests that need no servers")
 	flag.StringVar(&only, "only", "", "change only these `FILES`, separated by commas")
-	flag.IntVar(&o.jobs, "jobs", runtime.NumCPU(), "so many test processes at a time")
-	flag.DurationVar(&o.limit, "limit", 0, "end tests that take longer; a change that makes them is noticed")
+	flag.IntVar(&o.jobs, "jobs", runtime.NumCPU(), "this many test processes at a time")
+	flag.DurationVar(&o.limit, "limit", 0, "end tests that take longer; their change then counts as noticed")
 	flag.Parse()
 	if only != "" {
 		o.only = strings.Split(only, ",")

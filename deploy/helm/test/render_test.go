@@ -104,7 +104,7 @@ func render(layers ...string) (*release, error) {
 				continue
 			}
 			o := object{text: strings.TrimSpace(text) + "\n"}
-			// Strictly: a key that stands twice is an error of a server-side apply.
+			// Strictly: a key that appears twice is an error of a server-side apply.
 			if err := yaml.UnmarshalStrict([]byte(text), &o.fields); err != nil {
 				return nil, fmt.Errorf("%s: %w\n%s", path, err, text)
 			}

@@ -368,7 +368,7 @@ func TestNotes(t *testing.T) {
 		{"hpa", "", "beyond the number of partitions stand by"},
 		{"kafka", "secrets: {database: {url: null}}", "WARNING: nothing says where the database is"},
 		{"kafka", "secrets: {database: {url: null}}\nconfig: {database: {url: \"postgres://me:secret@db/orders\"}}", "WARNING: config.database.url holds a password"},
-		{"kafka", "config: {sources: [{kafka: {brokers: [k:1], topics: [a], sasl: {mechanism: plain, username: u, password: p}}}]}", "sasl.password stands in a ConfigMap"},
+		{"kafka", "config: {sources: [{kafka: {brokers: [k:1], topics: [a], sasl: {mechanism: plain, username: u, password: p}}}]}", "sasl.password is in a ConfigMap"},
 		{"kafka", "config: {batch: {inflight_bytes: 1GiB}}", "WARNING: resources.limits.memory is 512Mi, but batch.inflight_bytes, retention.filter_memory and 64 MiB come to 1344Mi"},
 		{"kafka", "networkPolicy: {enabled: true}", "WARNING: networkPolicy.egress is empty"},
 	} {

@@ -115,7 +115,7 @@ annotations:
 {{- mulf (trimSuffix $unit $text | float64) (get $units $unit) | int64 -}}
 {{- end -}}
 
-{{/* Bytes of a size as dedupd writes it, 0 where it can't be told. */}}
+{{/* Bytes of a size as dedupd writes it, 0 if unknown. */}}
 {{- define "dedupd.configBytes" -}}
 {{- $text := ternary (printf "%v" .) (printf "%.0f" (float64 .)) (kindIs "string" .) -}}
 {{- $units := dict "" 1.0 "B" 1.0 "KiB" 1024.0 "MiB" 1048576.0 "GiB" 1073741824.0 "TiB" 1099511627776.0 "KB" 1e3 "kB" 1e3 "MB" 1e6 "GB" 1e9 "TB" 1e12 -}}
@@ -274,7 +274,7 @@ annotations:
 {{- toYaml (dict "env" $env) -}}
 {{- end -}}
 
-{{/* The whole environment. A name that stands twice is an error of the API server, so it is one here. */}}
+{{/* The whole environment. A name that appears twice is an error of the API server, so it is one here. */}}
 {{- define "dedupd.env" -}}
 {{- $env := (include "dedupd.ownEnv" . | fromYaml).env -}}
 {{- $names := list -}}

@@ -1,4 +1,4 @@
-{{/* A value of the configuration that KEDA is told, as text: (list "config.sources[0].kafka.brokers" VALUE). */}}
+{{/* A value of the configuration for KEDA, as text: (list "config.sources[0].kafka.brokers" VALUE). */}}
 {{- define "dedupd.kedaValue" -}}
 {{- $value := index . 1 -}}
 {{- $text := ternary (join "," $value) (toString $value) (kindIs "slice" $value) -}}
