@@ -196,12 +196,12 @@ error that isn't the message's ends the command, and the rest stays as it is.`,
 
 // ReplayResult is the JSON output of `dlq replay`.
 type ReplayResult struct {
-	Applied    int        `json:"applied"`
-	Duplicates int        `json:"duplicates"`
-	Conflicts  int        `json:"conflicts"`
-	Dead       int        `json:"dead"`
-	Gone       int        `json:"gone"`
-	Letters    []Replayed `json:"letters"`
+	Applied     int        `json:"applied"`
+	Duplicates  int        `json:"duplicates"`
+	Conflicts   int        `json:"conflicts"`
+	Dead        int        `json:"dead"`
+	Gone        int        `json:"gone"`
+	DeadLetters []Replayed `json:"dead_letters"`
 }
 
 // Replayed is the JSON of what happened to one dead letter.
@@ -226,22 +226,22 @@ func (r *ReplayResult) add(d dedup.Replayed) {
 	case dedup.ReplayGone:
 		r.Gone++
 	}
-	r.Letters = append(r.Letters, Replayed{d.ID, d.Outcome, newRaw(d.MessageID), d.Reason, d.SQLState})
+	r.DeadLetters = append(r.DeadLetters, Replayed{d.ID, d.Outcome, newRaw(d.MessageID), d.Reason, d.SQLState})
 }
 
 func (c *command) replayAll(ctx context.Context, p *dedup.Processor, ids []int64) error {
-	result := ReplayResult{Letters: []Replayed{}}
+	result := ReplayResult{DeadLetters: []Replayed{}}
 	show := newProgress(c.stderr, "dead letters")
 	show.expect(int64(len(ids)))
 	var failed error
 	for _, id := range ids {
 		r, err := p.Replay(ctx, actor(), id)
 		if err != nil {
-			failed = fmt.Errorf("%w; %d of %d were handled before it, the others are unchanged", err, len(result.Letters), len(ids))
+			failed = fmt.Errorf("%w; %d of %d were handled before it, the others are unchanged", err, len(result.DeadLetters), len(ids))
 			break
 		}
 		result.add(r)
-		show.update(int64(len(result.Letters)))
+		show.update(int64(len(result.DeadLetters)))
 	}
 	show.end()
 	return errors.Join(c.showReplay(result), failed)
@@ -253,7 +253,7 @@ func (c *command) showReplay(r ReplayResult) error {
 	}
 	t := table{columns: []column{right("ID"), left("OUTCOME"), left("MESSAGE ID"), left("REASON")}}
 	others := 0
-	for _, l := range r.Letters {
+	for _, l := range r.DeadLetters {
 		if l.Outcome == dedup.ReplayApplied {
 			continue
 		}
