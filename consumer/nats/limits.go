@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/dedupd/dedupd/internal/logonce"
 )
 
 // What the server answers to a consumer that wants more than the server, the
@@ -96,9 +98,9 @@ const refusedAfter = 5 * time.Second
 // refusals counts the pulls that failed in a row. Only the goroutine that fetches uses
 // it.
 type refusals struct {
-	since time.Time
-	n     int
-	reasons
+	since   time.Time
+	n       int
+	problem logonce.Problem
 }
 
 // refused counts a pull that failed, and returns how long to wait.
@@ -110,7 +112,9 @@ func (x *session) refused(err error) time.Duration {
 	if time.Since(r.since) >= refusedAfter {
 		err := &refusedError{x.source.config.Durable, err}
 		x.pullFailure.Store(err)
-		r.warn(x.log, "nothing is read; trying again", err)
+		if r.problem.IsNew(err) {
+			x.log.Warn("nothing is read; trying again", "error", err)
+		}
 	} else {
 		x.log.Debug("fetch", "error", err)
 	}
@@ -122,7 +126,7 @@ func (x *session) refused(err error) time.Duration {
 func (x *session) granted() {
 	x.refusals.n = 0
 	if x.pullFailure.Swap(nil) != nil { // also where the connection was lost meanwhile
-		x.refusals.forget()
+		x.refusals.problem.End()
 		x.log.Info("the server answers pulls again")
 		x.tellReady()
 	}

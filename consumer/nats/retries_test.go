@@ -1,15 +1,10 @@
 package nats
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
-	"log/slog"
-	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -32,40 +27,6 @@ func TestWaitsBetweenSessions(t *testing.T) {
 	if wait := r.failed(steady); wait > shortestWait {
 		t.Errorf("after a session that lasted: %s", wait)
 	}
-}
-
-// A reason is logged once, also when others come between, and again as a reminder.
-func TestReasonsAreLoggedOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var text bytes.Buffer
-		log := slog.New(slog.NewTextHandler(&text, nil))
-		var r reasons
-		logged := func(reason string) int { return strings.Count(text.String(), "error=\""+reason) }
-		for range 100 {
-			r.warn(log, "not reading", errors.New("no stream"))
-			r.warn(log, "not reading", errors.New("no rights"))
-		}
-		if logged("no stream") != 1 || logged("no rights") != 1 {
-			t.Errorf("logged: %s", text.String())
-		}
-		time.Sleep(remindAfter)
-		r.warn(log, "not reading", errors.New("no stream"))
-		if logged("no stream") != 2 {
-			t.Error("no reminder was logged")
-		}
-		r.forget()
-		r.warn(log, "not reading", errors.New("no stream"))
-		if logged("no stream") != 3 {
-			t.Error("what comes again after it was over wasn't logged")
-		}
-		for i := range 10 * mostReasons {
-			r.warn(log, "not reading", fmt.Errorf("reason %d", i))
-		}
-		if len(r.logged) > mostReasons {
-			t.Errorf("%d reasons are kept", len(r.logged))
-		}
-	})
 }
 
 // noLanes is a database whose lanes nobody can acquire, until it is told otherwise.

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/consumer"
+	"github.com/dedupd/dedupd/internal/logonce"
 	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
 )
@@ -72,8 +73,8 @@ func (s *Source) Run(ctx context.Context, in *consumer.Session) error {
 			if tries.attempt == 1 {
 				pause = 0
 			}
-		} else {
-			tries.warn(log, "not reading the stream; trying again", err, "stream", s.config.Stream)
+		} else if tries.problem.IsNew(err) {
+			log.Warn("not reading the stream; trying again", "stream", s.config.Stream, "error", err)
 		}
 		wait.For(ctx, pause)
 	}
@@ -92,7 +93,17 @@ func (s *Source) connect(ctx context.Context, in *consumer.Session, log *slog.Lo
 	if err != nil {
 		return nil, err
 	}
-	var logged reasons
+	// The library calls the handlers one after the other.
+	var problem logonce.Problem
+	warn := func(what string, err error) {
+		if problem.IsNew(err) {
+			log.Warn(what, "error", err)
+		}
+	}
+	connected := func(nc *natsgo.Conn) {
+		problem.End()
+		log.Info("connected to NATS", "server", nc.ConnectedUrlRedacted())
+	}
 	options = append(options,
 		natsgo.MaxReconnects(-1),
 		natsgo.RetryOnFailedConnect(true),
@@ -106,17 +117,15 @@ func (s *Source) connect(ctx context.Context, in *consumer.Session, log *slog.Lo
 		natsgo.DisconnectErrHandler(func(_ *natsgo.Conn, err error) {
 			in.Ready(false)
 			if ctx.Err() == nil {
-				logged.warn(log, "lost the connection to NATS; connecting again", cmp.Or(err, errDisconnected))
+				warn("lost the connection to NATS; connecting again", cmp.Or(err, errDisconnected))
 			}
 		}),
-		natsgo.ConnectHandler(func(nc *natsgo.Conn) { log.Info("connected to NATS", "server", nc.ConnectedUrlRedacted()) }),
-		natsgo.ReconnectHandler(func(nc *natsgo.Conn) { log.Info("connected to NATS again", "server", nc.ConnectedUrlRedacted()) }),
-		natsgo.ErrorHandler(func(_ *natsgo.Conn, _ *natsgo.Subscription, err error) {
-			logged.warn(log, "NATS reports an error", err)
-		}),
+		natsgo.ConnectHandler(connected),
+		natsgo.ReconnectHandler(connected),
+		natsgo.ErrorHandler(func(_ *natsgo.Conn, _ *natsgo.Subscription, err error) { warn("NATS reports an error", err) }),
 		natsgo.ReconnectErrHandler(func(_ *natsgo.Conn, err error) {
 			if err != nil {
-				logged.warn(log, "can't connect to NATS; trying again", s.config.explain(err))
+				warn("can't connect to NATS; trying again", s.config.explain(err))
 			}
 		}),
 	)

@@ -1,30 +1,36 @@
-// Package logonce keeps a problem that lasts from filling the log: it is logged when
-// it begins and when its text changes, not with each try.
+// Package logonce keeps a problem that lasts from filling the log: each of its texts is
+// logged once, not with each try.
 package logonce
 
-// Problem remembers the problem that was logged last. The zero value has none. It
-// isn't safe for concurrent use.
-type Problem struct{ text string }
+// mostTexts bounds the memory of texts, should they vary.
+const mostTexts = 64
 
-// IsNew tells whether to log an error: its text isn't the one of the last call. A nil
-// error isn't new, and ends the problem.
+// Problem remembers what was logged since the problem began. The zero value has none. It
+// isn't safe for concurrent use.
+type Problem struct{ texts map[string]struct{} }
+
+// IsNew tells whether to log an error: its text hasn't come since the problem began. A
+// nil error isn't new, and ends the problem.
 func (p *Problem) IsNew(err error) bool {
 	if err == nil {
-		p.text = ""
+		p.End()
 		return false
 	}
 	text := err.Error()
-	if text != p.text {
-		p.text = text
-		return true
+	if _, known := p.texts[text]; known {
+		return false
 	}
-	return false
+	if p.texts == nil || len(p.texts) == mostTexts {
+		p.texts = make(map[string]struct{})
+	}
+	p.texts[text] = struct{}{}
+	return true
 }
 
 // End forgets the problem. It tells whether there was one, which the log has and may
 // now be told is over.
 func (p *Problem) End() (was bool) {
-	was = p.text != ""
-	p.text = ""
+	was = p.texts != nil
+	p.texts = nil
 	return was
 }

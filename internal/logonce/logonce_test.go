@@ -2,6 +2,7 @@ package logonce
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 )
 
@@ -19,7 +20,7 @@ func TestProblem(t *testing.T) {
 		{away, true},
 		{errors.New("away"), false}, // another error of the same text
 		{full, true},
-		{away, true},
+		{away, false}, // of two servers, say, each with a problem of its own
 		{nil, false},
 		{away, true},
 	} {
@@ -32,5 +33,11 @@ func TestProblem(t *testing.T) {
 	}
 	if !p.IsNew(away) {
 		t.Error("a problem that comes back isn't new")
+	}
+	for i := range 10 * mostTexts {
+		p.IsNew(fmt.Errorf("away since %d", i))
+	}
+	if len(p.texts) > mostTexts {
+		t.Errorf("%d texts are kept", len(p.texts))
 	}
 }
