@@ -136,6 +136,36 @@ func TestMetricsInDocumentsAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
+// A command that documents give finds at least one test.
+func TestTestsInDocumentsAreThere(t *testing.T) {
+	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	tests := map[string][]string{} // by folder, such as ./dedup
+	for path, text := range files(t, "_test.go") {
+		folder := "./" + filepath.ToSlash(filepath.Dir(strings.TrimPrefix(path, root+"/")))
+		for _, m := range declared.FindAllStringSubmatch(text, -1) {
+			tests[folder] = append(tests[folder], m[1])
+		}
+	}
+	command := regexp.MustCompile("`go test ((?:\\./\\S+ )+)-run '?([^'`]+)'?`")
+	for path, text := range files(t, ".md") {
+		for _, m := range command.FindAllStringSubmatch(text, -1) {
+			name := regexp.MustCompile(strings.ReplaceAll(m[2], `\|`, "|"))
+			for folder := range strings.FieldsSeq(m[1]) {
+				below, all := strings.CutSuffix(folder, "/...")
+				var found bool
+				for at, names := range tests {
+					if at == folder || all && strings.HasPrefix(at+"/", below+"/") {
+						found = found || slices.ContainsFunc(names, name.MatchString)
+					}
+				}
+				if !found {
+					t.Errorf("%s: no test of %s has a name like %s", path, folder, m[2])
+				}
+			}
+		}
+	}
+}
+
 func TestLinksInDocumentsResolve(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	for path, text := range files(t, ".md") {
