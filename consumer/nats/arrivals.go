@@ -46,7 +46,7 @@ func (p *arrivals) record(sequence uint64, at time.Time) {
 	if p.spacing == 0 {
 		p.spacing = firstSpacing
 	}
-	next := p.after(sequence)
+	next := p.afterLocked(sequence)
 	for i := next - 1; i >= 0 && p.marks[i].at.After(at); i-- {
 		p.marks[i].at = at // a server's clock went back
 	}
@@ -61,12 +61,12 @@ func (p *arrivals) record(sequence uint64, at time.Time) {
 	}
 	p.last = max(p.last, sequence)
 	for len(p.marks) > maxMarks {
-		p.thin()
+		p.thinLocked()
 	}
 }
 
-// thin doubles the spacing.
-func (p *arrivals) thin() {
+// thinLocked doubles the spacing.
+func (p *arrivals) thinLocked() {
 	p.spacing *= 2
 	last := p.marks[0]
 	p.marks = slices.DeleteFunc(p.marks, func(m mark) bool {
@@ -78,8 +78,8 @@ func (p *arrivals) thin() {
 	})
 }
 
-// after is the index of the first mark above a sequence.
-func (p *arrivals) after(sequence uint64) int {
+// afterLocked is the index of the first mark above a sequence.
+func (p *arrivals) afterLocked(sequence uint64) int {
 	i, _ := slices.BinarySearchFunc(p.marks, sequence, func(m mark, sequence uint64) int {
 		if m.sequence <= sequence {
 			return -1
@@ -94,7 +94,7 @@ func (p *arrivals) after(sequence uint64) int {
 func (p *arrivals) since(sequence uint64) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	next := p.after(sequence)
+	next := p.afterLocked(sequence)
 	if next == 0 {
 		return time.Time{}
 	}

@@ -247,15 +247,13 @@ func (x *session) acked() {
 	}
 }
 
+// offsetMetadataOf is what a durable keeps of our lane; empty: nothing.
 func offsetMetadataOf(info *jetstream.ConsumerInfo) string {
 	if info == nil {
 		return ""
 	}
 	return info.Config.Metadata[offsetMetadataKey]
 }
-
-// offsetMetadata is what the durable keeps of our lane; empty: nothing.
-func (b *binding) offsetMetadata() string { return offsetMetadataOf(b.info) }
 
 // current is the consumer's state; errGone: it isn't the one that was bound.
 func (b *binding) current(ctx context.Context) (*jetstream.ConsumerInfo, error) {
@@ -273,7 +271,7 @@ func (b *binding) current(ctx context.Context) (*jetstream.ConsumerInfo, error) 
 
 // saveMetadata has the durable keep offset metadata, unless it does already.
 func (b *binding) saveMetadata(ctx context.Context, offsetMetadata string) error {
-	if b.offsetMetadata() == offsetMetadata && !b.floors.due(b.info) {
+	if offsetMetadataOf(b.info) == offsetMetadata && !b.floors.due(b.info) {
 		return nil
 	}
 	info, err := b.write(ctx, b.info, offsetMetadata)

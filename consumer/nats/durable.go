@@ -188,7 +188,7 @@ func (b *binding) create(ctx context.Context, position int64, offsetMetadata str
 		return err
 	}
 	anew := &binding{durable: d, stream: b.stream, consumer: made, info: made.CachedInfo()}
-	if anew.offsetMetadata() == "" {
+	if offsetMetadataOf(anew.info) == "" {
 		err = anew.saveMetadata(ctx, offsetMetadata)
 	}
 	if err != nil || position < 0 {
@@ -227,7 +227,7 @@ func (b *binding) beyond(ctx context.Context, floor uint64, position int64) (boo
 // durable goes to the new one of the same name.) And whoever names a start sequence
 // knows what it is for, as we do.
 func (b *binding) misplaced(ctx context.Context, position int64) (bool, error) {
-	ours := b.offsetMetadata() != "" || b.info.Created.Equal(b.durable.created)
+	ours := offsetMetadataOf(b.info) != "" || b.info.Created.Equal(b.durable.created)
 	if b.consumed || ours || b.info.Config.DeliverPolicy == jetstream.DeliverByStartSequencePolicy {
 		return false, nil
 	}

@@ -60,7 +60,7 @@ const tooLarge = -1
 
 // next is what the next fetch asks for. A large one is for one message of any size.
 func (x *session) next(large bool) (p pull, bytes int64) {
-	p = x.limits.Load().apply(pull{messages: x.in.MaxMessages(), bytes: x.in.MaxBytes(), wait: fetchWait})
+	p = pull{messages: x.in.MaxMessages(), bytes: x.in.MaxBytes(), wait: fetchWait}.within(*x.limits.Load())
 	if !large {
 		return p, p.bytes
 	}

@@ -106,10 +106,7 @@ func newGaps(stream *jetstream.StreamInfo, info *jetstream.ConsumerInfo) *gaps {
 
 // takesAll tells whether a durable's filter leaves nothing out.
 func takesAll(stream *jetstream.StreamConfig, c *jetstream.ConsumerConfig) bool {
-	filter := c.FilterSubjects
-	if c.FilterSubject != "" {
-		filter = append(slices.Clone(filter), c.FilterSubject)
-	}
+	filter := subjectsOf(c)
 	return len(filter) == 0 || slices.Contains(filter, ">") ||
 		!slices.ContainsFunc(stream.Subjects, func(s string) bool { return !slices.Contains(filter, s) })
 }

@@ -17,7 +17,7 @@ var errGone = errors.New("the durable consumer was deleted or created anew")
 // watch measures the lag, and notices when the consumer or the stream is gone or another
 // one of the same name.
 func (x *session) watch() {
-	for x.closing.Err() == nil {
+	for {
 		select {
 		case <-x.closing.Done():
 			return
@@ -31,12 +31,7 @@ func (x *session) watch() {
 }
 
 // inspectSoon has watch inspect the durable now.
-func (x *session) inspectSoon() {
-	select {
-	case x.wake <- struct{}{}:
-	default:
-	}
-}
+func (x *session) inspectSoon() { signal(x.wake) }
 
 func (x *session) inspect() {
 	ctx, cancel := context.WithTimeout(x.closing, requestTimeout)

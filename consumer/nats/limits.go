@@ -52,38 +52,28 @@ func (d *durable) allow(allowed, wanted int) {
 		"durable", d.config.Durable, "wanted", wanted, "allowed", allowed)
 }
 
-// limits are the durable's limits of a single pull; 0: none. An operator may set them at
-// any time, or the server when the durable is created or changed.
-type limits struct {
-	messages int
-	bytes    int64
-	wait     time.Duration
-}
-
-func limitsOf(c *jetstream.ConsumerConfig) limits {
-	return limits{messages: c.MaxRequestBatch, bytes: int64(c.MaxRequestMaxBytes), wait: c.MaxRequestExpires}
-}
-
-func (l limits) apply(p pull) pull {
-	if l.messages > 0 {
-		p.messages = min(p.messages, l.messages)
+// within keeps a pull within limits; 0: none.
+func (p pull) within(limits pull) pull {
+	if limits.messages > 0 {
+		p.messages = min(p.messages, limits.messages)
 	}
-	if l.bytes > 0 {
-		p.bytes = min(p.bytes, l.bytes)
+	if limits.bytes > 0 {
+		p.bytes = min(p.bytes, limits.bytes)
 	}
-	if l.wait > 0 {
-		p.wait = min(p.wait, l.wait)
+	if limits.wait > 0 {
+		p.wait = min(p.wait, limits.wait)
 	}
 	return p
 }
 
-// learnLimits takes the durable's limits from its state.
+// learnLimits takes the durable's limits of a single pull from its state. An operator
+// may set them at any time, or the server when the durable is created or changed.
 func (x *session) learnLimits(c *jetstream.ConsumerConfig) {
-	now := limitsOf(c)
-	if was := x.limits.Swap(&now); was != nil && *was == now || was == nil && now == (limits{}) {
+	now := pull{messages: c.MaxRequestBatch, bytes: int64(c.MaxRequestMaxBytes), wait: c.MaxRequestExpires}
+	if was := x.limits.Swap(&now); was != nil && *was == now || was == nil && now == (pull{}) {
 		return
 	}
-	if now == (limits{}) {
+	if now == (pull{}) {
 		x.log.Info("the durable no longer limits a pull", "durable", x.source.config.Durable)
 		return
 	}

@@ -27,14 +27,10 @@ type fetched struct {
 
 // ackRef refers to one outstanding message.
 type ackRef struct {
-	fetched *fetched
-	at      int // where in it
-	// sequence is the message's in the stream.
-	sequence uint64
+	fetched  *fetched
+	at       int    // where in it
+	sequence uint64 // the message's in the stream
 }
-
-// reply is where the server waits for the answer.
-func (r ackRef) reply() string { return r.fetched.replies[r.at] }
 
 // add adds a message of a fetch.
 func (o *outstanding) add(f *fetched, reply string, sequence uint64) ackRef {
@@ -59,7 +55,7 @@ func (o *outstanding) remove(refs ...ackRef) (replies []string) {
 	defer o.mu.Unlock()
 	replies = make([]string, len(refs))
 	for i, r := range refs {
-		replies[i], r.fetched.replies[r.at] = r.reply(), ""
+		replies[i], r.fetched.replies[r.at] = r.fetched.replies[r.at], ""
 		if r.fetched.left--; r.fetched.left == 0 {
 			delete(o.all, r.fetched)
 		}

@@ -47,8 +47,8 @@ type session struct {
 	wake    chan struct{} // watch shall inspect the durable now
 
 	gaps        *gaps
-	halted      atomic.Bool // by a gap: nothing is fetched
-	limits      atomic.Pointer[limits]
+	halted      atomic.Bool                  // by a gap: nothing is fetched
+	limits      atomic.Pointer[pull]         // the most that the durable lets a pull ask for
 	refusals    refusals                     // of fetch alone
 	pullFailure atomic.Pointer[refusedError] // nil: pulls are answered
 	paused      atomic.Pointer[pausedError]  // nil: the durable delivers
@@ -109,7 +109,7 @@ func (s *Source) session(ctx context.Context, in *consumer.Session, log *slog.Lo
 func (x *session) acquire(ctx context.Context) (*jetstream.StreamInfo, error) {
 	bound := x.bound
 	got, err := x.in.Acquire(ctx, lane.Acquire{
-		Lane: x.source.lane(), LogID: bound.logID, Committed: bound.committed(), Start: 0, Consumed: bound.consumed, OffsetMetadata: bound.offsetMetadata(), Acknowledged: bound.acknowledged(),
+		Lane: x.source.lane(), LogID: bound.logID, Committed: bound.committed(), Start: 0, Consumed: bound.consumed, OffsetMetadata: offsetMetadataOf(bound.info), Acknowledged: bound.acknowledged(),
 	})
 	switch {
 	case errors.Is(err, lane.ErrLoss):

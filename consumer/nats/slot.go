@@ -2,6 +2,7 @@ package nats
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -83,14 +84,8 @@ func (x *session) message(d delivery) message.Message {
 	if m.Value == nil {
 		m.Value = []byte{}
 	}
-	headers := d.msg.Header
-	keys := make([]string, 0, len(headers))
-	for key := range headers {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	for _, key := range keys {
-		for _, v := range headers[key] {
+	for _, key := range slices.Sorted(maps.Keys(d.msg.Header)) {
+		for _, v := range d.msg.Header[key] {
 			m.Headers = append(m.Headers, message.Header{Key: key, Value: []byte(v)})
 		}
 	}
