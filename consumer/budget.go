@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -59,16 +60,12 @@ func (b *Budget) Acquire(ctx context.Context, bytes int64) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i, other := range b.waiting {
-		if other == w {
-			b.waiting = append(b.waiting[:i], b.waiting[i+1:]...)
-			b.grantLocked() // those behind a large request may fit
-			return ctx.Err()
-		}
+	if i := slices.Index(b.waiting, w); i >= 0 {
+		b.waiting = slices.Delete(b.waiting, i, i+1)
+	} else { // granted between the two cases: give it back
+		b.used -= bytes
 	}
-	// Granted between the two cases: give it back.
-	b.used -= bytes
-	b.grantLocked()
+	b.grantLocked() // those behind a large request may fit
 	return ctx.Err()
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
@@ -25,14 +26,9 @@ const (
 // also sends one at its end.
 func (w *Worker) sendHeartbeats(ctx context.Context) {
 	interval := cmp.Or(w.HeartbeatInterval, heartbeatInterval)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(interval - interval/8 + rand.N(max(interval/4, 1))): // workers that started together drift apart
-			if err := w.sendHeartbeat(ctx); err != nil && !errors.Is(err, errGone) {
-				w.Logger.Debug("send a heartbeat", "error", err)
-			}
+	for wait.For(ctx, interval-interval/8+rand.N(max(interval/4, 1))) { // workers that started together drift apart
+		if err := w.sendHeartbeat(ctx); err != nil && !errors.Is(err, errGone) {
+			w.Logger.Debug("send a heartbeat", "error", err)
 		}
 	}
 }

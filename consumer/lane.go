@@ -318,12 +318,7 @@ func (l *Lane) closeLocked() {
 	}
 	if l.queued {
 		l.queued = false
-		for i, other := range l.w.ready {
-			if other == l {
-				l.w.ready = append(l.w.ready[:i], l.w.ready[i+1:]...)
-				break
-			}
-		}
+		l.w.ready = slices.DeleteFunc(l.w.ready, func(other *Lane) bool { return other == l })
 	}
 	if l.pending != nil {
 		l.abandonLocked(l.pending)

@@ -24,7 +24,7 @@ func (w *Worker) Ready() error {
 	}
 	for _, in := range w.sessions {
 		if l, more, ok := first(in.held); ok {
-			return withMore(in.held[l].err, "held", more)
+			return fmt.Errorf("%w%s", in.held[l].err, MoreLanes(more, "held"))
 		}
 		if !in.ready && in.why != nil {
 			return fmt.Errorf("source %s: %w", in.source, in.why)
@@ -61,14 +61,6 @@ func first[T any](lanes map[message.Lane]T) (l message.Lane, more int, ok bool) 
 		return l, 0, false
 	}
 	return slices.MinFunc(slices.Collect(maps.Keys(lanes)), message.Lane.Compare), len(lanes) - 1, true
-}
-
-// withMore adds to one lane's error how many others are in the same state.
-func withMore(err error, state string, more int) error {
-	if more == 0 {
-		return err
-	}
-	return fmt.Errorf("%w%s", err, MoreLanes(more, state))
 }
 
 // MoreLanes ends the text of one lane's error where other lanes are in the same state.
