@@ -44,21 +44,13 @@ func (t *TLS) Authorities() (*x509.CertPool, error) {
 	if t.CAFile == "" {
 		return nil, nil
 	}
-	pool, err := authorities(t.CAFile)
+	text, err := os.ReadFile(t.CAFile)
 	if err != nil {
 		return nil, fmt.Errorf("ca_file: %w", err)
 	}
-	return pool, nil
-}
-
-func authorities(file string) (*x509.CertPool, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("%s holds no certificate in PEM form", file)
+		return nil, fmt.Errorf("ca_file: %s holds no certificate in PEM form", t.CAFile)
 	}
 	return pool, nil
 }

@@ -4,6 +4,7 @@ import (
 	"net/url"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/dedupd/dedupd/internal/policy"
@@ -100,7 +101,7 @@ func (v *validator) kafka(at string, k *Kafka) {
 func (v *validator) nats(at string, n *NATS) {
 	for i, s := range n.Servers {
 		u, err := url.Parse(s)
-		if err != nil || u.Host == "" || !oneOf(u.Scheme, "nats", "tls", "ws", "wss") {
+		if err != nil || u.Host == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
 			v.add(v.item(at+".servers", i), "%q is no NATS server; write nats://host:4222 or tls://host:4222", redactURL(s))
 		}
 	}
@@ -191,13 +192,4 @@ func isSubject(s string) bool {
 		}
 	}
 	return true
-}
-
-func oneOf(s string, list ...string) bool {
-	for _, x := range list {
-		if s == x {
-			return true
-		}
-	}
-	return false
 }
