@@ -31,7 +31,7 @@ func (t *txn) write(ctx context.Context, sink sinks.Sink) (err error) {
 	case status == 'E':
 		return errors.New("the sink hid an error of the database: the transaction has failed, yet Write returned nil")
 	case status != 'T':
-		return errors.New("the sink ended the transaction it was given: its effect may stand without its claims; it must neither commit nor roll back")
+		return errors.New("the sink ended the transaction it was given: its effect may be committed without its claims; it must neither commit nor roll back")
 	}
 	return nil
 }

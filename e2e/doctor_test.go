@@ -120,7 +120,7 @@ func TestDoctor(t *testing.T) {
 	set("cut_at = NULL, log_id = 'another'")
 	finds(examine(3), "error", "lane", lane, "created anew", "another", cure+"0")
 	set("log_id = NULL, next_position = 2, broker_position = 2")
-	finds(examine(0), "warning", "lane", lane, "the group stands at 5", "lost commits")
+	finds(examine(0), "warning", "lane", lane, "the group is at 5", "lost commits")
 	set("next_position = 5, broker_position = 6")
 	finds(examine(0), "warning", "lane", lane, "moved back to 5, from 6", "on_group_reset")
 	set("next_position = 1, broker_position = 5")

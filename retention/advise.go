@@ -161,7 +161,7 @@ func (a *Advice) judge(in *AdviceInput) {
 	needed := safety * largest
 	a.Window = in.reaching(needed)
 	if n := in.unbounded(); n > 0 {
-		a.because("%d of %d duplicates were older than the ages that are told apart. They are taken for as old as anything that was kept, %s.", n, a.Duplicates, text(largest))
+		a.because("%d of %d duplicates were older than the ages that are counted. They count as old as anything that was kept, %s.", n, a.Duplicates, text(largest))
 	} else {
 		a.because("All %d duplicates came within %s.", a.Duplicates, text(largest))
 	}
@@ -234,7 +234,7 @@ func (a *Advice) limits(in *AdviceInput) {
 		a.warn("How long the brokers keep messages was not looked at. Whoever resets a group to the earliest offset replays all of that, and a window at least as long recognises it.")
 	}
 	if in.ClaimsPerSecond <= 0 {
-		a.warn("How many claims come per second is not known yet, so no sizes can be told.")
+		a.warn("How many claims come per second is not known yet, so there are no sizes.")
 	}
 }
 

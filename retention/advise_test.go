@@ -158,11 +158,11 @@ func TestAdvice(t *testing.T) {
 			says: []string{"the shortest window compared that reaches it is 84d", "Set retention.max_hold above the window, such as 336d"},
 		},
 		{
-			name: "older than the ages that are told apart", in: settled(ages(minute, 999, older, 1)), want: 203 * day,
+			name: "older than the ages that are counted", in: settled(ages(minute, 999, older, 1)), want: 203 * day,
 			but: func(in *retention.AdviceInput) {
 				in.Window, in.MaxHold, in.Horizon, in.Observed = 100*day, 400*day, 101*day, 400*day
 			},
-			says: []string{"1 of 1000 duplicates were older than the ages that are told apart", "101d"}, silent: []string{"All 1000"},
+			says: []string{"1 of 1000 duplicates were older than the ages that are counted", "101d"}, silent: []string{"All 1000"},
 		},
 		{
 			name: "a broker's retention that is covered stays covered", in: settled(ages(minute, 1000)), want: 3 * day,
@@ -206,7 +206,7 @@ func TestAdvice(t *testing.T) {
 		{
 			name: "no rate", in: settled(ages(minute, 1000)), want: hour,
 			but:  func(in *retention.AdviceInput) { in.ClaimsPerSecond = 0 },
-			says: []string{"no sizes can be told"},
+			says: []string{"there are no sizes"},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -91,7 +91,7 @@ func Run(t *testing.T, c Config) {
 		{"a lost answer to a commit loses nothing", testAmbiguous, false},
 		{"a restart resumes", testRestart, false},
 		{"a stop in the middle of a transaction loses nothing", testCutOff, false},
-		{"a held lane goes on when it is mended", testHeld, false},
+		{"a held lane goes on once it is fixed", testHeld, false},
 		{"a single message does not wait for others", testLatency, false},
 		{"a stop while idle is prompt", testStopIdle, false},
 		{"until idle ends", testUntilIdle, false},

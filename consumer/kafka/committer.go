@@ -157,7 +157,7 @@ func (c *committer) commit() {
 	}
 	c.failed()
 	if c.problem.IsNew(err) {
-		c.log.Warn("the broker did not take a commit, which only delays its copy", "error", err)
+		c.log.Warn("the broker refused a commit, which only delays its copy", "error", err)
 	}
 }
 

@@ -172,7 +172,7 @@ func (b *binding) proveSame(ctx context.Context, kept floorRecord) error {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
 		return errNoProof
 	case err != nil:
-		return fmt.Errorf("the stream's message there can't be read, which takes the right to $JS.API.STREAM.MSG.GET.%s, or $JS.API.DIRECT.GET.%s if the stream allows direct access: %w", b.durable.config.Stream, b.durable.config.Stream, err)
+		return fmt.Errorf("the stream's message there can't be read, which requires the right to $JS.API.STREAM.MSG.GET.%s, or $JS.API.DIRECT.GET.%s if the stream allows direct access: %w", b.durable.config.Stream, b.durable.config.Stream, err)
 	case msg.Time.After(kept.At):
 		return errOthers
 	}

@@ -68,7 +68,7 @@ func NewFingerprint(places []string) (Fingerprint, error) {
 type fingerprintError struct{ place string }
 
 func (e *fingerprintError) Error() string {
-	return "dedup.fingerprint: \"" + e.place + "\" can't stand here; use value, none, or one or several json:PATH"
+	return "dedup.fingerprint: \"" + e.place + "\" isn't allowed here; use value, none, or one or several json:PATH"
 }
 
 // None tells whether payloads aren't compared.

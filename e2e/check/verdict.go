@@ -90,7 +90,7 @@ func noLoss(x *view, f *finding) {
 		switch {
 		case l.row == nil:
 			if x.settled && len(l.log) > 0 {
-				f.add(ofLane(id), "nobody has taken lane %s, which holds %d messages", l, len(l.log))
+				f.add(ofLane(id), "nobody has acquired lane %s, which holds %d messages", l, len(l.log))
 			}
 			continue
 		case l.row.ordered && l.row.next > l.end:
@@ -113,7 +113,7 @@ func noLoss(x *view, f *finding) {
 	}
 	for i := range x.letters {
 		if d := &x.letters[i]; !x.allow[d.class] {
-			f.add(ofPlace(d.key, d.lane, d.position), "%s %d was buried as %s, for which this run gave no cause", x.laneName(d.lane), d.position, d.class)
+			f.add(ofPlace(d.key, d.lane, d.position), "%s %d was dead-lettered as %s, for which this run gave no cause", x.laneName(d.lane), d.position, d.class)
 		}
 	}
 }
@@ -134,7 +134,7 @@ func noDouble(x *view, f *finding) {
 		}
 		if first := x.first[d.claimKey]; first != ^outcome(i) && !x.late(d.lane, d.position, first) {
 			lane, position := x.where(first)
-			f.add(ofPlace(d.claimKey, d.lane, d.position), "%s %d was buried as %s, though its key had its outcome by %s %d",
+			f.add(ofPlace(d.claimKey, d.lane, d.position), "%s %d was dead-lettered as %s, though its key had its outcome by %s %d",
 				x.laneName(d.lane), d.position, d.class, x.laneName(lane), position)
 		}
 	}

@@ -244,7 +244,7 @@ func (d *doctor) clocks(status dedup.Status, lanes []dedup.LaneState) (held bool
 	for _, l := range lanes {
 		if l.ClockAhead {
 			held = true
-			d.warn("clock", fmt.Sprintf("set the database's clock right; the lane's next batch then mends its own. If none comes: dedupd lanes set-clock %s %s now --expire-earlier -c FILE", l.Source, l.Lane),
+			d.warn("clock", fmt.Sprintf("set the database's clock right; the lane's next batch then corrects its own. If none comes: dedupd lanes set-clock %s %s now --expire-earlier -c FILE", l.Source, l.Lane),
 				"the clock of lane %s of source %s is at %s, ahead of the database's: nothing expires before retention.max_hold", l.Lane, l.Source, l.StreamTime.UTC().Format(time.RFC3339))
 		}
 	}
@@ -374,13 +374,13 @@ func (d *doctor) lane(l dedup.LaneState, described consumer.Description, complet
 	case l.LogID != nil && b.LogID != "" && *l.LogID != b.LogID:
 		d.fail("lane", move(0), "%s: it was created anew (its id is %s, the lane's was %s), so its positions mean other messages", name, b.LogID, *l.LogID)
 	case l.CutAt != nil:
-		d.fail("lane", move(*l.CutAt), "%s: the partition's log was cut at %d, below the lane's position %d: what stands there now was never read", name, *l.CutAt, l.NextPosition)
+		d.fail("lane", move(*l.CutAt), "%s: the partition's log was cut at %d, below the lane's position %d: what is there now was never read", name, *l.CutAt, l.NextPosition)
 	case l.NextPosition > b.End:
 		d.fail("lane", move(b.End), "%s: the lane goes on at %d, but the partition ends at %d", name, l.NextPosition, b.End)
 	case l.NextPosition < b.First:
 		d.gap(l.Source, "dedupd lanes set-position", fmt.Sprintf("%s: data is lost: the lane goes on at %d, the broker has only %d and above", name, l.NextPosition, b.First))
 	case b.Committed > l.NextPosition:
-		d.warn("lane", "none: reading goes back to the database's position", "%s: the group stands at %d and the database at %d, so the database must have lost commits", name, b.Committed, l.NextPosition)
+		d.warn("lane", "none: reading goes back to the database's position", "%s: the group is at %d and the database at %d, so the database must have lost commits", name, b.Committed, l.NextPosition)
 	case l.BrokerPosition != nil && b.Committed >= 0 && b.Committed < *l.BrokerPosition:
 		d.warn("lane", "none, if that is meant; on_group_reset says whether it is followed", "%s: the group was moved back to %d, from %d", name, b.Committed, *l.BrokerPosition)
 	}

@@ -132,7 +132,7 @@ func (v *validator) database() {
 			if d.URLFile != "" {
 				path = "database.url_file"
 			}
-			v.add(path, "is neither a postgres://user@host/database URL nor key=value text that Postgres clients take; %s", urlHint(d.URL.Reveal()))
+			v.add(path, "is neither a postgres://user@host/database URL nor key=value text that Postgres clients accept; %s", urlHint(d.URL.Reveal()))
 		}
 	}
 }

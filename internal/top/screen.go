@@ -463,7 +463,7 @@ func (s *screen) help() []line {
 		{"q, ctrl-c", "quit"},
 		{"s, S", "sort by the next of lag, rate, behind, name"},
 		{"up, down, page up, page down", "scroll the lanes; home and end; k and j"},
-		{"space", "stand still, and go on"},
+		{"space", "pause, and go on"},
 		{"? or escape", "this, and back"},
 	} {
 		lines = append(lines, one(plain, "  %-30s%s", row[0], row[1]))

@@ -79,7 +79,7 @@ func writesAgainAfterARollback(h *harness) {
 // being written.
 func namesThePoison(h *harness) {
 	if h.Poison == nil {
-		h.Skip("Config.Poison is nil: the sink is said to take anything")
+		h.Skip("Config.Poison is nil: so the sink accepts anything")
 	}
 	before := h.count(h.Pool)
 	good := h.messages(6)

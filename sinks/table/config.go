@@ -76,7 +76,7 @@ func (c Config) Sink() (*Sink, error) {
 	case ModeInsert:
 	case ModeUpsert:
 		if len(c.Key) == 0 {
-			fail("key: mode upsert needs the columns that tell two rows apart, such as [id]")
+			fail("key: mode upsert needs the columns that identify a row, such as [id]")
 		}
 	case modeVersioned, modeAppend:
 		fail("mode: %s is not in this version yet; use insert or upsert", c.Mode)

@@ -317,7 +317,7 @@ func (c *command) writeSize(in sizing.Input, s *Size, explain bool) error {
 		fit = fmt.Sprintf("of which %s fit", size(in.FilterMemory))
 	}
 	line("filters in memory", fmt.Sprintf("%s, %s", size(e.FilterBytes), fit),
-		"2.28 bytes a claim in each process, up to retention.filter_memory, newest first. Ids that no filter covers are looked up in their tables. Ids in the order of time are told apart by the smallest and largest of a table.")
+		"2.28 bytes a claim in each process, up to retention.filter_memory, newest first. Ids that no filter covers are looked up in their tables. Ids in the order of time are recognised by the smallest and largest of a table.")
 	line("memory of a worker", size(e.MemoryBytes), "batch.inflight_bytes, 64 MiB, and the filters that fit. Use it as the process's limit.")
 	line("Postgres' memory", size(e.OpenIndexBytes)+" at least for claims", "The index of the open generation: new random ids reach all of it, so it should stay in shared_buffers or the system's cache.")
 	b.WriteString("\n")
@@ -328,7 +328,7 @@ func (c *command) writeSize(in sizing.Input, s *Size, explain bool) error {
 		b.WriteString("\n")
 	}
 	b.WriteString(s.Config + "\n")
-	for _, l := range wrap("An estimate: these are figures of "+s.Setting+". dedupd retention advise tells from a scope at work.", 86) {
+	for _, l := range wrap("An estimate: these are figures of "+s.Setting+". dedupd retention advise uses those of your scope.", 86) {
 		b.WriteString(l + "\n")
 	}
 	_, err := fmt.Fprint(c.stdout, b.String())
