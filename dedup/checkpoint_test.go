@@ -298,83 +298,109 @@ func TestARestartRewindsNothing(t *testing.T) {
 	f.wantLanded("a", "b", "c")
 }
 
+// queueRow is a queue with its row, and what its next owner says of it.
+type queueRow struct {
+	*fixture
+	acquire lane.Acquire
+	*ownedLane
+}
+
+func (s *queueRow) forget() {
+	s.t.Helper()
+	if _, err := s.Store.ForgetLane(s.t.Context(), "somebody", s.Lane.Source, s.Lane.Name, true); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *queueRow) exec(sql string) {
+	s.t.Helper()
+	if _, err := s.pool.Exec(s.t.Context(), sql); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// wantBegin wants that the queue begins there. From then on the broker keeps what it is
+// given, and is believed.
+func (s *queueRow) wantBegin(position int64, rewound bool) {
+	s.t.Helper()
+	assigned, err := s.Store.Acquire(s.t.Context(), s.acquire)
+	if err != nil || assigned.BrokerPosition != position || assigned.Rewound != rewound {
+		s.t.Fatalf("at %d, rewound: %t, %v; want %d, %t", assigned.BrokerPosition, assigned.Rewound, err, position, rewound)
+	}
+	if assigned.Rewound {
+		if sure, err := s.Store.ConfirmRewind(s.t.Context(), s.Lane, assigned, max(assigned.BrokerPosition, 1)); err != nil || sure != assigned.BrokerPosition {
+			s.t.Fatalf("resumed: %d, %v", sure, err)
+		}
+	}
+	l := &ownedLane{Lane: s.Lane, Assignment: assigned}
+	s.mustConfirm(l)
+	s.acquire.OffsetMetadata, s.acquire.Acknowledged = l.OffsetMetadata, 0 // as a durable that is made anew keeps it
+	if again, err := s.Store.Acquire(s.t.Context(), s.acquire); err != nil || again.Rewound || again.BrokerPosition != position {
+		s.t.Errorf("acquired again: %+v, %v", again, err)
+	}
+}
+
 // What the broker keeps of a queue decides where it begins.
 func TestWhereAQueueBegins(t *testing.T) {
 	t.Parallel()
 	queue := message.Lane{Source: "nats", Name: "queue"}
-	type state struct {
-		*fixture
-		acquire lane.Acquire
-		*ownedLane
-	}
-	forget := func(s *state) {
-		if _, err := s.Store.ForgetLane(s.t.Context(), "somebody", queue.Source, queue.Name, true); err != nil {
-			s.t.Fatal(err)
-		}
-	}
-	exec := func(s *state, sql string) {
-		s.t.Helper()
-		if _, err := s.pool.Exec(s.t.Context(), sql); err != nil {
-			s.t.Fatal(err)
-		}
-	}
 	const began, floor, later = 100, 140, 150
 	for name, c := range map[string]struct {
-		do       func(s *state)
+		do       func(s *queueRow)
 		position int64
 		rewound  bool
 	}{
-		"as it was":                                   {func(*state) {}, floor, false},
-		"the broker keeps nothing":                    {func(s *state) { s.acquire.OffsetMetadata = "" }, floor, false},
-		"the broker keeps what is older":              {func(s *state) { s.mustConfirm(&ownedLane{Lane: queue, Assignment: s.Assignment}) }, floor, false},
-		"the broker keeps what another program wrote": {func(s *state) { s.acquire.OffsetMetadata = `{"checkpoint": 99}` }, floor, false},
-		"the row went back":                           {func(s *state) { exec(s, `UPDATE dedupd.lanes SET checkpoint = 0`) }, floor, true},
-		"the row went back to before a position was known": {func(s *state) {
-			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0, broker_position = NULL, start_position = NULL`)
-		}, began, true},
-		"the row is lost":    {func(s *state) { exec(s, `DELETE FROM dedupd.lanes`) }, began, true},
-		"somebody forgot it": {forget, later, false},
-		"it was forgotten, and the database lost what came after": {func(s *state) {
-			forget(s)
+		"as it was":                                   {do: func(*queueRow) {}, position: floor},
+		"the broker keeps nothing":                    {do: func(s *queueRow) { s.acquire.OffsetMetadata = "" }, position: floor},
+		"the broker keeps what is older":              {do: func(s *queueRow) { s.mustConfirm(&ownedLane{Lane: queue, Assignment: s.Assignment}) }, position: floor},
+		"the broker keeps what another program wrote": {do: func(s *queueRow) { s.acquire.OffsetMetadata = `{"checkpoint": 99}` }, position: floor},
+		"the row went back":                           {do: func(s *queueRow) { s.exec(`UPDATE dedupd.lanes SET checkpoint = 0`) }, position: floor, rewound: true},
+		"the row went back to before a position was known": {do: func(s *queueRow) {
+			s.exec(`UPDATE dedupd.lanes SET checkpoint = 0, broker_position = NULL, start_position = NULL`)
+		}, position: began, rewound: true},
+		"the row is lost":    {do: func(s *queueRow) { s.exec(`DELETE FROM dedupd.lanes`) }, position: began, rewound: true},
+		"somebody forgot it": {do: (*queueRow).forget, position: later},
+		"it was forgotten, and the database lost what came after": {do: func(s *queueRow) {
+			s.forget()
 			s.acquire.Committed = 120
 			l := &ownedLane{Lane: queue}
 			l.Assignment, _ = s.Store.Acquire(s.t.Context(), s.acquire)
 			s.mustConfirm(l)
-			exec(s, `DELETE FROM dedupd.lanes`)
+			s.exec(`DELETE FROM dedupd.lanes`)
 			s.acquire.OffsetMetadata, s.acquire.Committed = l.OffsetMetadata, later
-		}, 120, true},
-		"its row is lost, and another worker has made one that it knows nothing of": {func(s *state) {
-			exec(s, `DELETE FROM dedupd.lanes`)
+		}, position: 120, rewound: true},
+		"its row is lost, and another worker has made one that it knows nothing of": {do: func(s *queueRow) {
+			s.exec(`DELETE FROM dedupd.lanes`)
 			if _, err := s.Store.Acquire(s.t.Context(), lane.Acquire{Lane: queue, LogID: "stream-1", Committed: later}); err != nil {
 				s.t.Fatal(err)
 			}
-		}, began, true},
-		"the durable lost its state, and keeps its position": {func(s *state) {
+		}, position: began, rewound: true},
+		"the durable lost its state, and keeps its position": {do: func(s *queueRow) {
 			s.acquire.Committed, s.acquire.Acknowledged = 1, 145
-		}, 145, false},
-		"the durable keeps less than the row": {func(s *state) {
+		}, position: 145},
+		"the durable keeps less than the row": {do: func(s *queueRow) {
 			s.acquire.Committed, s.acquire.Acknowledged = 1, 130
-		}, floor, false},
-		"the durable lost its state, and the row went back": {func(s *state) {
-			exec(s, `UPDATE dedupd.lanes SET checkpoint = 0`)
+		}, position: floor},
+		"the durable lost its state, and the row went back": {do: func(s *queueRow) {
+			s.exec(`UPDATE dedupd.lanes SET checkpoint = 0`)
 			s.acquire.Committed, s.acquire.Acknowledged = 1, 145
-		}, floor, true},
-		"the durable lost its state, and the row is lost": {func(s *state) {
-			exec(s, `DELETE FROM dedupd.lanes`)
+		}, position: floor, rewound: true},
+		"the durable lost its state, and the row is lost": {do: func(s *queueRow) {
+			s.exec(`DELETE FROM dedupd.lanes`)
 			s.acquire.Committed, s.acquire.Acknowledged = 1, 145
-		}, began, true},
-		"the durable lost its state, and somebody forgot the row": {func(s *state) {
-			forget(s)
+		}, position: began, rewound: true},
+		"the durable lost its state, and somebody forgot the row": {do: func(s *queueRow) {
+			s.forget()
 			s.acquire.Committed, s.acquire.Acknowledged = 1, 145
-		}, 1, false},
-		"the durable lost its state, and the stream was made anew": {func(s *state) {
+		}, position: 1},
+		"the durable lost its state, and the stream was made anew": {do: func(s *queueRow) {
 			s.acquire.LogID, s.acquire.Committed, s.acquire.Acknowledged = "stream-2", 1, 145
-		}, 1, false},
-		"the stream was made anew": {func(s *state) { s.acquire.LogID, s.acquire.Committed = "stream-2", 7 }, 7, false},
+		}, position: 1},
+		"the stream was made anew": {do: func(s *queueRow) { s.acquire.LogID, s.acquire.Committed = "stream-2", 7 }, position: 7},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := &state{newFixture(t), lane.Acquire{Lane: queue, LogID: "stream-1", Committed: began}, &ownedLane{Lane: queue}}
+			s := &queueRow{newFixture(t), lane.Acquire{Lane: queue, LogID: "stream-1", Committed: began}, &ownedLane{Lane: queue}}
 			var err error
 			if s.Assignment, err = s.Store.Acquire(t.Context(), s.acquire); err != nil {
 				t.Fatal(err)
@@ -385,22 +411,7 @@ func TestWhereAQueueBegins(t *testing.T) {
 			s.mustConfirm(s.ownedLane)
 			s.acquire.OffsetMetadata, s.acquire.Committed = s.OffsetMetadata, later
 			c.do(s)
-			assigned, err := s.Store.Acquire(t.Context(), s.acquire)
-			if err != nil || assigned.BrokerPosition != c.position || assigned.Rewound != c.rewound {
-				t.Fatalf("at %d, rewound: %t, %v; want %d, %t", assigned.BrokerPosition, assigned.Rewound, err, c.position, c.rewound)
-			}
-			// From then on the broker keeps what it is given, and is believed.
-			if assigned.Rewound {
-				if sure, err := s.Store.ConfirmRewind(t.Context(), queue, assigned, max(assigned.BrokerPosition, 1)); err != nil || sure != assigned.BrokerPosition {
-					t.Fatalf("resumed: %d, %v", sure, err)
-				}
-			}
-			l := &ownedLane{Lane: queue, Assignment: assigned}
-			s.mustConfirm(l)
-			s.acquire.OffsetMetadata, s.acquire.Acknowledged = l.OffsetMetadata, 0 // as a durable that is made anew keeps it
-			if again, err := s.Store.Acquire(t.Context(), s.acquire); err != nil || again.Rewound || again.BrokerPosition != c.position {
-				t.Errorf("acquired again: %+v, %v", again, err)
-			}
+			s.wantBegin(c.position, c.rewound)
 		})
 	}
 }

@@ -113,46 +113,85 @@ func asRole(t *testing.T, db *pgtest.DB, pool *pgxpool.Pool, role string) *pgxpo
 	return limited
 }
 
-// TestLeastPrivilege runs what a DBA would: the printed SQL, with grants, in a
-// schema with an awkward name; then the worker's role does its whole work, and
-// is kept from what it has no business with.
+// granted is a scope whose worker has no rights but the grants: in a schema with an
+// awkward name.
+type granted struct {
+	*fixture
+	role    string
+	limited *pgxpool.Pool
+	lane    *ownedLane
+}
+
+func newGranted(t *testing.T) *granted {
+	t.Helper()
+	db := pgtest.New(t)
+	const schema = `De"dup`
+	g := &granted{fixture: newFixture(t), role: strings.ReplaceAll(db.Name, "pgtest", "worker")}
+	g.pool = db.Pool(t)
+	g.limited = asRole(t, db, g.pool, g.role)
+	g.exec(newStore(t, g.pool, schema, "a-b").Schema().SQL(g.role))
+	g.exec(createRows + `; GRANT INSERT ON public.rows TO ` + g.role)
+	g.Store = newStore(t, g.limited, schema, "a-b")
+	return g
+}
+
+// exec is the owner's.
+func (g *granted) exec(sql string) {
+	g.t.Helper()
+	if _, err := g.pool.Exec(g.t.Context(), sql); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// TestLeastPrivilege runs what a DBA would: the printed SQL, with grants; then the
+// worker's role does its whole work, and is kept from what it has no business with.
 func TestLeastPrivilege(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	pool := db.Pool(t)
-	const schema = `De"dup`
-	role := strings.ReplaceAll(db.Name, "pgtest", "worker")
-	exec := func(sql string) {
-		t.Helper()
-		if _, err := pool.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
-	}
-	limited := asRole(t, db, pool, role)
-	exec(newStore(t, pool, schema, "a-b").Schema().SQL(role))
-	exec(createRows + `; GRANT INSERT ON public.rows TO ` + role)
-
-	store := newStore(t, limited, schema, "a-b")
+	g := newGranted(t)
 	// A start with database.migrate: true and nothing to do needs no rights.
-	if applied, err := store.Schema().Migrate(t.Context()); err != nil || len(applied) != 0 {
+	if applied, err := g.Store.Schema().Migrate(t.Context()); err != nil || len(applied) != 0 {
 		t.Fatalf("migrate without rights: %v, %v", applied, err)
 	}
-	f := newFixture(t)
-	f.Store, f.pool = store, pool
-	l := f.acquire("kafka", "orders/0")
-	f.handle(l.batch("a", "", "a", "b=1", "b=2"))
-	f.wantBooks(l, books{applied: 2, resent: 1, conflicts: 1, dead: 1, next: 5})
-	f.wantDead("no_id@1", "conflict@4")
-	f.CopyFrom = 1 // the other way of claiming
-	f.handle(l.batch("c", "a"))
-	f.wantBooks(l, books{applied: 3, resent: 2, conflicts: 1, dead: 1, next: 7})
-	if _, led, err := store.ExpireDeadLetters(t.Context(), 0); err != nil || !led {
+	g.lane = g.acquire("kafka", "orders/0")
+	g.handle(g.lane.batch("a", "", "a", "b=1", "b=2"))
+	g.wantBooks(g.lane, books{applied: 2, resent: 1, conflicts: 1, dead: 1, next: 5})
+	g.wantDead("no_id@1", "conflict@4")
+	g.CopyFrom = 1 // the other way of claiming
+	g.handle(g.lane.batch("c", "a"))
+	g.wantBooks(g.lane, books{applied: 3, resent: 2, conflicts: 1, dead: 1, next: 7})
+	if _, led, err := g.Store.ExpireDeadLetters(t.Context(), 0); err != nil || !led {
 		t.Errorf("expire: %v, %v", led, err)
 	}
+	g.wantEachMissed()
+	// A queue confirms its checkpoint, and its rewind after its database went back.
+	q := g.acquireQueue("nats")
+	g.handle(q.batch("q"))
+	if err := g.confirm(q, true); err != nil {
+		t.Errorf("confirm: %v", err)
+	}
+	q = g.reacquire(q)
+	if sure, err := g.Store.ConfirmRewind(t.Context(), q.Lane, q.Assignment, 0); err != nil || sure != 100 {
+		t.Errorf("resume: %d, %v", sure, err)
+	}
+	g.lead()
+	g.countAges()
+	g.operate()
+	g.wantDenied()
+	// A later start must not need the owner either.
+	var held *lane.HoldError
+	g.exec(`REVOKE INSERT ON public.rows FROM ` + g.role)
+	if err := g.Handle(t.Context(), []lane.Batch{g.lane.batch("c")}); !errors.As(err, &held) || !strings.Contains(err.Error(), "permission denied") {
+		t.Errorf("a missing grant: %v", err)
+	}
+}
+
+// wantEachMissed wants that a right is missed once it was revoked.
+func (g *granted) wantEachMissed() {
+	g.t.Helper()
 	lacks := func(want ...string) {
-		t.Helper()
-		if got, err := store.Schema().MissingRights(t.Context()); err != nil || !slices.Equal(got, want) {
-			t.Errorf("the role is said to lack %q, %v; want %q", got, err, want)
+		g.t.Helper()
+		if got, err := g.Store.Schema().MissingRights(g.t.Context()); err != nil || !slices.Equal(got, want) {
+			g.t.Errorf("the role is said to lack %q, %v; want %q", got, err, want)
 		}
 	}
 	lacks()
@@ -160,104 +199,109 @@ func TestLeastPrivilege(t *testing.T) {
 		`SELECT ON "De""dup".scopes`, `INSERT ON "De""dup"."claims_root"`, `UPDATE ON "De""dup"."lanes"`, `DELETE ON "De""dup"."dead_letters"`,
 		`UPDATE (reason) ON "De""dup"."dead_letters"`, `EXECUTE ON FUNCTION "De""dup"."sweep"(text, text)`, `USAGE ON SCHEMA "De""dup"`,
 	} {
-		exec("REVOKE " + right + " FROM " + role)
+		g.exec("REVOKE " + right + " FROM " + g.role)
 		lacks(right)
-		exec("GRANT " + right + " TO " + role)
+		g.exec("GRANT " + right + " TO " + g.role)
 	}
 	lacks()
-	// A queue confirms its checkpoint, and its rewind after its database went back.
-	q := f.acquireQueue("nats")
-	f.handle(q.batch("q"))
-	if err := f.confirm(q, true); err != nil {
-		t.Errorf("confirm: %v", err)
+}
+
+// lead does a leader's work from one generation's seal to its drop.
+func (g *granted) lead() {
+	g.t.Helper()
+	ctx, generations := g.t.Context(), g.Store.Generations()
+	if led, err := generations.Prepare(ctx); err != nil || !led {
+		g.t.Fatalf("prepare: %v, %v", led, err)
 	}
-	q = f.reacquire(q)
-	if sure, err := store.ConfirmRewind(t.Context(), q.Lane, q.Assignment, 0); err != nil || sure != 100 {
-		t.Errorf("resume: %d, %v", sure, err)
+	if rotated, led, _, err := generations.Rotate(ctx, 1); err != nil || !led || !rotated {
+		g.t.Fatalf("rotate: %v, %v, %v", rotated, led, err)
 	}
-	// The leader's work needs no more than the grants either.
-	if led, err := store.Generations().Prepare(t.Context()); err != nil || !led {
-		t.Fatalf("prepare: %v, %v", led, err)
+	if n, led, err := generations.BuildFilter(ctx); err != nil || !led || n == 0 {
+		g.t.Fatalf("build a filter: %v, %v, %v", n, led, err)
 	}
-	if rotated, led, _, err := store.Generations().Rotate(t.Context(), 1); err != nil || !led || !rotated {
-		t.Fatalf("rotate: %v, %v, %v", rotated, led, err)
+	if err := generations.LoadFilters(ctx); err != nil || generations.FilterBytes() == 0 {
+		g.t.Fatalf("load filters: %v, %d bytes", err, generations.FilterBytes())
 	}
-	if n, led, err := store.Generations().BuildFilter(t.Context()); err != nil || !led || n == 0 {
-		t.Fatalf("build a filter: %v, %v, %v", n, led, err)
+	g.handle(g.lane.batch("a", "x"))
+	g.wantBooks(g.lane, books{applied: 4, resent: 3, conflicts: 1, dead: 1, next: 9})
+	g.exec(`UPDATE "De""dup".lanes SET stream_time = now() + interval '1 day'; UPDATE "De""dup".generations SET sealed_at = now() - interval '1 day' WHERE state = 'sealed'`)
+	if n, led, err := generations.Expire(ctx, time.Hour, 24*time.Hour); err != nil || !led || n != 1 {
+		g.t.Fatalf("expire: %v, %v, %v", n, led, err)
 	}
-	if err := store.Generations().LoadFilters(t.Context()); err != nil || store.Generations().FilterBytes() == 0 {
-		t.Fatalf("load filters: %v, %d bytes", err, store.Generations().FilterBytes())
+	if led, err := generations.Drop(ctx, 1); err != nil || !led {
+		g.t.Fatalf("drop: %v, %v", led, err)
 	}
-	f.handle(l.batch("a", "x"))
-	f.wantBooks(l, books{applied: 4, resent: 3, conflicts: 1, dead: 1, next: 9})
-	exec(`UPDATE "De""dup".lanes SET stream_time = now() + interval '1 day'; UPDATE "De""dup".generations SET sealed_at = now() - interval '1 day' WHERE state = 'sealed'`)
-	if n, led, err := store.Generations().Expire(t.Context(), time.Hour, 24*time.Hour); err != nil || !led || n != 1 {
-		t.Fatalf("expire: %v, %v, %v", n, led, err)
+	if dropped, led, err := generations.Sweep(ctx); err != nil || !led || len(dropped) != 0 {
+		g.t.Fatalf("sweep: %v, %v, %v", dropped, led, err)
 	}
-	if led, err := store.Generations().Drop(t.Context(), 1); err != nil || !led {
-		t.Fatalf("drop: %v, %v", led, err)
+}
+
+// countAges counts the duplicates so far and two more, and deletes an old count.
+func (g *granted) countAges() {
+	g.t.Helper()
+	ctx := g.t.Context()
+	g.exec(`INSERT INTO "De""dup".duplicate_ages VALUES ('a-b', current_date - 500, 1, 1)`)
+	if err := g.FlushAges(ctx); err != nil {
+		g.t.Fatalf("flush ages: %v", err)
 	}
-	if dropped, led, err := store.Generations().Sweep(t.Context()); err != nil || !led || len(dropped) != 0 {
-		t.Fatalf("sweep: %v, %v, %v", dropped, led, err)
+	g.handle(g.lane.batch("a", "a"))
+	if err := g.FlushAges(ctx); err != nil {
+		g.t.Fatalf("flush ages again: %v", err)
 	}
-	// The duplicates above are counted, and old counts deleted, all by the grants.
-	exec(`INSERT INTO "De""dup".duplicate_ages VALUES ('a-b', current_date - 500, 1, 1)`)
-	if err := f.FlushAges(t.Context()); err != nil {
-		t.Fatalf("flush ages: %v", err)
-	}
-	f.handle(l.batch("a", "a"))
-	if err := f.FlushAges(t.Context()); err != nil {
-		t.Fatalf("flush ages again: %v", err)
-	}
-	all, err := store.DuplicateAges(t.Context(), 600*24*time.Hour)
+	all, err := g.Store.DuplicateAges(ctx, 600*24*time.Hour)
 	if err != nil {
-		t.Fatal(err)
+		g.t.Fatal(err)
 	}
 	duplicates := int64(0)
 	for _, bucket := range all { // how old they are depends on how fast this runs
 		duplicates += bucket.Duplicates
 	}
 	if duplicates != 4 {
-		t.Fatalf("%d duplicates in the ages %+v", duplicates, all)
+		g.t.Fatalf("%d duplicates in the ages %+v", duplicates, all)
 	}
+}
+
+// operate is what an operator may do with the worker's configuration: dead letters.
+func (g *granted) operate() {
+	g.t.Helper()
+	ctx := g.t.Context()
+	g.handle(g.lane.batch("d=check", "e=check", "f=check"))
+	if r, err := g.Replay(ctx, "ann@host", g.deadLetters()[0].ID); err != nil || r.Outcome != dedup.ReplayDead {
+		g.t.Fatalf("replay: %+v, %v", r, err)
+	}
+	g.exec(`ALTER TABLE public.rows DROP CONSTRAINT rows_value_check`)
+	if r, err := g.Replay(ctx, "ann@host", g.deadLetters()[0].ID); err != nil || r.Outcome != dedup.ReplayApplied {
+		g.t.Fatalf("replay: %+v, %v", r, err)
+	}
+	if gone, err := g.Store.DiscardDeadLetters(ctx, "ann@host", []int64{g.deadLetters()[0].ID}, nil); err != nil || len(gone) != 1 {
+		g.t.Fatalf("discard: %v, %v", gone, err)
+	}
+	g.wantDead(fmt.Sprintf("poison@%d", g.lane.at-1))
 	var audited int
-	// An operator may work on dead letters with the worker's configuration.
-	f.handle(l.batch("d=check", "e=check", "f=check"))
-	if r, err := f.Replay(t.Context(), "ann@host", f.deadLetters()[0].ID); err != nil || r.Outcome != dedup.ReplayDead {
-		t.Fatalf("replay: %+v, %v", r, err)
+	if err := g.pool.QueryRow(ctx, `SELECT count(*) FROM "De""dup".audit WHERE db_role = session_user AND subject LIKE 'dead letter %'`).Scan(&audited); err != nil || audited != 3 {
+		g.t.Errorf("%d lines of audit, %v", audited, err)
 	}
-	exec(`ALTER TABLE public.rows DROP CONSTRAINT rows_value_check`)
-	if r, err := f.Replay(t.Context(), "ann@host", f.deadLetters()[0].ID); err != nil || r.Outcome != dedup.ReplayApplied {
-		t.Fatalf("replay: %+v, %v", r, err)
+}
+
+// wantDenied tries what only the owner may do.
+func (g *granted) wantDenied() {
+	g.t.Helper()
+	ctx := g.t.Context()
+	// The audit records it.
+	if _, err := g.Store.ForgetClaim(ctx, "ann@host", "f"); !isDenied(err) {
+		g.t.Errorf("forget a claim: %v, want insufficient_privilege", err)
 	}
-	if gone, err := store.DiscardDeadLetters(t.Context(), "ann@host", []int64{f.deadLetters()[0].ID}, nil); err != nil || len(gone) != 1 {
-		t.Fatalf("discard: %v, %v", gone, err)
-	}
-	f.wantDead(fmt.Sprintf("poison@%d", l.at-1))
-	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM "De""dup".audit WHERE db_role = session_user AND subject LIKE 'dead letter %'`).Scan(&audited); err != nil || audited != 3 {
-		t.Errorf("%d lines of audit, %v", audited, err)
-	}
-	// The audit records what only the owner may do.
-	if _, err := store.ForgetClaim(t.Context(), "ann@host", "f"); !isDenied(err) {
-		t.Errorf("forget a claim: %v, want insufficient_privilege", err)
-	}
-	if _, err := store.SetPosition(t.Context(), "ann@host", "kafka", "orders/0", 0); !isDenied(err) {
-		t.Errorf("set a position: %v, want insufficient_privilege", err)
+	if _, err := g.Store.SetPosition(ctx, "ann@host", "kafka", "orders/0", 0); !isDenied(err) {
+		g.t.Errorf("set a position: %v, want insufficient_privilege", err)
 	}
 	for _, sql := range []string{
 		`INSERT INTO "De""dup".audit (scope, actor, action, subject) VALUES ('a-b', 'x', 'y', 'z')`, `UPDATE "De""dup".dead_letters SET value = NULL`,
 		`DELETE FROM "De""dup".lanes`, `DROP TABLE "De""dup"."claims_a-b_2"`, `DELETE FROM "De""dup"."claims_a-b_2"`,
 		`UPDATE "De""dup".scopes SET catalog_epoch = 0`, `CREATE TABLE "De""dup".x (y int)`,
 	} {
-		if _, err := limited.Exec(t.Context(), sql); !isDenied(err) {
-			t.Errorf("%s: %v, want insufficient_privilege", sql, err)
+		if _, err := g.limited.Exec(ctx, sql); !isDenied(err) {
+			g.t.Errorf("%s: %v, want insufficient_privilege", sql, err)
 		}
-	}
-	// A later start must not need the owner either.
-	var held *lane.HoldError
-	exec(`REVOKE INSERT ON public.rows FROM ` + role)
-	if err := f.Handle(t.Context(), []lane.Batch{l.batch("c")}); !errors.As(err, &held) || !strings.Contains(err.Error(), "permission denied") {
-		t.Errorf("a missing grant: %v", err)
 	}
 }
 

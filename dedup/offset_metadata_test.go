@@ -9,148 +9,164 @@ import (
 	"github.com/dedupd/dedupd/message"
 )
 
+// lostLane is a lane whose row is gone, and what its next owner says of it.
+type lostLane struct {
+	*fixture
+	acquire lane.Acquire
+}
+
+var offsetLane = message.Lane{Source: "kafka", Name: "orders/0"}
+
+// begin acquires the lane, which begins at start unless something is known of it.
+func (s *lostLane) begin(start int64) lane.Assignment {
+	s.t.Helper()
+	s.acquire.Start = start
+	assigned, err := s.Store.Acquire(s.t.Context(), s.acquire)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return assigned
+}
+
+func (s *lostLane) exec(sql string) {
+	s.t.Helper()
+	if _, err := s.pool.Exec(s.t.Context(), sql); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *lostLane) fail() {
+	s.t.Helper()
+	s.exec(`DELETE FROM dedupd.lanes`)
+}
+
+func (s *lostLane) forget() {
+	s.t.Helper()
+	if _, err := s.Store.ForgetLane(s.t.Context(), "somebody", offsetLane.Source, offsetLane.Name, true); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *lostLane) setPosition(position int64) {
+	s.t.Helper()
+	if _, err := s.Store.SetPosition(s.t.Context(), "somebody", offsetLane.Source, offsetLane.Name, position); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// change edits the offset metadata.
+func (s *lostLane) change(what, instead string) {
+	s.t.Helper()
+	changed := strings.Replace(s.acquire.OffsetMetadata, what, instead, 1)
+	if changed == s.acquire.OffsetMetadata {
+		s.t.Fatalf("no %s in %s", what, s.acquire.OffsetMetadata)
+	}
+	s.acquire.OffsetMetadata = changed
+}
+
+// wantBegin wants that the lane begins there, and that its row tells so afterwards.
+func (s *lostLane) wantBegin(committed, next int64) {
+	s.t.Helper()
+	assigned := s.begin(committed)
+	if assigned.Next != next || assigned.Rewound != (next < committed) {
+		s.t.Errorf("began at %d, rewound: %t; want %d. The offset metadata: %s", assigned.Next, assigned.Rewound, next, s.acquire.OffsetMetadata)
+	}
+	s.acquire.OffsetMetadata, s.acquire.Committed = "", -1
+	if again := s.begin(0); again.Next != next || !strings.Contains(again.OffsetMetadata, fmt.Sprintf(`"start":%d,`, next)) && assigned.OffsetMetadata != "" {
+		s.t.Errorf("acquired again it goes on at %d, with %s", again.Next, again.OffsetMetadata)
+	}
+}
+
 // A lane has no row, and the group an offset of ours. Whether everything in between is
 // lost with the row depends on what became of the row and of the database.
 func TestWhereALaneWithoutItsRowBegins(t *testing.T) {
 	t.Parallel()
 	const began, committed = 100, 140
-	l := message.Lane{Source: "kafka", Name: "orders/0"}
-	type state struct {
-		*fixture
-		acquire lane.Acquire
-	}
-	begin := func(s *state, start int64) lane.Assignment {
-		s.t.Helper()
-		s.acquire.Start = start
-		assigned, err := s.Store.Acquire(s.t.Context(), s.acquire)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		return assigned
-	}
-	exec := func(s *state, sql string) {
-		s.t.Helper()
-		if _, err := s.pool.Exec(s.t.Context(), sql); err != nil {
-			s.t.Fatal(err)
-		}
-	}
-	fail := func(s *state) {
-		s.t.Helper()
-		exec(s, `DELETE FROM dedupd.lanes`)
-	}
-	forget := func(s *state) {
-		s.t.Helper()
-		if _, err := s.Store.ForgetLane(s.t.Context(), "somebody", l.Source, l.Name, true); err != nil {
-			s.t.Fatal(err)
-		}
-	}
-	change := func(s *state, what, instead string) {
-		s.t.Helper()
-		changed := strings.Replace(s.acquire.OffsetMetadata, what, instead, 1)
-		if changed == s.acquire.OffsetMetadata {
-			s.t.Fatalf("no %s in %s", what, s.acquire.OffsetMetadata)
-		}
-		s.acquire.OffsetMetadata = changed
-	}
 	for name, c := range map[string]struct {
-		do   func(s *state)
+		do   func(s *lostLane)
 		next int64
 	}{
-		"the database lost it": {fail, began},
-		"the database lost it, and the group has no offset metadata": {func(s *state) {
-			fail(s)
+		"the database lost it": {do: (*lostLane).fail, next: began},
+		"the database lost it, and the group has no offset metadata": {do: func(s *lostLane) {
+			s.fail()
 			s.acquire.OffsetMetadata = ""
-		}, committed},
-		"the database lost it, and the group has what another program wrote": {func(s *state) {
-			fail(s)
+		}, next: committed},
+		"the database lost it, and the group has what another program wrote": {do: func(s *lostLane) {
+			s.fail()
 			s.acquire.OffsetMetadata = `{"began": 3}`
-		}, committed},
-		"the database lost it, and the offset metadata is broken": {func(s *state) {
-			fail(s)
+		}, next: committed},
+		"the database lost it, and the offset metadata is broken": {do: func(s *lostLane) {
+			s.fail()
 			s.acquire.OffsetMetadata = s.acquire.OffsetMetadata[:len(s.acquire.OffsetMetadata)-1]
-		}, committed},
-		"the topic was created anew": {func(s *state) {
-			fail(s)
+		}, next: committed},
+		"the topic was created anew": {do: func(s *lostLane) {
+			s.fail()
 			s.acquire.LogID = "topic-2"
-		}, committed},
-		"the broker no longer reports the topic's id": {func(s *state) {
-			fail(s)
+		}, next: committed},
+		"the broker no longer reports the topic's id": {do: func(s *lostLane) {
+			s.fail()
 			s.acquire.LogID = ""
-		}, began},
-		"it was another scope's lane": {func(s *state) {
-			fail(s)
-			change(s, `"scope":"test"`, `"scope":"tests"`)
-		}, committed},
-		"it was another source's lane": {func(s *state) {
-			fail(s)
-			change(s, `"source":"kafka"`, `"source":"kafka-2"`)
-		}, committed},
-		"an operator forgot it": {forget, committed},
-		"an operator forgot it, and the group still has earlier metadata of it": {func(s *state) {
+		}, next: began},
+		"it was another scope's lane": {do: func(s *lostLane) {
+			s.fail()
+			s.change(`"scope":"test"`, `"scope":"tests"`)
+		}, next: committed},
+		"it was another source's lane": {do: func(s *lostLane) {
+			s.fail()
+			s.change(`"source":"kafka"`, `"source":"kafka-2"`)
+		}, next: committed},
+		"an operator forgot it": {do: (*lostLane).forget, next: committed},
+		"an operator forgot it, and the group still has earlier metadata of it": {do: func(s *lostLane) {
 			was := s.acquire.OffsetMetadata
-			begin(s, began)
+			s.begin(began)
 			s.acquire.OffsetMetadata = was
-			forget(s)
-		}, committed},
-		"an operator forgot it, and a failover lost what came after": {func(s *state) {
-			forget(s)
-			s.acquire.OffsetMetadata = begin(s, began+10).OffsetMetadata
-			fail(s)
-		}, began + 10},
-		"it was set back below where it began": {func(s *state) {
-			if _, err := s.Store.SetPosition(s.t.Context(), "somebody", l.Source, l.Name, 7); err != nil {
-				s.t.Fatal(err)
-			}
+			s.forget()
+		}, next: committed},
+		"an operator forgot it, and a failover lost what came after": {do: func(s *lostLane) {
+			s.forget()
+			s.acquire.OffsetMetadata = s.begin(began + 10).OffsetMetadata
+			s.fail()
+		}, next: began + 10},
+		"it was set back below where it began": {do: func(s *lostLane) {
+			s.setPosition(7)
 			s.acquire.Committed = -1
-			s.acquire.OffsetMetadata = begin(s, began).OffsetMetadata
+			s.acquire.OffsetMetadata = s.begin(began).OffsetMetadata
 			s.acquire.Committed = committed
-			fail(s)
-		}, 7},
-		"it was set forward": {func(s *state) {
-			if _, err := s.Store.SetPosition(s.t.Context(), "somebody", l.Source, l.Name, 120); err != nil {
-				s.t.Fatal(err)
-			}
-			s.acquire.OffsetMetadata = begin(s, began).OffsetMetadata
-			fail(s)
-		}, began},
-		"the group was reset below where it began": {func(s *state) {
-			exec(s, `UPDATE dedupd.lanes SET broker_position = 110, next_position = 110`)
+			s.fail()
+		}, next: 7},
+		"it was set forward": {do: func(s *lostLane) {
+			s.setPosition(120)
+			s.acquire.OffsetMetadata = s.begin(began).OffsetMetadata
+			s.fail()
+		}, next: began},
+		"the group was reset below where it began": {do: func(s *lostLane) {
+			s.exec(`UPDATE dedupd.lanes SET broker_position = 110, next_position = 110`)
 			s.acquire.Committed, s.acquire.HonourReset, s.acquire.OffsetMetadata = 30, true, "" // by an operator
-			s.acquire.OffsetMetadata = begin(s, began).OffsetMetadata
+			s.acquire.OffsetMetadata = s.begin(began).OffsetMetadata
 			s.acquire.Committed = committed
-			fail(s)
-		}, 30},
-		"it was set to the beginning of a new topic": {func(s *state) {
-			if _, err := s.Store.SetPosition(s.t.Context(), "somebody", l.Source, l.Name, 130); err != nil {
-				s.t.Fatal(err)
-			}
+			s.fail()
+		}, next: 30},
+		"it was set to the beginning of a new topic": {do: func(s *lostLane) {
+			s.setPosition(130)
 			s.acquire.LogID = "topic-2"
-			s.acquire.OffsetMetadata = begin(s, began).OffsetMetadata
-			fail(s)
-		}, 130},
-		"it is from before offset metadata was written": {func(s *state) {
-			exec(s, `UPDATE dedupd.lanes SET start_position = NULL`)
-			if s.acquire.OffsetMetadata = begin(s, began).OffsetMetadata; s.acquire.OffsetMetadata != "" {
+			s.acquire.OffsetMetadata = s.begin(began).OffsetMetadata
+			s.fail()
+		}, next: 130},
+		"it is from before offset metadata was written": {do: func(s *lostLane) {
+			s.exec(`UPDATE dedupd.lanes SET start_position = NULL`)
+			if s.acquire.OffsetMetadata = s.begin(began).OffsetMetadata; s.acquire.OffsetMetadata != "" {
 				s.t.Errorf("offset metadata of a lane that has none: %s", s.acquire.OffsetMetadata)
 			}
-			fail(s)
-		}, committed},
+			s.fail()
+		}, next: committed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := &state{newFixture(t), lane.Acquire{Lane: l, Ordered: true, LogID: "topic-1", Committed: -1}}
-			s.acquire.OffsetMetadata = begin(s, began).OffsetMetadata
+			s := &lostLane{newFixture(t), lane.Acquire{Lane: offsetLane, Ordered: true, LogID: "topic-1", Committed: -1}}
+			s.acquire.OffsetMetadata = s.begin(began).OffsetMetadata
 			s.acquire.Committed = committed
 			c.do(s)
-			assigned := begin(s, committed)
-			if assigned.Next != c.next || assigned.Rewound != (c.next < committed) {
-				t.Errorf("began at %d, rewound: %t; want %d. The offset metadata: %s", assigned.Next, assigned.Rewound, c.next, s.acquire.OffsetMetadata)
-			}
-			// Both are in the row.
-			s.acquire.OffsetMetadata, s.acquire.Committed = "", -1
-			if again := begin(s, 0); again.Next != c.next || !strings.Contains(again.OffsetMetadata, fmt.Sprintf(`"start":%d,`, c.next)) && assigned.OffsetMetadata != "" {
-				t.Errorf("acquired again it goes on at %d, with %s", again.Next, again.OffsetMetadata)
-			}
+			s.wantBegin(committed, c.next)
 		})
 	}
 }

@@ -41,10 +41,9 @@ func TestAPoolerThatIsNotConfigured(t *testing.T) {
 	}
 }
 
-// TestBehindATransactionPooler lives a scope's whole life where each transaction
-// meets another connection and nothing may be prepared.
-func TestBehindATransactionPooler(t *testing.T) {
-	t.Parallel()
+// newPooledFixture is a scope behind a pooler.
+func newPooledFixture(t *testing.T) (*fixture, *pgxpool.Pool) {
+	t.Helper()
 	f := newFixture(t)
 	config, err := pgxpool.ParseConfig(pgtest.NewPooler(t, f.db.URL, 3))
 	if err != nil {
@@ -66,18 +65,51 @@ func TestBehindATransactionPooler(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Store.Generations().ChunkClaims = 300
+	return f, pool
+}
+
+// TestBehindATransactionPooler lives a scope's whole life where each transaction
+// meets another connection and nothing may be prepared.
+func TestBehindATransactionPooler(t *testing.T) {
+	t.Parallel()
+	f, pool := newPooledFixture(t)
 	var lanes []*ownedLane
 	for _, name := range []string{"orders/0", "orders/1", "orders/2", "orders/3"} {
 		lanes = append(lanes, f.acquire("kafka", name))
 	}
+	f.writeGenerations(lanes)
+	f.workOnDeadLetters(lanes[0])
+	f.mendFilter()
+	f.expireAll(lanes)
+	if _, err := f.Store.Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := f.Store.DuplicateAges(t.Context(), time.Hour*48); err != nil {
+		t.Error(err)
+	}
+	f.claimAsLibrary(pool)
+	// What may have ended a process; its lane holds up expiry until it is caught up.
+	queue := f.acquireQueue("nats")
+	if err := f.Handle(t.Context(), []lane.Batch{delivered(queue.batch("often"), 9)}); err != nil {
+		t.Error("a message that was delivered often: ", err)
+	}
+	if err := f.Store.Release(t.Context(), lanes[0].Lane, lanes[0].Epoch); err != nil {
+		t.Error(err)
+	}
+}
+
+// writeGenerations fills three generations from four lanes at a time, all with the same
+// old ids.
+func (f *fixture) writeGenerations(lanes []*ownedLane) {
+	f.t.Helper()
 	old := ids("old-", 1000)
 	for round := range 3 {
 		var writers sync.WaitGroup
 		for i, l := range lanes {
 			b := l.batch(append(ids("new-"+string(rune('a'+round))+string(rune('a'+i)), 300), old...)...)
 			writers.Go(func() {
-				if err := f.Handle(t.Context(), []lane.Batch{b}); err != nil {
-					t.Errorf("round %d, lane %d: %v", round, i, err)
+				if err := f.Handle(f.t.Context(), []lane.Batch{b}); err != nil {
+					f.t.Errorf("round %d, lane %d: %v", round, i, err)
 				}
 			})
 		}
@@ -86,77 +118,83 @@ func TestBehindATransactionPooler(t *testing.T) {
 		f.buildFilters()
 		f.loadFilters()
 		if f.Store.Generations().FiltersBehind() {
-			t.Error("filters were not loaded")
+			f.t.Error("filters were not loaded")
 		}
 		for _, l := range lanes {
 			f.caughtUp(l)
 		}
-		if err := f.FlushAges(t.Context()); err != nil {
-			t.Error(err)
+		if err := f.FlushAges(f.t.Context()); err != nil {
+			f.t.Error(err)
 		}
 	}
 	if n := len(f.landed()); n != 3*4*300+1000 {
-		t.Errorf("%d rows landed, want %d", n, 3*4*300+1000)
+		f.t.Errorf("%d rows landed, want %d", n, 3*4*300+1000)
 	}
-	f.handle(lanes[0].batch("p=check", "q=check"))
+}
+
+func (f *fixture) workOnDeadLetters(l *ownedLane) {
+	f.t.Helper()
+	f.handle(l.batch("p=check", "q=check"))
 	f.replayAll("dead", "dead")
 	f.mend()
 	f.replay(f.deadLetters()[0].ID)
-	if gone, err := f.Store.DiscardDeadLetters(t.Context(), "ann@host", []int64{f.deadLetters()[0].ID}, nil); err != nil || len(gone) != 1 {
-		t.Errorf("discard: %v, %v", gone, err)
+	if gone, err := f.Store.DiscardDeadLetters(f.t.Context(), "ann@host", []int64{f.deadLetters()[0].ID}, nil); err != nil || len(gone) != 1 {
+		f.t.Errorf("discard: %v, %v", gone, err)
 	}
 	f.wantDead()
-	if _, err := f.pool.Exec(t.Context(), `UPDATE dedupd.filters SET checksum = checksum + 1 WHERE chunk = 1`); err != nil {
-		t.Fatal(err)
+}
+
+// mendFilter breaks a filter, which is built again.
+func (f *fixture) mendFilter() {
+	f.t.Helper()
+	if _, err := f.pool.Exec(f.t.Context(), `UPDATE dedupd.filters SET checksum = checksum + 1 WHERE chunk = 1`); err != nil {
+		f.t.Fatal(err)
 	}
 	f.Store.Generations().Forget("the test")
 	f.loadFilters()
 	f.buildFilters()
 	f.loadFilters()
 	if f.Store.Generations().FiltersBehind() {
-		t.Error("a broken filter was not built again")
+		f.t.Error("a broken filter was not built again")
 	}
+}
+
+// expireAll expires the three generations and drops them.
+func (f *fixture) expireAll(lanes []*ownedLane) {
+	f.t.Helper()
 	f.passTime(25 * time.Hour)
 	for _, l := range lanes {
 		f.caughtUp(l)
 	}
-	if n, led, err := f.Store.Generations().Expire(t.Context(), 24*time.Hour, 48*time.Hour); err != nil || !led || n != 3 {
-		t.Errorf("expire: %d, led %v, %v", n, led, err)
+	g := f.Store.Generations()
+	if n, led, err := g.Expire(f.t.Context(), 24*time.Hour, 48*time.Hour); err != nil || !led || n != 3 {
+		f.t.Errorf("expire: %d, led %v, %v", n, led, err)
 	}
-	if led, err := f.Store.Generations().Drop(t.Context(), 1); err != nil || !led {
-		t.Errorf("drop: led %v, %v", led, err)
+	if led, err := g.Drop(f.t.Context(), 1); err != nil || !led {
+		f.t.Errorf("drop: led %v, %v", led, err)
 	}
-	if dropped, led, err := f.Store.Generations().Sweep(t.Context()); err != nil || !led || len(dropped) != 0 {
-		t.Errorf("sweep: %v, led %v, %v", dropped, led, err)
+	if dropped, led, err := g.Sweep(f.t.Context()); err != nil || !led || len(dropped) != 0 {
+		f.t.Errorf("sweep: %v, led %v, %v", dropped, led, err)
 	}
-	if _, _, err := f.Store.ExpireDeadLetters(t.Context(), time.Hour); err != nil {
-		t.Error(err)
+	if _, _, err := f.Store.ExpireDeadLetters(f.t.Context(), time.Hour); err != nil {
+		f.t.Error(err)
 	}
-	if _, err := f.Store.Status(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if _, err := f.Store.DuplicateAges(t.Context(), time.Hour*48); err != nil {
-		t.Error(err)
-	}
-	// The catalog has changed since the store last saw it: the first try is refused.
+}
+
+// claimAsLibrary claims in a transaction of its own. The catalog has changed since the
+// store last saw it: the first try is refused.
+func (f *fixture) claimAsLibrary(pool *pgxpool.Pool) {
+	f.t.Helper()
 	for try := range 2 {
-		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-			isNew, err := f.Store.Claim(t.Context(), tx, []string{"old-1", "library"})
+		err := pgx.BeginFunc(f.t.Context(), pool, func(tx pgx.Tx) error {
+			isNew, err := f.Store.Claim(f.t.Context(), tx, []string{"old-1", "library"})
 			if err == nil && (!isNew[0] || !isNew[1]) {
-				t.Errorf("claims of the library: %v", isNew)
+				f.t.Errorf("claims of the library: %v", isNew)
 			}
 			return err
 		})
 		if refused := err != nil && strings.Contains(err.Error(), "DD002"); refused != (try == 0) || err != nil && !refused {
-			t.Errorf("try %d of the library's claims: %v", try, err)
+			f.t.Errorf("try %d of the library's claims: %v", try, err)
 		}
-	}
-	// What may have ended a process; its lane holds up expiry until it is caught up.
-	queue := f.acquireQueue("nats")
-	if err := f.Handle(t.Context(), []lane.Batch{delivered(queue.batch("often"), 9)}); err != nil {
-		t.Error("a message that was delivered often: ", err)
-	}
-	if err := f.Store.Release(t.Context(), lanes[0].Lane, lanes[0].Epoch); err != nil {
-		t.Error(err)
 	}
 }

@@ -97,112 +97,124 @@ func numbered(n int, others map[int]string) (ids []string) {
 
 func TestMessageThatEndsTheProcess(t *testing.T) {
 	t.Parallel()
-	t.Run("is dead-lettered alone", func(t *testing.T) {
-		t.Parallel()
-		f := newFixture(t)
-		die(t, f, "deadly")
-		ended := f.livesUntil(5, map[string][]string{"orders/0": numbered(200, map[int]string{137: "=deadly"})})
-		t.Logf("%d processes ended", ended)
-		f.wantBooks(&ownedLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, books{applied: 199, dead: 1, next: 200})
-		f.wantDead("poison@137")
-		if landed := f.landed(); len(landed) != 199 || !slices.IsSortedFunc(landed, func(a, b string) int { return num(a) - num(b) }) {
-			t.Errorf("the neighbours are missing or out of order: %q", landed)
+	t.Run("is dead-lettered alone", deadlyMessageAlone)
+	t.Run("and so is the next", deadlyMessagesInARow)
+	t.Run("not those of other lanes that died with it", deadlyMessageBesideOtherLanes)
+	t.Run("beside one that the sink refuses", deadlyMessageBesideRefusedOnes)
+	t.Run("of a queue", deadlyMessageOfAQueue)
+	t.Run("isn't given to the sink while the guard holds the lane", deadlyMessageOfAHeldLane)
+}
+
+func deadlyMessageAlone(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	die(t, f, "deadly")
+	ended := f.livesUntil(5, map[string][]string{"orders/0": numbered(200, map[int]string{137: "=deadly"})})
+	t.Logf("%d processes ended", ended)
+	f.wantBooks(&ownedLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, books{applied: 199, dead: 1, next: 200})
+	f.wantDead("poison@137")
+	if landed := f.landed(); len(landed) != 199 || !slices.IsSortedFunc(landed, func(a, b string) int { return num(a) - num(b) }) {
+		t.Errorf("the neighbours are missing or out of order: %q", landed)
+	}
+	if n := f.recorded(); n != 0 {
+		t.Errorf("%d attempts stay on record", n)
+	}
+	deadLetters, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Limit: 1})
+	if err != nil || deadLetters[0].Attempts != 3 || !strings.Contains(deadLetters[0].Reason, "the worker ended 3 times while it applied this message, between 20") {
+		t.Errorf("%v; after %d attempts, the reason: %q", err, deadLetters[0].Attempts, deadLetters[0].Reason)
+	}
+}
+
+func deadlyMessagesInARow(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	die(t, f, "deadly")
+	// In quarantine already, each one more takes three.
+	ended := f.livesUntil(8, map[string][]string{"orders/0": numbered(200, map[int]string{37: "=deadly", 38: "=deadly"})})
+	t.Logf("%d processes ended", ended)
+	f.wantDead("poison@37", "poison@38")
+	f.wantBooks(&ownedLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, books{applied: 198, dead: 2, next: 200})
+}
+
+func deadlyMessageBesideOtherLanes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	die(t, f, "deadly")
+	lanes := map[string][]string{"a": {"a0", "a1"}, "m": {"m0", "m1=deadly", "m2"}, "z": {"z0", "z1"}}
+	f.livesUntil(5, lanes)
+	f.wantDead("poison@1")
+	if landed := f.landed(); len(landed) != 6 {
+		t.Errorf("landed %q", landed)
+	}
+}
+
+func deadlyMessageBesideRefusedOnes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	die(t, f, "deadly")
+	f.livesUntil(5, map[string][]string{"orders/0": numbered(80, map[int]string{3: "=check", 37: "=deadly", 79: "=check"})})
+	f.wantDead("poison@3", "poison@37", "poison@79")
+	if n := f.recorded(); n != 0 {
+		t.Errorf("%d attempts stay on record", n)
+	}
+}
+
+func deadlyMessageOfAQueue(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	die(t, f, "deadly")
+	ids := numbered(150, map[int]string{77: "=deadly"})
+	for deliveries := 1; ; deliveries++ {
+		if deliveries > 7 {
+			t.Fatal("six processes have ended, and so does the next")
 		}
-		if n := f.recorded(); n != 0 {
-			t.Errorf("%d attempts stay on record", n)
+		w := f.life()
+		b := w.acquireQueue("nats").batch(ids...)
+		for i := range b.Messages {
+			b.Messages[i].Deliveries = deliveries
 		}
-		deadLetters, err := f.Store.DeadLetters(t.Context(), dedup.DeadLetterFilter{Limit: 1})
-		if err != nil || deadLetters[0].Attempts != 3 || !strings.Contains(deadLetters[0].Reason, "the worker ended 3 times while it applied this message, between 20") {
-			t.Errorf("%v; after %d attempts, the reason: %q", err, deadLetters[0].Attempts, deadLetters[0].Reason)
-		}
-	})
-	t.Run("and so is the next", func(t *testing.T) {
-		t.Parallel()
-		f := newFixture(t)
-		die(t, f, "deadly")
-		// In quarantine already, each one more takes three.
-		ended := f.livesUntil(8, map[string][]string{"orders/0": numbered(200, map[int]string{37: "=deadly", 38: "=deadly"})})
-		t.Logf("%d processes ended", ended)
-		f.wantDead("poison@37", "poison@38")
-		f.wantBooks(&ownedLane{Lane: message.Lane{Source: "kafka", Name: "orders/0"}}, books{applied: 198, dead: 2, next: 200})
-	})
-	t.Run("not those of other lanes that died with it", func(t *testing.T) {
-		t.Parallel()
-		f := newFixture(t)
-		die(t, f, "deadly")
-		lanes := map[string][]string{"a": {"a0", "a1"}, "m": {"m0", "m1=deadly", "m2"}, "z": {"z0", "z1"}}
-		f.livesUntil(5, lanes)
-		f.wantDead("poison@1")
-		if landed := f.landed(); len(landed) != 6 {
-			t.Errorf("landed %q", landed)
-		}
-	})
-	t.Run("beside one that the sink refuses", func(t *testing.T) {
-		t.Parallel()
-		f := newFixture(t)
-		die(t, f, "deadly")
-		f.livesUntil(5, map[string][]string{"orders/0": numbered(80, map[int]string{3: "=check", 37: "=deadly", 79: "=check"})})
-		f.wantDead("poison@3", "poison@37", "poison@79")
-		if n := f.recorded(); n != 0 {
-			t.Errorf("%d attempts stay on record", n)
-		}
-	})
-	t.Run("of a queue", func(t *testing.T) {
-		t.Parallel()
-		f := newFixture(t)
-		die(t, f, "deadly")
-		ids := numbered(150, map[int]string{77: "=deadly"})
-		for deliveries := 1; ; deliveries++ {
-			if deliveries > 7 {
-				t.Fatal("six processes have ended, and so does the next")
+		// New messages come all the time.
+		fresh := w.acquireQueue("nats").batchAt(int64(1000+deliveries), fmt.Sprint("new", deliveries))
+		b.Messages = append(b.Messages, fresh.Messages...)
+		if err, ok := w.survives(b); ok {
+			if err != nil {
+				t.Fatal(err)
 			}
-			w := f.life()
-			b := w.acquireQueue("nats").batch(ids...)
-			for i := range b.Messages {
-				b.Messages[i].Deliveries = deliveries
-			}
-			// New messages come all the time.
-			fresh := w.acquireQueue("nats").batchAt(int64(1000+deliveries), fmt.Sprint("new", deliveries))
-			b.Messages = append(b.Messages, fresh.Messages...)
-			if err, ok := w.survives(b); ok {
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Logf("survived delivery %d", deliveries)
-				break
-			}
+			t.Logf("survived delivery %d", deliveries)
+			break
 		}
-		f.wantDead("poison@77")
-		if landed := f.landed(); len(landed) < 150 || slices.Contains(landed, "m77") {
-			t.Errorf("%d landed", len(landed))
+	}
+	f.wantDead("poison@77")
+	if landed := f.landed(); len(landed) < 150 || slices.Contains(landed, "m77") {
+		t.Errorf("%d landed", len(landed))
+	}
+	if n := f.recorded(); n != 0 {
+		t.Errorf("%d attempts stay on record", n)
+	}
+}
+
+func deadlyMessageOfAHeldLane(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.MaxDeadShare = 0
+	die(t, f, "deadly")
+	for range 5 {
+		w := f.life()
+		if _, ok := w.survives(w.acquire("kafka", "orders/0").batch("a=deadly")); ok {
+			t.Fatal("survived")
 		}
-		if n := f.recorded(); n != 0 {
-			t.Errorf("%d attempts stay on record", n)
+	}
+	for range 3 {
+		w := f.life()
+		err, ok := w.survives(w.acquire("kafka", "orders/0").batch("a=deadly"))
+		if !ok {
+			t.Fatal("the sink was given it once more")
 		}
-	})
-	t.Run("isn't given to the sink while the guard holds the lane", func(t *testing.T) {
-		t.Parallel()
-		f := newFixture(t)
-		f.MaxDeadShare = 0
-		die(t, f, "deadly")
-		for range 5 {
-			w := f.life()
-			if _, ok := w.survives(w.acquire("kafka", "orders/0").batch("a=deadly")); ok {
-				t.Fatal("survived")
-			}
-		}
-		for range 3 {
-			w := f.life()
-			err, ok := w.survives(w.acquire("kafka", "orders/0").batch("a=deadly"))
-			if !ok {
-				t.Fatal("the sink was given it once more")
-			}
-			wantHold(t, err, "max_share")
-		}
-		if n := f.recorded(); n != 1 {
-			t.Errorf("%d attempts are on record", n)
-		}
-	})
+		wantHold(t, err, "max_share")
+	}
+	if n := f.recorded(); n != 1 {
+		t.Errorf("%d attempts are on record", n)
+	}
 }
 
 // quarantine acquires a lane like workers that crash each time.
@@ -213,116 +225,135 @@ func (f *fixture) quarantine(source, name string) *ownedLane {
 	return f.acquire(source, name)
 }
 
-// countWrites counts the calls of the sink, each with its messages.
-func (f *fixture) countWrites() (sizes func() []int) {
-	var all []int
+// writes are the sizes of the sink's calls.
+type writes struct {
+	t     *testing.T
+	sizes []int
+}
+
+// want wants the sizes since the last time.
+func (w *writes) want(want ...int) {
+	w.t.Helper()
+	if !slices.Equal(w.sizes, want) {
+		w.t.Errorf("the sink was given %v messages at a time, want %v", w.sizes, want)
+	}
+	w.sizes = nil
+}
+
+func newCountedFixture(t *testing.T) (*fixture, *writes) {
+	t.Helper()
+	t.Parallel()
+	f, w := newFixture(t), &writes{t: t}
+	f.MaxMessages = 100
 	f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-		all = append(all, len(msgs))
+		w.sizes = append(w.sizes, len(msgs))
 		return f.sink.Write(ctx, tx, msgs)
 	})
-	return func() []int { s := all; all = nil; return s }
+	return f, w
 }
 
 func TestQuarantine(t *testing.T) {
 	t.Parallel()
-	start := func(t *testing.T) (*fixture, func() []int) {
-		t.Parallel()
-		f := newFixture(t)
-		f.MaxMessages = 100
-		return f, f.countWrites()
+	t.Run("ends after a batch's worth", quarantineEndsAfterABatch)
+	t.Run("ends when the lane is caught up", quarantineEndsOnceCaughtUp)
+	t.Run("isn't for a lane that was released", noQuarantineAfterARelease)
+	t.Run("begins although an earlier owner releases the lane", quarantineDespiteAnEarlierOwner)
+	t.Run("isn't for a lane that moves", noQuarantineOfALaneThatMoves)
+	t.Run("is for one lane alone", quarantineOfOneLane)
+	t.Run("ends when an operator moves the lane", quarantineEndsByAnOperator)
+}
+
+func quarantineEndsAfterABatch(t *testing.T) {
+	f, writes := newCountedFixture(t)
+	l := f.quarantine("kafka", "orders/0")
+	f.handle(l.batch(numbered(70, nil)...))
+	writes.want(64, 6)
+	f.handle(l.batch("a", "b", "c"))
+	f.handle(l.batch(numbered(150, nil)[73:]...))
+	writes.want(3, 64, 13)
+	f.handle(l.batch(numbered(250, nil)[150:]...))
+	writes.want(100)
+	if n := f.recorded(); n != 0 {
+		t.Errorf("%d attempts stay on record", n)
 	}
-	want := func(t *testing.T, got []int, want ...int) {
-		t.Helper()
-		if !slices.Equal(got, want) {
-			t.Errorf("the sink was given %v messages at a time, want %v", got, want)
+}
+
+func quarantineEndsOnceCaughtUp(t *testing.T) {
+	f, writes := newCountedFixture(t)
+	l := f.quarantine("kafka", "orders/0")
+	if _, err := f.Store.Heartbeat(t.Context(), []lane.Heartbeat{{Lane: l.Lane, Epoch: l.Epoch, Next: l.Next, Checkpoint: l.Checkpoint}}); err != nil {
+		t.Fatal(err)
+	}
+	f.handle(l.batch(numbered(70, nil)...))
+	writes.want(70)
+	f.acquire("kafka", "orders/0")
+	f.handle(f.acquire("kafka", "orders/0").batch(numbered(140, nil)[70:]...))
+	writes.want(70)
+}
+
+func noQuarantineAfterARelease(t *testing.T) {
+	f, writes := newCountedFixture(t)
+	var l *ownedLane
+	for range 10 {
+		l = f.acquire("kafka", "orders/0")
+		if err := f.Store.Release(t.Context(), l.Lane, l.Epoch); err != nil {
+			t.Fatal(err)
 		}
 	}
-	t.Run("ends after a batch's worth", func(t *testing.T) {
-		f, sizes := start(t)
-		l := f.quarantine("kafka", "orders/0")
-		f.handle(l.batch(numbered(70, nil)...))
-		want(t, sizes(), 64, 6)
-		f.handle(l.batch("a", "b", "c"))
-		f.handle(l.batch(numbered(150, nil)[73:]...))
-		want(t, sizes(), 3, 64, 13)
-		f.handle(l.batch(numbered(250, nil)[150:]...))
-		want(t, sizes(), 100)
-		if n := f.recorded(); n != 0 {
-			t.Errorf("%d attempts stay on record", n)
-		}
-	})
-	t.Run("ends when the lane is caught up", func(t *testing.T) {
-		f, sizes := start(t)
-		l := f.quarantine("kafka", "orders/0")
-		if _, err := f.Store.Heartbeat(t.Context(), []lane.Heartbeat{{Lane: l.Lane, Epoch: l.Epoch, Next: l.Next, Checkpoint: l.Checkpoint}}); err != nil {
-			t.Fatal(err)
-		}
-		f.handle(l.batch(numbered(70, nil)...))
-		want(t, sizes(), 70)
-		f.acquire("kafka", "orders/0")
-		f.handle(f.acquire("kafka", "orders/0").batch(numbered(140, nil)[70:]...))
-		want(t, sizes(), 70)
-	})
-	t.Run("isn't for a lane that was released", func(t *testing.T) {
-		f, sizes := start(t)
-		var l *ownedLane
-		for range 10 {
-			l = f.acquire("kafka", "orders/0")
-			if err := f.Store.Release(t.Context(), l.Lane, l.Epoch); err != nil {
-				t.Fatal(err)
-			}
-		}
-		f.handle(l.batch(numbered(70, nil)...))
-		want(t, sizes(), 70)
-	})
-	t.Run("begins although an earlier owner releases the lane", func(t *testing.T) {
-		f, sizes := start(t)
-		was := f.acquire("kafka", "orders/0")
-		f.acquire("kafka", "orders/0")
-		if err := f.Store.Release(t.Context(), was.Lane, was.Epoch); err != nil {
-			t.Fatal(err)
-		}
-		f.handle(f.acquire("kafka", "orders/0").batch(numbered(70, nil)...))
-		want(t, sizes(), 64, 6)
-	})
-	t.Run("isn't for a lane that moves", func(t *testing.T) {
-		f, sizes := start(t)
-		for i := range 5 {
-			f.handle(f.acquire("kafka", "orders/0").batch(fmt.Sprint(i)))
-		}
-		sizes()
-		f.handle(f.acquire("kafka", "orders/0").batch(numbered(70, nil)...))
-		want(t, sizes(), 70)
-	})
-	t.Run("is for one lane alone", func(t *testing.T) {
-		f, sizes := start(t)
-		quarantined := f.quarantine("kafka", "b")
-		f.handle(f.acquire("kafka", "a").batch("a1", "a2"), quarantined.batch("b1"), f.acquire("kafka", "c").batch("c1"))
-		want(t, sizes(), 3, 1)
-		f.wantLanded("a1", "a2", "c1", "b1")
-	})
-	t.Run("ends when an operator moves the lane", func(t *testing.T) {
-		f, sizes := start(t)
-		die(t, f, "deadly")
-		for range 3 {
-			w := f.life()
-			w.survives(w.acquire("kafka", "orders/0").batch("a=deadly"))
-		}
-		if f.recorded() != 1 {
-			t.Fatalf("%d attempts are on record", f.recorded())
-		}
-		if _, err := f.Store.SetPosition(t.Context(), "somebody", "kafka", "orders/0", 1); err != nil {
-			t.Fatal(err)
-		}
+	f.handle(l.batch(numbered(70, nil)...))
+	writes.want(70)
+}
+
+func quarantineDespiteAnEarlierOwner(t *testing.T) {
+	f, writes := newCountedFixture(t)
+	was := f.acquire("kafka", "orders/0")
+	f.acquire("kafka", "orders/0")
+	if err := f.Store.Release(t.Context(), was.Lane, was.Epoch); err != nil {
+		t.Fatal(err)
+	}
+	f.handle(f.acquire("kafka", "orders/0").batch(numbered(70, nil)...))
+	writes.want(64, 6)
+}
+
+func noQuarantineOfALaneThatMoves(t *testing.T) {
+	f, writes := newCountedFixture(t)
+	for i := range 5 {
+		f.handle(f.acquire("kafka", "orders/0").batch(fmt.Sprint(i)))
+	}
+	writes.sizes = nil
+	f.handle(f.acquire("kafka", "orders/0").batch(numbered(70, nil)...))
+	writes.want(70)
+}
+
+func quarantineOfOneLane(t *testing.T) {
+	f, writes := newCountedFixture(t)
+	quarantined := f.quarantine("kafka", "b")
+	f.handle(f.acquire("kafka", "a").batch("a1", "a2"), quarantined.batch("b1"), f.acquire("kafka", "c").batch("c1"))
+	writes.want(3, 1)
+	f.wantLanded("a1", "a2", "c1", "b1")
+}
+
+func quarantineEndsByAnOperator(t *testing.T) {
+	f, writes := newCountedFixture(t)
+	die(t, f, "deadly")
+	for range 3 {
 		w := f.life()
-		l := w.acquire("kafka", "orders/0")
-		if n := f.recorded(); n != 0 {
-			t.Errorf("%d attempts stay on record", n)
-		}
-		sizes()
-		w.handle(l.batch("b"))
-		w.wantLanded("b")
-	})
+		w.survives(w.acquire("kafka", "orders/0").batch("a=deadly"))
+	}
+	if f.recorded() != 1 {
+		t.Fatalf("%d attempts are on record", f.recorded())
+	}
+	if _, err := f.Store.SetPosition(t.Context(), "somebody", "kafka", "orders/0", 1); err != nil {
+		t.Fatal(err)
+	}
+	w := f.life()
+	l := w.acquire("kafka", "orders/0")
+	if n := f.recorded(); n != 0 {
+		t.Errorf("%d attempts stay on record", n)
+	}
+	writes.sizes = nil
+	w.handle(l.batch("b"))
+	w.wantLanded("b")
 }
 
 // What has an answer hasn't crashed the process, however often it fails.

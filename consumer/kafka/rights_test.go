@@ -68,98 +68,102 @@ func (r *rig) untilHandled(values ...string) {
 func TestRights(t *testing.T) {
 	t.Parallel()
 	b := strict(t)
+	t.Run("a forbidden topic", func(t *testing.T) { forbiddenTopic(t, b) })
+	t.Run("a topic that may be seen only", func(t *testing.T) { topicThatMayBeSeenOnly(t, b) })
+	t.Run("the leader may not", func(t *testing.T) { leaderWithoutRights(t, b) })
+	t.Run("describe", func(t *testing.T) { describeWithoutRights(t, b) })
+}
 
-	// A topic that the login may not see keeps it from no other. It is read once the
-	// login may see it.
-	t.Run("a forbidden topic", func(t *testing.T) {
-		r, other := pair(t, b)
-		r.putTo(r.topic, "one")
-		r.putTo(other, "hidden")
-		r.allow("worker", kmsg.ACLOperationRead, r.topic)
-		w := r.start(r.as("worker", r.topic, other))
-		r.untilHandled("one")
-		if err := w.worker.Ready(); !errors.Is(err, kafkago.TopicAuthorizationFailed) || !strings.Contains(err.Error(), other) {
-			t.Errorf("/readyz says %v", err)
-		}
-		r.putTo(r.topic, "two")
-		r.untilHandled("one", "two")
-		r.untilCommitted(0, 2)
-		if n := r.log.count(other); n != 1 {
-			t.Errorf("the log tells %d times of the forbidden topic", n)
-		}
-		r.allow("worker", kmsg.ACLOperationRead, other)
-		r.untilHandled("one", "two", "hidden")
-		w.untilReady()
+// A topic that the login may not see keeps it from no other. It is read once the
+// login may see it.
+func forbiddenTopic(t *testing.T, b *kafkatest.Broker) {
+	r, other := pair(t, b)
+	r.putTo(r.topic, "one")
+	r.putTo(other, "hidden")
+	r.allow("worker", kmsg.ACLOperationRead, r.topic)
+	w := r.start(r.as("worker", r.topic, other))
+	r.untilHandled("one")
+	if err := w.worker.Ready(); !errors.Is(err, kafkago.TopicAuthorizationFailed) || !strings.Contains(err.Error(), other) {
+		t.Errorf("/readyz says %v", err)
+	}
+	r.putTo(r.topic, "two")
+	r.untilHandled("one", "two")
+	r.untilCommitted(0, 2)
+	if n := r.log.count(other); n != 1 {
+		t.Errorf("the log tells %d times of the forbidden topic", n)
+	}
+	r.allow("worker", kmsg.ACLOperationRead, other)
+	r.untilHandled("one", "two", "hidden")
+	w.untilReady()
 
-		// A right that is taken away while the worker runs stops nothing else, either.
-		r.check(b.Revoke(r.ctx, "worker", kmsg.ACLResourceTypeTopic, other, kmsg.ACLOperationRead))
-		r.until("/readyz says so", func() bool { return errors.Is(w.worker.Ready(), kafkago.TopicAuthorizationFailed) })
-		r.putTo(r.topic, "three")
-		r.untilHandled("one", "two", "hidden", "three")
-		r.untilCommitted(0, 3)
-		r.allow("worker", kmsg.ACLOperationRead, other)
-		r.putTo(other, "four")
-		r.untilHandled("one", "two", "hidden", "three", "four")
-	})
+	// A right that is taken away while the worker runs stops nothing else, either.
+	r.check(b.Revoke(r.ctx, "worker", kmsg.ACLResourceTypeTopic, other, kmsg.ACLOperationRead))
+	r.until("/readyz says so", func() bool { return errors.Is(w.worker.Ready(), kafkago.TopicAuthorizationFailed) })
+	r.putTo(r.topic, "three")
+	r.untilHandled("one", "two", "hidden", "three")
+	r.untilCommitted(0, 3)
+	r.allow("worker", kmsg.ACLOperationRead, other)
+	r.putTo(other, "four")
+	r.untilHandled("one", "two", "hidden", "three", "four")
+}
 
-	// The right to see a topic isn't the right to read it.
-	t.Run("a topic that may be seen only", func(t *testing.T) {
-		r, other := pair(t, b)
-		r.putTo(r.topic, "one")
-		r.putTo(other, "hidden")
-		r.allow("worker", kmsg.ACLOperationRead, r.topic)
-		r.allow("worker", kmsg.ACLOperationDescribe, other)
-		w := r.start(r.as("worker", r.topic, other))
-		r.untilHandled("one")
-		r.until("the log tells", func() bool { return r.log.count("Topic Authorization Failed") > 0 })
-		r.until("/readyz says so", func() bool { return w.worker.Ready() != nil })
-		r.allow("worker", kmsg.ACLOperationRead, other)
-		r.untilHandled("one", "hidden")
-		w.untilReady()
-	})
+// The right to see a topic isn't the right to read it.
+func topicThatMayBeSeenOnly(t *testing.T, b *kafkatest.Broker) {
+	r, other := pair(t, b)
+	r.putTo(r.topic, "one")
+	r.putTo(other, "hidden")
+	r.allow("worker", kmsg.ACLOperationRead, r.topic)
+	r.allow("worker", kmsg.ACLOperationDescribe, other)
+	w := r.start(r.as("worker", r.topic, other))
+	r.untilHandled("one")
+	r.until("the log tells", func() bool { return r.log.count("Topic Authorization Failed") > 0 })
+	r.until("/readyz says so", func() bool { return w.worker.Ready() != nil })
+	r.allow("worker", kmsg.ACLOperationRead, other)
+	r.untilHandled("one", "hidden")
+	w.untilReady()
+}
 
-	// A leader of the group that may not see a topic assigns it to members that may.
-	t.Run("the leader may not", func(t *testing.T) {
-		r, other := pair(t, b)
-		r.putTo(r.topic, "one")
-		r.putTo(other, "hidden")
-		r.allow("worker", kmsg.ACLOperationRead, r.topic)
-		r.allow("other", kmsg.ACLOperationRead, r.topic, other)
-		first := r.start(r.as("worker", r.topic, other)) // the first to come leads
-		r.untilHandled("one")
-		second := r.start(r.as("other", r.topic, other))
-		r.untilHandled("one", "hidden")
-		second.untilReady()
-		if first.worker.Ready() == nil {
-			t.Error("the first is ready without a topic")
-		}
-	})
+// A leader of the group that may not see a topic assigns it to members that may.
+func leaderWithoutRights(t *testing.T, b *kafkatest.Broker) {
+	r, other := pair(t, b)
+	r.putTo(r.topic, "one")
+	r.putTo(other, "hidden")
+	r.allow("worker", kmsg.ACLOperationRead, r.topic)
+	r.allow("other", kmsg.ACLOperationRead, r.topic, other)
+	first := r.start(r.as("worker", r.topic, other)) // the first to come leads
+	r.untilHandled("one")
+	second := r.start(r.as("other", r.topic, other))
+	r.untilHandled("one", "hidden")
+	second.untilReady()
+	if first.worker.Ready() == nil {
+		t.Error("the first is ready without a topic")
+	}
+}
 
-	// What doctor reports.
-	t.Run("describe", func(t *testing.T) {
-		r, other := pair(t, b)
-		missing := newName("missing")
-		r.putTo(r.topic, "one") // which waits for the leaders
-		r.putTo(other, "hidden")
-		r.allow("worker", kmsg.ACLOperationRead, r.topic)
-		r.allow("worker", kmsg.ACLOperationDescribe, other)
-		forbidden := newName("forbidden")
-		r.check(b.CreateTopic(r.ctx, forbidden, 1, nil))
-		r.check(b.Allow(r.ctx, "worker", kmsg.ACLResourceTypeTopic, missing, kmsg.ACLOperationRead))
-		c := Config{Name: "main", Group: r.group}
-		r.as("worker", r.topic, missing, forbidden, other)(&c)
-		s, err := New(c)
-		r.check(err)
-		described, err := s.Describe(r.ctx)
-		if len(described.Lanes) == 0 || described.Lanes[0].Name != laneName(r.topic, 0) {
-			t.Errorf("got lanes %v", described.Lanes)
+// What doctor reports.
+func describeWithoutRights(t *testing.T, b *kafkatest.Broker) {
+	r, other := pair(t, b)
+	missing := newName("missing")
+	r.putTo(r.topic, "one") // which waits for the leaders
+	r.putTo(other, "hidden")
+	r.allow("worker", kmsg.ACLOperationRead, r.topic)
+	r.allow("worker", kmsg.ACLOperationDescribe, other)
+	forbidden := newName("forbidden")
+	r.check(b.CreateTopic(r.ctx, forbidden, 1, nil))
+	r.check(b.Allow(r.ctx, "worker", kmsg.ACLResourceTypeTopic, missing, kmsg.ACLOperationRead))
+	c := Config{Name: "main", Group: r.group}
+	r.as("worker", r.topic, missing, forbidden, other)(&c)
+	s, err := New(c)
+	r.check(err)
+	described, err := s.Describe(r.ctx)
+	if len(described.Lanes) == 0 || described.Lanes[0].Name != laneName(r.topic, 0) {
+		t.Errorf("got lanes %v", described.Lanes)
+	}
+	for _, want := range []string{missing, forbidden, other} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("nothing of %s in: %v", want, err)
 		}
-		for _, want := range []string{missing, forbidden, other} {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("nothing of %s in: %v", want, err)
-			}
-		}
-	})
+	}
 }
 
 // Where the broker creates topics automatically, our requests create none.

@@ -29,6 +29,7 @@ var edgeQueue = message.Lane{Source: "edge", Name: laneName}
 type rig struct {
 	*testing.T
 	server *server.Server
+	port   int
 	js     jetstream.JetStream // the producer's, which may do everything
 	stream jetstream.Stream
 	store  *consumertest.Store
@@ -44,7 +45,7 @@ func newRig(t *testing.T, stream jetstream.StreamConfig, change ...func(*server.
 // rigOn is a rig without a stream. The options are how the producer logs in.
 func rigOn(t *testing.T, s *server.Server, options ...natsgo.Option) *rig {
 	t.Helper()
-	return &rig{T: t, server: s, js: connect(t, s, options...), store: consumertest.NewStore()}
+	return &rig{T: t, server: s, port: port(s), js: connect(t, s, options...), store: consumertest.NewStore()}
 }
 
 // with is the same rig in a sub-test.
@@ -107,8 +108,7 @@ func storedIn(folder string) func(*server.Options) {
 // restart starts the server again at the same address, once it was stopped.
 func (r *rig) restart(change ...func(*server.Options)) {
 	r.Helper()
-	at := port(r.server)
-	r.server = startServer(r.T, append(change, func(o *server.Options) { o.Port = at })...)
+	r.server = startServer(r.T, append(change, func(o *server.Options) { o.Port = r.port })...)
 	r.js = connect(r.T, r.server)
 }
 
