@@ -221,17 +221,52 @@ func kafkaRun(t *testing.T, folder, database string) (broker *kafkatest.Broker) 
 	ctx := t.Context()
 	r := newRig(t, folder, scope, database)
 	defer r.close()
-	role := "worker_" + strings.ReplaceAll(r.conn.Config().Database, "-", "_")
-	u, err := url.Parse(database)
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.User = url.UserPassword(role, "worker")
-
 	broker = kafkatest.Run(t)
 	if err := broker.CreateTopic(ctx, topic, partitions, nil); err != nil {
 		t.Fatal(err)
 	}
+	role := r.prepareKafka(broker, database)
+	client, err := kgo.NewClient(kgo.SeedBrokers(broker.Addr()), kgo.DefaultProduceTopic(topic), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	first := r.worker("worker-1")
+	second := r.worker("worker-2")
+	sampling, stop := context.WithCancel(ctx)
+	var sampled sync.WaitGroup
+	sampled.Go(func() { r.sample(sampling, client, database) })
+
+	p := &producer{rig: r, client: client}
+	p.sendAll(func() {
+		// Both are at work, or there would be nothing to recover from.
+		r.await("both workers have lanes", `SELECT count(DISTINCT owner) > 1 FROM dedupd.lanes WHERE fetched > 0`)
+		r.note("events", map[string]any{"at": time.Now(), "what": "kill worker 1"})
+		_ = first.Process.Kill()
+		_ = first.Wait()
+		first = r.worker("worker-3")
+	})
+	for partition, end := range p.ends {
+		r.await("the end of the log", `SELECT coalesce((SELECT next_position = $2 FROM dedupd.lanes WHERE lane = $1), false)`, fmt.Sprintf("%s/%d", topic, partition), end)
+	}
+	r.drain(first)
+	r.drain(second)
+	stop()
+	sampled.Wait()
+	r.exec("DROP OWNED BY " + role)
+	r.exec("DROP ROLE " + role)
+	return broker
+}
+
+// prepareKafka makes the schema and the audit, and a role for the workers.
+func (r *rig) prepareKafka(broker *kafkatest.Broker, database string) (role string) {
+	r.t.Helper()
+	role = "worker_" + strings.ReplaceAll(r.conn.Config().Database, "-", "_")
+	u, err := url.Parse(database)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	u.User = url.UserPassword(role, "worker")
 	r.configure(`
 scope: %s
 sources:
@@ -244,88 +279,76 @@ sink:
     columns: {id: id, lane: lane, position: position, sum: json:sum}
 retention: {generation: 2s, schedule: 1s, window: 30m}
 `, scope, broker.Addr(), topic, u.String())
-
 	var schema bytes.Buffer
 	cmd := r.dedupd("migrate", "migrate", "sql", "--grants", role)
 	cmd.Stdout = &schema
 	if err := cmd.Run(); err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
-	exec := func(sql string) {
-		t.Helper()
-		if _, err := r.conn.Exec(ctx, sql); err != nil {
-			t.Fatalf("%.200s: %v", sql, err)
-		}
-	}
-	exec("CREATE ROLE " + role + " LOGIN PASSWORD 'worker'")
-	exec(schema.String())
+	r.exec("CREATE ROLE " + role + " LOGIN PASSWORD 'worker'")
+	r.exec(schema.String())
 	for range 2 { // the second changes nothing
-		if code, _, _ := check(t, "prepare", "-database", database); code != 0 {
-			t.Fatal("check prepare failed")
+		if code, _, _ := check(r.t, "prepare", "-database", database); code != 0 {
+			r.t.Fatal("check prepare failed")
 		}
 	}
-	exec("GRANT INSERT, SELECT ON public.effects TO " + role)
+	r.exec("GRANT INSERT, SELECT ON public.effects TO " + role)
+	return role
+}
 
-	client, err := kgo.NewClient(kgo.SeedBrokers(broker.Addr()), kgo.DefaultProduceTopic(topic), kgo.RecordPartitioner(kgo.ManualPartitioner()))
-	if err != nil {
-		t.Fatal(err)
+func (r *rig) exec(sql string) {
+	r.t.Helper()
+	if _, err := r.conn.Exec(r.t.Context(), sql); err != nil {
+		r.t.Fatalf("%.200s: %v", sql, err)
 	}
-	defer client.Close()
-	first := r.worker("worker-1")
-	second := r.worker("worker-2")
-	sampling, stop := context.WithCancel(ctx)
-	var sampled sync.WaitGroup
-	sampled.Go(func() { r.sample(sampling, client, database) })
+}
 
-	var ends [partitions]int64
-	send := func(id string, number, partition int, value []byte, headers ...kgo.RecordHeader) {
-		if id != "" {
-			headers = append(headers, kgo.RecordHeader{Key: "message-id", Value: []byte(id)})
-		}
-		record := &kgo.Record{Partition: int32(partition), Value: value, Headers: headers}
-		if err := client.ProduceSync(ctx, record).FirstErr(); err != nil {
-			t.Fatal("produce: ", err)
-		}
-		ends[partition]++
-		r.intent(id, number, value)
+// producer sends orders, and notes what it intends to send.
+type producer struct {
+	*rig
+	client *kgo.Client
+	ends   [partitions]int64
+}
+
+func (p *producer) send(id string, number, partition int, value []byte, headers ...kgo.RecordHeader) {
+	p.t.Helper()
+	if id != "" {
+		headers = append(headers, kgo.RecordHeader{Key: "message-id", Value: []byte(id)})
 	}
+	record := &kgo.Record{Partition: int32(partition), Value: value, Headers: headers}
+	if err := p.client.ProduceSync(p.t.Context(), record).FirstErr(); err != nil {
+		p.t.Fatal("produce: ", err)
+	}
+	p.ends[partition]++
+	p.intent(id, number, value)
+}
+
+// sendAll sends orders and copies of them, and some of a kind of their own. Halfway it
+// calls a function.
+func (p *producer) sendAll(halfway func()) {
+	p.t.Helper()
 	value := func(n int) []byte { return fmt.Appendf(nil, `{"n":%d,"sum":"sum of %d"}`, n, n) }
 	const messages = 3000
 	for n := range messages {
 		id := fmt.Sprintf("order-%d", n)
-		send(id, 0, n%partitions, value(n))
+		p.send(id, 0, n%partitions, value(n))
 		if n%7 == 0 {
-			send(id, 1, n%partitions, value(n)) // again at once
+			p.send(id, 1, n%partitions, value(n)) // again at once
 		}
 		if n%10 == 3 {
-			send(fmt.Sprintf("order-%d", n/2), 2, n%partitions, value(n/2)) // again later, perhaps by another lane
+			p.send(fmt.Sprintf("order-%d", n/2), 2, n%partitions, value(n/2)) // again later, perhaps by another lane
 		}
 		switch n {
 		case 500:
-			send("", 0, 0, value(n), kgo.RecordHeader{Key: "b", Value: nil}, kgo.RecordHeader{Key: "a", Value: []byte{0xff}})
+			p.send("", 0, 0, value(n), kgo.RecordHeader{Key: "b", Value: nil}, kgo.RecordHeader{Key: "a", Value: []byte{0xff}})
 		case 600:
-			send("nul\x00", 0, 1, value(n)) // no text can hold it
+			p.send("nul\x00", 0, 1, value(n)) // no text can hold it
 		case 700:
-			send("order-650", 3, 2, value(-650)) // another value
+			p.send("order-650", 3, 2, value(-650)) // another value
 		case messages / 2:
-			// Both are at work, or there would be nothing to recover from.
-			r.await("both workers have lanes", `SELECT count(DISTINCT owner) > 1 FROM dedupd.lanes WHERE fetched > 0`)
-			r.note("events", map[string]any{"at": time.Now(), "what": "kill worker 1"})
-			_ = first.Process.Kill()
-			_ = first.Wait()
-			first = r.worker("worker-3")
+			halfway()
 		}
 	}
-	for p, end := range ends {
-		r.await("the end of the log", `SELECT coalesce((SELECT next_position = $2 FROM dedupd.lanes WHERE lane = $1), false)`, fmt.Sprintf("%s/%d", topic, p), end)
-	}
-	r.drain(first)
-	r.drain(second)
-	stop()
-	sampled.Wait()
-	exec("DROP OWNED BY " + role)
-	exec("DROP ROLE " + role)
-	return broker
 }
 
 // sample notes what the broker knows, and then where the lanes stand.
@@ -387,31 +410,89 @@ func committed(ctx context.Context, client *kgo.Client) (map[string]*int64, erro
 	return all, nil
 }
 
+// oneEffect is the number of one effect.
+const oneEffect = `(SELECT max(number) FROM public.effects WHERE lane = 'check-orders/1')`
+
+// What is done by hand to what a run has left, and which invariants that breaks.
+var damages = []struct{ name, sql, want string }{
+	{name: "an effect is deleted", sql: `DELETE FROM public.effects WHERE number = ` + oneEffect, want: "I1 I6 I8"},
+	{name: "an effect and its claim are deleted", sql: `DELETE FROM dedupd.claims_root c USING public.effects e, dedupd.lanes l
+		WHERE e.number = ` + oneEffect + ` AND l.id = c.lane AND l.lane = e.lane AND c.position = e.position; DELETE FROM public.effects WHERE number = ` + oneEffect, want: "I1 I8"},
+	{name: "an effect is doubled", sql: `INSERT INTO public.effects (id, lane, position, sum, xid)
+		SELECT id, lane, position, sum, xid FROM public.effects WHERE number = ` + oneEffect, want: "I2 I5 I8"},
+	{name: "an effect is doubled later", sql: `INSERT INTO public.effects (id, lane, position, sum)
+		SELECT id, lane, position, sum FROM public.effects WHERE number = ` + oneEffect, want: "I2 I6 I8"},
+	{name: "an effect has another position", sql: `UPDATE public.effects SET position = position + 1000000 WHERE number = ` + oneEffect, want: "I3 I6"},
+	{name: "an effect has another value", sql: `UPDATE public.effects SET sum = 'sum of -1' WHERE number = ` + oneEffect, want: "I3"},
+	{name: "an effect has another transaction", sql: `UPDATE public.effects SET xid = pg_current_xact_id() WHERE number = ` + oneEffect, want: "I6"},
+	{name: "effects are swapped", sql: `UPDATE public.effects e SET id = o.id, position = o.position, sum = o.sum FROM public.effects o
+		WHERE e.lane = o.lane AND e.xid = o.xid AND (e.number, o.number) IN (SELECT unnest(ARRAY[a, b]), unnest(ARRAY[b, a]) FROM
+			(SELECT number a, lead(number) OVER (PARTITION BY lane, xid ORDER BY number) b FROM public.effects) n WHERE b IS NOT NULL LIMIT 2)`, want: "I5"},
+	{name: "a claim is deleted", sql: `DELETE FROM dedupd.claims_root c USING public.effects e, dedupd.lanes l
+		WHERE e.number = ` + oneEffect + ` AND l.id = c.lane AND l.lane = e.lane AND c.position = e.position`, want: "I6"},
+	{name: "a claim is written anew", sql: `UPDATE dedupd.claims_root c SET position = c.position FROM public.effects e, dedupd.lanes l
+		WHERE e.number = ` + oneEffect + ` AND l.id = c.lane AND l.lane = e.lane AND c.position = e.position`, want: "I6"},
+	{name: "an id is claimed in two generations", sql: `DO $$ DECLARE a text; b text; BEGIN
+		SELECT min(table_name), max(table_name) INTO a, b FROM dedupd.generations WHERE state IN ('open', 'sealed');
+		EXECUTE format('INSERT INTO dedupd.%I SELECT * FROM dedupd.%I LIMIT 1', b, a); END $$`, want: "I2"},
+	{name: "a lane is moved back", sql: `UPDATE dedupd.lanes SET next_position = next_position - 1 WHERE lane = 'check-orders/1'`, want: "I1 I6"},
+	{name: "a lane is moved back in secret", sql: `ALTER TABLE dedupd.lanes DISABLE TRIGGER record_move;
+		UPDATE dedupd.lanes SET next_position = next_position - 1 WHERE lane = 'check-orders/1'`, want: "I1 I6"},
+	{name: "a lane is moved forward", sql: `UPDATE dedupd.lanes SET next_position = next_position + 1 WHERE lane = 'check-orders/1'`, want: "I1"},
+	{name: "the books are cooked", sql: `UPDATE dedupd.lanes SET fetched = fetched + 1, resent = resent + 1 WHERE lane = 'check-orders/1'`, want: "I8"},
+	{name: "the books are cooked in secret", sql: `ALTER TABLE dedupd.lanes DISABLE TRIGGER record_move;
+		UPDATE dedupd.lanes SET applied = applied - 1, resent = resent + 1 WHERE lane = 'check-orders/1'`, want: "I8"},
+	{name: "a dead letter is deleted", sql: `DELETE FROM dedupd.dead_letters WHERE class = 'no_id'`, want: "I1 I6 I8"},
+	{name: "a dead letter has another header", sql: `UPDATE dedupd.dead_letters SET header_values[1] = '' WHERE class = 'no_id'`, want: "I3 I6"},
+}
+
+// finishedRun is a run over Kafka that has come to its end.
+type finishedRun struct {
+	folder string
+	broker *kafkatest.Broker
+}
+
+// copyOf is another database with what the run has left.
+func (k *finishedRun) copyOf(t *testing.T) string {
+	t.Helper()
+	return pgtest.NewFrom(t, "kafka run", func(_ context.Context, url string) error {
+		k.broker = kafkaRun(t, k.folder, url)
+		return nil
+	}).URL
+}
+
+func (k *finishedRun) check(t *testing.T, database string, more ...string) (int, report, string) {
+	t.Helper()
+	return check(t, append([]string{
+		"run", "-database", database, "-scope", scope, "-kafka", k.broker.Addr(), "-topic", topic,
+		"-intents", filepath.Join(k.folder, "intents"), "-samples", filepath.Join(k.folder, "samples"), "-events", filepath.Join(k.folder, "events"),
+		"-logs", filepath.Join(k.folder, "worker-*.log"), "-allow", "no_id,poison,conflict", "-settled", "-seed", "7", "-output", "json",
+	}, more...)...)
+}
+
+// with is a copy of one of the run's files with one more line.
+func (k *finishedRun) with(t *testing.T, from, line string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(k.folder, from))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), from)
+	if err := os.WriteFile(file, append(text, line...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
 // A real run is valid; and after one change by hand to what it has left, it is
 // invalid by just the invariants that the change breaks.
 func TestKafkaRun(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs the binary against real servers, and -short asks for tests without services")
 	}
-	folder := t.TempDir()
-	var broker *kafkatest.Broker
-	copyOf := func(t *testing.T) string {
-		t.Helper()
-		return pgtest.NewFrom(t, "kafka run", func(_ context.Context, url string) error {
-			broker = kafkaRun(t, folder, url)
-			return nil
-		}).URL
-	}
-	run := func(t *testing.T, database string, more ...string) (int, report, string) {
-		t.Helper()
-		return check(t, append([]string{
-			"run", "-database", database, "-scope", scope, "-kafka", broker.Addr(), "-topic", topic,
-			"-intents", filepath.Join(folder, "intents"), "-samples", filepath.Join(folder, "samples"), "-events", filepath.Join(folder, "events"),
-			"-logs", filepath.Join(folder, "worker-*.log"), "-allow", "no_id,poison,conflict", "-settled", "-seed", "7", "-output", "json",
-		}, more...)...)
-	}
-	untouched := copyOf(t)
-	code, r, text := run(t, untouched)
+	k := &finishedRun{folder: t.TempDir()}
+	untouched := k.copyOf(t)
+	code, r, text := k.check(t, untouched)
 	if code != 0 || r.Verdict != "valid" || r.Seed != 7 {
 		t.Fatalf("code %d: %s", code, text)
 	}
@@ -420,111 +501,72 @@ func TestKafkaRun(t *testing.T) {
 		t.Errorf("it has seen %+v, and lost %d", r.Seen, r.Broker.Violations)
 	}
 	t.Logf("%+v", r.Seen)
-
-	const one = `(SELECT max(number) FROM public.effects WHERE lane = 'check-orders/1')`
-	for _, c := range []struct{ name, sql, want string }{
-		{"an effect is deleted", `DELETE FROM public.effects WHERE number = ` + one, "I1 I6 I8"},
-		{"an effect and its claim are deleted", `DELETE FROM dedupd.claims_root c USING public.effects e, dedupd.lanes l
-			WHERE e.number = ` + one + ` AND l.id = c.lane AND l.lane = e.lane AND c.position = e.position; DELETE FROM public.effects WHERE number = ` + one, "I1 I8"},
-		{"an effect is doubled", `INSERT INTO public.effects (id, lane, position, sum, xid)
-			SELECT id, lane, position, sum, xid FROM public.effects WHERE number = ` + one, "I2 I5 I8"},
-		{"an effect is doubled later", `INSERT INTO public.effects (id, lane, position, sum)
-			SELECT id, lane, position, sum FROM public.effects WHERE number = ` + one, "I2 I6 I8"},
-		{"an effect has another position", `UPDATE public.effects SET position = position + 1000000 WHERE number = ` + one, "I3 I6"},
-		{"an effect has another value", `UPDATE public.effects SET sum = 'sum of -1' WHERE number = ` + one, "I3"},
-		{"an effect has another transaction", `UPDATE public.effects SET xid = pg_current_xact_id() WHERE number = ` + one, "I6"},
-		{"effects are swapped", `UPDATE public.effects e SET id = o.id, position = o.position, sum = o.sum FROM public.effects o
-			WHERE e.lane = o.lane AND e.xid = o.xid AND (e.number, o.number) IN (SELECT unnest(ARRAY[a, b]), unnest(ARRAY[b, a]) FROM
-				(SELECT number a, lead(number) OVER (PARTITION BY lane, xid ORDER BY number) b FROM public.effects) n WHERE b IS NOT NULL LIMIT 2)`, "I5"},
-		{"a claim is deleted", `DELETE FROM dedupd.claims_root c USING public.effects e, dedupd.lanes l
-			WHERE e.number = ` + one + ` AND l.id = c.lane AND l.lane = e.lane AND c.position = e.position`, "I6"},
-		{"a claim is written anew", `UPDATE dedupd.claims_root c SET position = c.position FROM public.effects e, dedupd.lanes l
-			WHERE e.number = ` + one + ` AND l.id = c.lane AND l.lane = e.lane AND c.position = e.position`, "I6"},
-		{"an id is claimed in two generations", `DO $$ DECLARE a text; b text; BEGIN
-			SELECT min(table_name), max(table_name) INTO a, b FROM dedupd.generations WHERE state IN ('open', 'sealed');
-			EXECUTE format('INSERT INTO dedupd.%I SELECT * FROM dedupd.%I LIMIT 1', b, a); END $$`, "I2"},
-		{"a lane is moved back", `UPDATE dedupd.lanes SET next_position = next_position - 1 WHERE lane = 'check-orders/1'`, "I1 I6"},
-		{"a lane is moved back in secret", `ALTER TABLE dedupd.lanes DISABLE TRIGGER record_move;
-			UPDATE dedupd.lanes SET next_position = next_position - 1 WHERE lane = 'check-orders/1'`, "I1 I6"},
-		{"a lane is moved forward", `UPDATE dedupd.lanes SET next_position = next_position + 1 WHERE lane = 'check-orders/1'`, "I1"},
-		{"the books are cooked", `UPDATE dedupd.lanes SET fetched = fetched + 1, resent = resent + 1 WHERE lane = 'check-orders/1'`, "I8"},
-		{"the books are cooked in secret", `ALTER TABLE dedupd.lanes DISABLE TRIGGER record_move;
-			UPDATE dedupd.lanes SET applied = applied - 1, resent = resent + 1 WHERE lane = 'check-orders/1'`, "I8"},
-		{"a dead letter is deleted", `DELETE FROM dedupd.dead_letters WHERE class = 'no_id'`, "I1 I6 I8"},
-		{"a dead letter has another header", `UPDATE dedupd.dead_letters SET header_values[1] = '' WHERE class = 'no_id'`, "I3 I6"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			database := copyOf(t)
-			conn, err := pgx.Connect(t.Context(), database)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, err = conn.Exec(t.Context(), c.sql)
-			_ = conn.Close(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if code, r, text := run(t, database); code != 1 || broken(r) != c.want {
-				t.Errorf("code %d, broken is %q, want %q\n%s", code, broken(r), c.want, text)
-			}
-		})
+	for _, c := range damages {
+		t.Run(c.name, func(t *testing.T) { k.damage(t, c.sql, c.want) })
 	}
+	k.checkOtherwise(t, untouched)
+	t.Run("for people", func(t *testing.T) { k.checkForPeople(t, untouched) })
+}
 
-	note := func(t *testing.T, from, line string) string {
-		t.Helper()
-		text, err := os.ReadFile(filepath.Join(folder, from))
-		if err != nil {
-			t.Fatal(err)
-		}
-		file := filepath.Join(t.TempDir(), from)
-		if err := os.WriteFile(file, append(text, line...), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return file
+func (k *finishedRun) damage(t *testing.T, sql, want string) {
+	database := k.copyOf(t)
+	conn, err := pgx.Connect(t.Context(), database)
+	if err != nil {
+		t.Fatal(err)
 	}
+	_, err = conn.Exec(t.Context(), sql)
+	_ = conn.Close(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code, r, text := k.check(t, database); code != 1 || broken(r) != want {
+		t.Errorf("code %d, broken is %q, want %q\n%s", code, broken(r), want, text)
+	}
+}
+
+// checkOtherwise checks the run with other arguments, or other notes of what happened.
+func (k *finishedRun) checkOtherwise(t *testing.T, database string) {
 	now := time.Now().Format(time.RFC3339Nano)
 	for _, c := range []struct {
 		name string
 		args []string
 		code int
 		want string
+		lost int // publishes
 	}{
-		{"not allowed", []string{"-allow", "no_id,conflict"}, 1, "I1"},
-		{"the broker was ahead", []string{"-samples", note(t, "samples", `{"at":"`+now+`","lane":"check-orders/1","broker":1000001,"next":1000000}`)}, 1, "I7"},
-		{"a deadlock that surfaced", []string{"-logs", note(t, "worker-1.log", `time=x level=ERROR msg="lane failed" error="claim: ERROR: deadlock (SQLSTATE 40P01)"`)}, 1, "I8"},
-		{"a deadlock that was seen to", []string{"-logs", note(t, "worker-1.log", `time=x level=WARN msg="trying again" error="claim: ERROR: deadlock (SQLSTATE 40P01)"`)}, 0, ""},
-		{"a publish that the broker lost", []string{"-intents", note(t, "intents", `{"id":"gone","copy":0,"sum":"00","state":"acked"}`)}, 0, ""},
-		{"a publish that may have been lost", []string{"-intents", note(t, "intents", `{"id":"gone","copy":0,"sum":"00","state":"unknown"}`)}, 0, ""},
-		{"a torn line", []string{"-intents", note(t, "intents", `{"id":"gone","co`)}, 2, ""},
-		{"no such log", []string{"-logs", filepath.Join(folder, "nothing-*")}, 2, ""},
-		{"another scope", []string{"-scope", "other"}, 2, ""},
-		{"no time", []string{"-timeout", "1ms"}, 2, ""},
+		{name: "not allowed", args: []string{"-allow", "no_id,conflict"}, code: 1, want: "I1"},
+		{name: "the broker was ahead", args: []string{"-samples", k.with(t, "samples", `{"at":"`+now+`","lane":"check-orders/1","broker":1000001,"next":1000000}`)}, code: 1, want: "I7"},
+		{name: "a deadlock that surfaced", args: []string{"-logs", k.with(t, "worker-1.log", `time=x level=ERROR msg="lane failed" error="claim: ERROR: deadlock (SQLSTATE 40P01)"`)}, code: 1, want: "I8"},
+		{name: "a deadlock that was seen to", args: []string{"-logs", k.with(t, "worker-1.log", `time=x level=WARN msg="trying again" error="claim: ERROR: deadlock (SQLSTATE 40P01)"`)}},
+		{name: "a publish that the broker lost", args: []string{"-intents", k.with(t, "intents", `{"id":"gone","copy":0,"sum":"00","state":"acked"}`)}, lost: 1},
+		{name: "a publish that may have been lost", args: []string{"-intents", k.with(t, "intents", `{"id":"gone","copy":0,"sum":"00","state":"unknown"}`)}},
+		{name: "a torn line", args: []string{"-intents", k.with(t, "intents", `{"id":"gone","co`)}, code: 2},
+		{name: "no such log", args: []string{"-logs", filepath.Join(k.folder, "nothing-*")}, code: 2},
+		{name: "another scope", args: []string{"-scope", "other"}, code: 2},
+		{name: "no time", args: []string{"-timeout", "1ms"}, code: 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			code, r, text := run(t, untouched, c.args...)
+			code, r, text := k.check(t, database, c.args...)
 			if code != c.code || broken(r) != c.want || r.Verdict != verdicts[c.code] || (code == unknown) != (r.Reason != "") {
 				t.Errorf("code %d, broken is %q, want %d and %q\n%s", code, broken(r), c.code, c.want, text)
 			}
-			lost := 0
-			if c.name == "a publish that the broker lost" {
-				lost = 1
-			}
-			if code != unknown && r.Broker.Violations != lost {
-				t.Errorf("%d lost publishes, want %d", r.Broker.Violations, lost)
+			if code != unknown && r.Broker.Violations != c.lost {
+				t.Errorf("%d lost publishes, want %d", r.Broker.Violations, c.lost)
 			}
 		})
 	}
-	t.Run("for people", func(t *testing.T) {
-		var out bytes.Buffer
-		code := command(t.Context(), []string{
-			"run", "-database", untouched, "-scope", scope, "-kafka", broker.Addr(), "-topic", topic,
-			"-intents", os.DevNull, "-samples", os.DevNull, "-events", os.DevNull,
-		}, &out, io.Discard)
-		text := out.String()
-		if code != 1 || !strings.Contains(text, "INVALID") || !strings.Contains(text, "for which this run gave no cause") || !strings.Contains(text, "dead letter ") {
-			t.Errorf("code %d:\n%s", code, text)
-		}
-	})
+}
+
+func (k *finishedRun) checkForPeople(t *testing.T, database string) {
+	var out bytes.Buffer
+	code := command(t.Context(), []string{
+		"run", "-database", database, "-scope", scope, "-kafka", k.broker.Addr(), "-topic", topic,
+		"-intents", os.DevNull, "-samples", os.DevNull, "-events", os.DevNull,
+	}, &out, io.Discard)
+	text := out.String()
+	if code != 1 || !strings.Contains(text, "INVALID") || !strings.Contains(text, "for which this run gave no cause") || !strings.Contains(text, "dead letter ") {
+		t.Errorf("code %d:\n%s", code, text)
+	}
 }
 
 // A queue has no order, and messages that the server delivers again.
