@@ -29,7 +29,7 @@ type waiter struct {
 // evicted.
 const starvedAfter = 5 * time.Second
 
-// starves tells whether somebody has waited for that long.
+// starves reports whether somebody has waited for that long.
 func (b *Budget) starves() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

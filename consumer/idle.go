@@ -95,7 +95,7 @@ func (u *undecidedLog) check(w *Worker, now time.Time) {
 	}
 }
 
-// isIdle tells whether every lane has been caught up for UntilIdle. The error ends the
+// isIdle reports whether every lane has been caught up for UntilIdle. The error ends the
 // run: something will not be caught up by itself.
 func (w *Worker) isIdle(now time.Time) (bool, error) {
 	w.mu.Lock()

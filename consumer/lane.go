@@ -169,7 +169,7 @@ func (l *Lane) SetCaughtUp(asked time.Time) {
 	}
 }
 
-// idleLocked tells whether everything that was offered is committed, and there is
+// idleLocked reports whether everything that was offered is committed, and there is
 // nothing more to offer.
 func (l *Lane) idleLocked() bool { return l.flight == nil && l.pending == nil && l.lag == 0 }
 

@@ -76,7 +76,7 @@ func (in *Session) Open(o LaneOptions) *Lane {
 	return l
 }
 
-// Ready tells whether the source has reached its broker and opened whatever
+// Ready reports whether the source has reached its broker and opened whatever
 // lanes it has been given.
 func (in *Session) Ready(ok bool) { in.setReady(ok, nil) }
 

@@ -100,8 +100,8 @@ func (w *Worker) Run(ctx context.Context) error {
 
 	<-soft.Done()
 	// The sources close their lanes now. What hasn't ended by the drain budget is cut
-	// off: it rolls back or, if its COMMIT was under way, the lane's row tells the next
-	// owner.
+	// off: it rolls back or, if its COMMIT was under way, the next owner finds that in
+	// the lane's row.
 	cut := time.AfterFunc(w.Drain, kill)
 	defer cut.Stop()
 	last := time.AfterFunc(w.Drain+answerTimeout, func() { w.abandonTransactions(stop, func(*transaction) bool { return true }) })

@@ -26,7 +26,7 @@ const acquireGrace = 25 * time.Second
 // commits, and then claims and effects are lost with the position, so that reading again
 // is right. It wins by being behind what the broker once confirmed: somebody moved it
 // back on purpose. Unless a worker wrote it: then it is an earlier copy of the lane's.
-// The offset metadata also tells of a row that the database has lost: see restart.
+// The offset metadata also shows that the database has lost a row: see restart.
 //
 // A queue has no position to compare. It notices that the database went back by its
 // checkpoint, which the broker keeps too. Its source then has the broker deliver again:

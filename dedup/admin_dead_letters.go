@@ -216,7 +216,7 @@ func (d *DeadLetter) audited() auditedDeadLetter {
 const discardBatch = 500
 
 // DiscardDeadLetters deletes dead letters, and returns which of the ids there were. Their
-// claims stay: a copy of such a message is a duplicate. The audit keeps what they were,
+// claims stay: a copy of such a message is a duplicate. The audit records what they were,
 // without the payload. told, if not nil, is called with the number of ids that are dealt
 // with. If it ends early, what is discarded stays so.
 func (s *Store) DiscardDeadLetters(ctx context.Context, actor string, ids []int64, told func(done int)) (discarded []int64, err error) {

@@ -91,7 +91,7 @@ type LaneMove struct {
 
 // SetPosition moves an ordered lane to a position. A worker that owns it is fenced at its
 // next batch or heartbeat, and begins there when it acquires the lane anew. A queue that
-// is held for a gap can only be told to go on behind it.
+// is held for a gap can only go on behind it.
 func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, position int64) (m LaneMove, err error) {
 	if position < 0 {
 		return m, fmt.Errorf("position %d is below 0", position)
@@ -118,7 +118,7 @@ func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, pos
 		// group's offset below a confirmed one passes for an operator's reset, and would
 		// move the lane back from where it is put now. If the lane goes back, its clock
 		// isn't known: claims must not expire before what is read again has passed them.
-		// updated_at stays, since it tells whether the owner is active.
+		// updated_at stays, since it reports whether the owner is active.
 		err = tx.QueryRow(ctx, `UPDATE `+s.name("lanes")+` SET
 				epoch           = greatest(epoch + 1, (extract(epoch FROM clock_timestamp()) * 1e6)::bigint),
 				next_position   = $2,

@@ -238,7 +238,7 @@ func (f *fixture) awaitLock() {
 	}
 }
 
-// waitsForLock tells whether a lock is waited for now.
+// waitsForLock reports whether a lock is waited for now.
 func (f *fixture) waitsForLock() (waits bool) {
 	f.t.Helper()
 	if err := f.pool.QueryRow(f.t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits); err != nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // placeQueue decides where a queue begins that was just acquired, and what of it is lost:
-// see Acquire. The offset metadata tells:
+// see Acquire. The offset metadata shows it:
 //
 //   - It has a checkpoint of this row above the row's own: the database went back. All
 //     below the row's broker position was acknowledged before the copy was made, so the
@@ -91,7 +91,7 @@ func (s *Store) queueMetadata(lane message.Lane, row *laneRow) string {
 // confirmTimeout bounds Confirm, which waits for a transaction that is moving the lane.
 const confirmTimeout = 5 * time.Second
 
-// Confirm tells whether the database is the one that a queue was committed in, and has
+// Confirm reports whether the database is the one that a queue was committed in, and has
 // not gone back. If so, what was committed before may be acknowledged once the broker
 // keeps the offset metadata that is returned. If not, the error is a *lane.FencedError.
 //

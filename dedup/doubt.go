@@ -107,7 +107,7 @@ func (d *doubts) landed(g *group) {
 	}
 }
 
-// wrote tells whether the group wrote a message of that lane, or of that topic of its
+// wrote reports whether the group wrote a message of that lane, or of that topic of its
 // source.
 func (g *group) wrote(lane message.Lane, topic string) bool {
 	for i := range g.items {

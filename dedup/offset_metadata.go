@@ -13,7 +13,7 @@ import (
 )
 
 // offsetMetadata is what the broker keeps of a lane, beside its position or what was
-// acknowledged of it. If the database loses the lane's row, nothing else tells that
+// acknowledged of it. If the database loses the lane's row, nothing else shows that
 // there was one.
 type offsetMetadata struct {
 	Scope  string `json:"scope"`
@@ -58,8 +58,8 @@ func (s *Store) ownOffsetMetadata(lane message.Lane, text string) (m offsetMetad
 	return m, ok && m.Scope == s.scope && m.Source == lane.Source
 }
 
-// forgotten tells whether an operator forgot a row of the lane that had come to that
-// epoch. If not, and the row isn't there, the database has lost it. The audit tells it
+// forgotten reports whether an operator forgot a row of the lane that had come to that
+// epoch. If not, and the row isn't there, the database has lost it. The audit shows it
 // even if the metadata at the broker is older than the row was in the end.
 func (s *Store) forgotten(ctx context.Context, tx pgx.Tx, lane message.Lane, epoch int64) (yes bool, err error) {
 	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.name("audit")+`

@@ -16,7 +16,7 @@ import (
 )
 
 // A message may end the process: the sink takes all the memory there is, crashes beyond
-// recovery, or hangs until the worker gives up. No error tells of that, and the next
+// recovery, or hangs until the worker gives up. No error reports that, and the next
 // worker reads the same message again. So where workers have crashed again and again,
 // attempts are recorded in the database before the sink is given the messages, in a
 // transaction of their own. The record is cleared when the attempt has an answer,
@@ -119,7 +119,7 @@ func (p *Processor) divide(batches []lane.Batch) (plain, quarantined []lane.Batc
 	return plain, quarantined
 }
 
-// deliveredRepeatedly tells whether a queue's messages contain one that was delivered too
+// deliveredRepeatedly reports whether a queue's messages contain one that was delivered too
 // often to be chance.
 func deliveredRepeatedly(messages []message.Message) bool {
 	for i := range messages {
@@ -205,7 +205,7 @@ func (a attempt) reason() string {
 		a.tries, a.first.UTC().Format(format), a.last.UTC().Format(format))
 }
 
-// openAttempts tells whether there are records of a lane's messages that are still to
+// openAttempts reports whether there are records of a lane's messages that are still to
 // come. It takes no locks: its transaction holds the lane's row, and everybody else locks
 // records before lanes.
 func (s *Store) openAttempts(ctx context.Context, tx pgx.Tx, lane int32, next int64) (open bool, err error) {

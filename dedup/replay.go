@@ -50,8 +50,8 @@ type Replayed struct {
 
 // Replay tries a dead letter again: its message goes through a claim transaction of its
 // own, like one that was just read, except that the lane doesn't move. This Processor
-// decides where the id is, what is compared and what the sink does, so that may have been
-// mended since.
+// decides where the id is, what is compared and what the sink does: any of it may have been
+// fixed since.
 //
 // A dead letter holds the claim of its id, or of its place; that claim counts as new.
 // Without it (it has expired or was forgotten, or the id is now found elsewhere) the
@@ -60,7 +60,7 @@ type Replayed struct {
 // gone. The audit records everything but that, under the actor's name.
 //
 // What passes is waited for and retried, for about ten seconds. Any other error is a
-// person's to mend first; the dead letter is then as it was.
+// person's to fix first; the dead letter is then unchanged.
 func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Replayed, err error) {
 	var unknown *lostReplay
 	l := 50 * time.Millisecond
@@ -86,9 +86,9 @@ func (p *Processor) Replay(ctx context.Context, actor string, id int64) (r Repla
 		}
 		reaction := react(err)
 		if _, checks := p.Sink.(sinks.Preparer); checks && reaction == doubt {
-			// Is it the table? Then a person has to mend it before any dead letter is
+			// Is it the table? Then a person has to fix it before any dead letter is
 			// replayed. If not, the dead letter stays, as after any refusal. If the sink
-			// can't tell, the person has to.
+			// can't say which, a person has to find out.
 			if table := p.prepareSink(ctx); table != nil {
 				return r, fmt.Errorf("replay dead letter %d: %w", id, table)
 			}
@@ -146,7 +146,7 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.reason }
 
-// refusalOf tells whether an error is the message's fault; nil: it isn't.
+// refusalOf reports whether an error is the message's fault; nil: it isn't.
 func refusalOf(err error) *refusal {
 	var refused *refusal
 	if errors.As(err, &refused) {

@@ -327,7 +327,7 @@ func (f *fixture) passTime(d time.Duration) {
 	}
 }
 
-// caughtUp sends a lane's heartbeat, and tells whether its row is as reported.
+// caughtUp sends a lane's heartbeat, and reports whether its row is as reported.
 func (f *fixture) caughtUp(l *ownedLane) (asReported bool) {
 	f.t.Helper()
 	gone, err := f.Store.Heartbeat(f.t.Context(), []lane.Heartbeat{{Lane: l.Lane, Epoch: l.Epoch, Next: l.at, Checkpoint: l.Checkpoint}})

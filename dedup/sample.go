@@ -42,7 +42,7 @@ type SampledLane struct {
 	Quarantined int
 }
 
-// InQuarantine tells whether the lane is in quarantine: see docs/operations.md.
+// InQuarantine reports whether the lane is in quarantine: see docs/operations.md.
 func (l *SampledLane) InQuarantine() bool {
 	return l.Acquisitions > quarantineAcquisitions || l.Quarantined > 0
 }

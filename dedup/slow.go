@@ -95,7 +95,7 @@ func (s *slowLanes) landed(batches []lane.Batch, whole int) {
 }
 
 // timedOut halves the transactions of a group's lane if the time-out ended the group's in
-// the sink, and only its size can be at fault. A group of several lanes tells nothing:
+// the sink, and only its size can be at fault. A group of several lanes proves nothing:
 // each of them is tried alone next. The error is a *lane.HoldError once a message alone
 // takes too long.
 func (s *slowLanes) timedOut(g *group, took time.Duration, cause error) error {

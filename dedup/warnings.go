@@ -21,7 +21,7 @@ func HearWarnings(c *pgx.ConnConfig) {
 	}
 }
 
-// isOfCommit tells whether COMMIT itself may have sent the warning. A function that COMMIT
+// isOfCommit reports whether COMMIT itself may have sent the warning. A function that COMMIT
 // calls, such as a deferred trigger's, says where it was.
 func isOfCommit(n *pgconn.Notice) bool {
 	return n.SeverityUnlocalized == "WARNING" && n.Code == "01000" && n.Where == ""

@@ -199,7 +199,7 @@ func remembered(body ast.Node) map[ast.Node]bool {
 	return once
 }
 
-// isErrorText tells whether an expression is the text of an error, or made of one:
+// isErrorText reports whether an expression is the text of an error, or made of one:
 // a call of Error, a text that the database sent, or a string function of these.
 func isErrorText(e ast.Expr, texts map[string]bool) bool {
 	switch e := e.(type) {

@@ -139,7 +139,7 @@ func TestGitHubWebhooks(t *testing.T) {
 }
 
 // checkDelivery compares a row with what the JSON says, read by another parser
-// than the worker's, and tells whether it has NULLs.
+// than the worker's, and reports whether it has NULLs.
 func (db *database) checkDelivery(d delivery, since time.Time) (nulls int) {
 	db.t.Helper()
 	var want struct {

@@ -2,7 +2,7 @@ package retention
 
 import "time"
 
-// ahead tells, and logs, that the database's clock is too far ahead of ours. We can't know
+// ahead reports, and logs, that the database's clock is too far ahead of ours. We can't know
 // which is wrong, but keeping claims for too long does no harm.
 func (l *Loop) ahead(s *Status) bool {
 	by := time.Until(s.Now)
@@ -18,7 +18,7 @@ func (l *Loop) ahead(s *Status) bool {
 	return true
 }
 
-// apart tells, and logs, that a generation that is due isn't sealed yet, because the
+// apart reports, and logs, that a generation that is due isn't sealed yet, because the
 // database's clock and ours differ too much. A clock that is behind would date the seal
 // before the last claims, which would then expire too early by as much; one that is ahead
 // would date it so that somebody has to correct it later. Ours may be the wrong one, so this

@@ -50,7 +50,7 @@ type Store interface {
 	// FlushAges stores how old this process' duplicates were.
 	FlushAges(ctx context.Context) error
 	// LoadFilters reads filters into this process' memory, up to its budget.
-	// FiltersBehind tells whether there may be some to read.
+	// FiltersBehind reports whether there may be some to read.
 	LoadFilters(ctx context.Context) error
 	FiltersBehind() bool
 }

@@ -31,7 +31,7 @@ func PermanentAt(index int, err error) error {
 	return &permanentError{index, err}
 }
 
-// AsPermanent tells whether err was made by Permanent or PermanentAt, and the index of the
+// AsPermanent reports whether err was made by Permanent or PermanentAt, and the index of the
 // message at fault (-1: not known).
 func AsPermanent(err error) (index int, ok bool) {
 	var p *permanentError

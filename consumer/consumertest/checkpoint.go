@@ -27,7 +27,7 @@ func parseMetadata(text string) (m metadata, ok bool) {
 
 func (s *Store) name() string { return fmt.Sprint("instance ", s.instance) }
 
-// reached tells whether the database is the one in which a queue was acquired, and has
+// reached reports whether the database is the one in which a queue was acquired, and has
 // its last known checkpoint.
 func (s *Store) reached(r *row, c lane.Checkpoint) bool {
 	return c.Instance == s.name() && r.Checkpoint >= c.Number

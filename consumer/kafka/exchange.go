@@ -386,7 +386,7 @@ func latestFetch(all []*wanted) int16 {
 	return maxFetchVersion
 }
 
-// ofTopic tells whether another partition is of the same topic.
+// ofTopic reports whether another partition is of the same topic.
 func (w *wanted) ofTopic(other *wanted) bool { return w.topic == other.topic && w.id == other.id }
 
 // fetchRequest asks for partitions. Those of a topic must be next to each other.

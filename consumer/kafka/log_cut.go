@@ -133,7 +133,7 @@ func (r *partitionReader) commonPosition(a *lane.Assignment) (at int64, known bo
 	return at, false, nil
 }
 
-// isEmpty tells whether the leader's log has nothing between two positions. Then
+// isEmpty reports whether the leader's log has nothing between two positions. Then
 // nothing is there that wasn't read, whatever the epochs are. Compaction may remove
 // everything that the leader of an epoch wrote, and a replica that is copied afterwards
 // doesn't know that epoch.

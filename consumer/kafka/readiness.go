@@ -24,7 +24,7 @@ func newReadiness(session *consumer.Session) *readiness {
 	return &readiness{session: session, problems: make(map[string]error)}
 }
 
-// setLane records whether a lane is read. It tells whether that is new.
+// setLane records whether a lane is read. It reports whether that is new.
 func (r *readiness) setLane(lane string, ok bool) (changed bool) {
 	if ok {
 		return r.set("lane "+lane, nil)

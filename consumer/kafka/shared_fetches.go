@@ -67,7 +67,7 @@ func newSharedFetches(ctx context.Context, cluster *cluster, budget *consumer.Bu
 	}
 }
 
-// isNews tells whether a lane should fetch for itself now. A lane that has something
+// isNews reports whether a lane should fetch for itself now. A lane that has something
 // to read, but got nothing, was left out of an answer that was full.
 func (s *sharedFetches) isNews(want *wanted, o outcome) bool {
 	return o.err != nil || len(o.fetched.records) > 0 || o.fetched.diverging != nil || s.cluster.readable(o.fetched) > want.position
@@ -101,7 +101,7 @@ func (s *sharedFetches) leave(q *quietLane) {
 	}
 }
 
-// covers tells whether a request asks for the lane, or has asked.
+// covers reports whether a request asks for the lane, or has asked.
 func (s *sharedFetches) covers(q *quietLane) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

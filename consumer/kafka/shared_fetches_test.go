@@ -97,7 +97,7 @@ func (w *watcher) since(n int) []asked {
 	return slices.Clone(w.all[n:])
 }
 
-// together tells whether the last fetches were each for that many partitions. Before
+// together reports whether the last fetches were each for that many partitions. Before
 // them, some lanes may have sent one of their own.
 func (w *watcher) together(partitions int) bool {
 	all := w.since(0)

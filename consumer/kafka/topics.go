@@ -96,7 +96,7 @@ func (g *groupGeneration) watchTopics(ctx context.Context) {
 	}
 }
 
-// comparePartitions tells whether a topic has more partitions than were divided, or
+// comparePartitions reports whether a topic has more partitions than were divided, or
 // fewer: it was created anew between the division and the first request for its id.
 func (g *groupGeneration) comparePartitions(now topics) (more, fewer bool) {
 	divided := g.assignment.divided

@@ -14,9 +14,9 @@ const (
 )
 
 // arrivals remembers when the stream received messages, by their sequences, as they pass
-// through this worker. From a sequence, such as the ack floor's next, it then tells a
+// through this worker. From a sequence, such as the ack floor's next, it then finds a
 // time that no message from there on is older than. So nobody has to ask the server for
-// a message, which takes a right that reading doesn't need.
+// a message, which requires a right that reading doesn't need.
 //
 // A stream stamps its messages in their order. The sequences of what passes through
 // other workers are between those of what passes through this one, and so are the times;

@@ -92,7 +92,7 @@ func (g *gate) checkpoint() lane.Checkpoint {
 	return g.known
 }
 
-// differs tells whether the durable keeps something else than when it was last written
+// differs reports whether the durable keeps something else than when it was last written
 // or compared with the database.
 func (g *gate) differs(info *jetstream.ConsumerInfo) bool {
 	g.mu.Lock()

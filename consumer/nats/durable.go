@@ -202,7 +202,7 @@ func (b *binding) create(ctx context.Context, position int64, offsetMetadata str
 	return err
 }
 
-// beyond tells whether a consumer's ack floor skips messages from a position on. What
+// beyond reports whether a consumer's ack floor skips messages from a position on. What
 // the stream has deleted by its limits isn't skipped: no consumer can begin there.
 func (b *binding) beyond(ctx context.Context, floor uint64, position int64) (bool, error) {
 	if position < 0 || floor < uint64(position) {
@@ -219,7 +219,7 @@ func (b *binding) beyond(ctx context.Context, floor uint64, position int64) (boo
 	return true, nil
 }
 
-// misplaced tells whether somebody who doesn't know the lane's row has created the
+// misplaced reports whether somebody who doesn't know the lane's row has created the
 // durable anew, and it begins beyond the row's position: what is between was neither
 // delivered nor acknowledged. A floor that moved by our acknowledgements is beyond the
 // row's position, too, but then the durable keeps offset metadata: without it none of
@@ -244,7 +244,7 @@ func (d *durable) seen(floor uint64) {
 	d.known, d.ackFloor = true, max(d.ackFloor, floor)
 }
 
-// knownIn tells whether something was seen of the consumer in this instance of the
+// knownIn reports whether something was seen of the consumer in this instance of the
 // database. What was seen in another is forgotten.
 func (d *durable) knownIn(instance string) bool {
 	if instance != d.instance {
@@ -367,7 +367,7 @@ func same(a, b jetstream.ConsumerConfig) bool {
 		a.Metadata[filterKey] == b.Metadata[filterKey] && a.Metadata[filterSetKey] == b.Metadata[filterSetKey]
 }
 
-// limited tells whether somebody has given a durable of dedupd's a limit of deliveries:
+// limited reports whether somebody has given a durable of dedupd's a limit of deliveries:
 // the server passes over what it has delivered so often, such as to a worker that was
 // giving it back.
 func limited(c *jetstream.ConsumerConfig) bool {
@@ -375,7 +375,7 @@ func limited(c *jetstream.ConsumerConfig) bool {
 	return ours && c.MaxDeliver > 0
 }
 
-// altered tells whether somebody has changed what a durable delivers, or how often:
+// altered reports whether somebody has changed what a durable delivers, or how often:
 // it has to be amended.
 func altered(c *jetstream.ConsumerConfig) bool {
 	return c.AckPolicy != jetstream.AckExplicitPolicy || c.MaxDeliver > 0 || len(c.BackOff) > 0 || c.HeadersOnly || refiltered(c)

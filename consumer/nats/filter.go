@@ -46,14 +46,14 @@ func (f *filter) follow(c *jetstream.ConsumerConfig, log *slog.Logger) {
 	f.set = set
 }
 
-// displaced tells whether the durable's filter isn't the one that this process has given
+// displaced reports whether the durable's filter isn't the one that this process has given
 // it, but that of a worker that hasn't started later. It has passed over messages.
 func (f *filter) displaced(c *jetstream.ConsumerConfig) bool {
 	_, ok := c.Metadata[filterKey]
 	return f.set > 0 && ok && !sameSubjects(c, f.subjects)
 }
 
-// other tells whether a durable's filter is another one, or of another configuration.
+// other reports whether a durable's filter is another one, or of another configuration.
 func (f *filter) other(c *jetstream.ConsumerConfig) bool {
 	return filterSet(c) != f.set || !sameSubjects(c, f.subjects)
 }
@@ -112,7 +112,7 @@ func sameSubjects(c *jetstream.ConsumerConfig, want []string) bool {
 	return filterText(subjectsOf(c)) == filterText(want)
 }
 
-// refiltered tells whether a durable's filter isn't the one that dedupd gave it.
+// refiltered reports whether a durable's filter isn't the one that dedupd gave it.
 func refiltered(c *jetstream.ConsumerConfig) bool {
 	given, ok := c.Metadata[filterKey]
 	return ok && given != filterText(subjectsOf(c))

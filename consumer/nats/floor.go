@@ -42,7 +42,7 @@ func floorOf(info *jetstream.ConsumerInfo) (n floorRecord) {
 	return n
 }
 
-// stateLost tells whether a durable is below the floor that it keeps, and the stream
+// stateLost reports whether a durable is below the floor that it keeps, and the stream
 // still has what is between. A stream that deletes what is acknowledged hasn't.
 func stateLost(stream *jetstream.StreamInfo, info *jetstream.ConsumerInfo) bool {
 	kept := floorOf(info).Floor
@@ -81,7 +81,7 @@ func (f *floors) observe(info *jetstream.ConsumerInfo, now time.Time) {
 	}
 }
 
-// due tells whether the durable has to keep a higher floor than it does.
+// due reports whether the durable has to keep a higher floor than it does.
 func (f *floors) due(info *jetstream.ConsumerInfo) bool {
 	floor := f.oldest.Load()
 	return floor > floorOf(info).Floor && floor <= info.AckFloor.Stream && !info.TimeStamp.IsZero()

@@ -104,7 +104,7 @@ func newGaps(stream *jetstream.StreamInfo, info *jetstream.ConsumerInfo) *gaps {
 	return g
 }
 
-// takesAll tells whether a durable's filter leaves nothing out.
+// takesAll reports whether a durable's filter leaves nothing out.
 func takesAll(stream *jetstream.StreamConfig, c *jetstream.ConsumerConfig) bool {
 	filter := subjectsOf(c)
 	return len(filter) == 0 || slices.Contains(filter, ">") ||

@@ -96,7 +96,7 @@ func (x *session) measure(info *jetstream.ConsumerInfo, before int64) {
 	x.gate.setLimit(info.Config.MaxAckPending, x.foreign.Load())
 }
 
-// drained tells whether everything that the stream held for us was committed, by this
+// drained reports whether everything that the stream held for us was committed, by this
 // worker or another: an acknowledgement comes after the commit. The lag says less. It
 // subtracts what is outstanding here, a count that changes while the server answers, so
 // that another worker's messages may pass for ours.

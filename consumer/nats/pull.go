@@ -109,7 +109,7 @@ func ended(status, description string) (done bool, err error) {
 	return true, fmt.Errorf("the server answers %s %s", status, description)
 }
 
-// lostHeaders tells whether the library could not parse a message's headers, such as a
+// lostHeaders reports whether the library could not parse a message's headers, such as a
 // line without a colon. The server checks nothing of it, and the library hands the
 // message on without any header. Its size is that of the whole message.
 func lostHeaders(msg *natsgo.Msg) bool {

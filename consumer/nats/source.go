@@ -136,7 +136,7 @@ func (s *Source) connect(ctx context.Context, in *consumer.Session, log *slog.Lo
 	return conn, nil
 }
 
-// errDisconnected is the reason where the library tells none.
+// errDisconnected is the reason where the library gives none.
 var errDisconnected = errors.New("the server closed the connection")
 
 // options are what every connection needs to get in.

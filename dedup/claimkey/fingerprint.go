@@ -34,7 +34,7 @@ func recipeOf(places []string) uint64 {
 	return h.Sum64() & recipeBits
 }
 
-// Differ tells whether two fingerprints show that contents differ. Those made by different
+// Differ reports whether two fingerprints show that contents differ. Those made by different
 // recipes show nothing.
 func Differ(a, b int64) bool { return a != b && (uint64(a)^uint64(b))&recipeBits == 0 }
 
@@ -71,7 +71,7 @@ func (e *fingerprintError) Error() string {
 	return "dedup.fingerprint: \"" + e.place + "\" isn't allowed here; use value, none, or one or several json:PATH"
 }
 
-// None tells whether payloads aren't compared.
+// None reports whether payloads aren't compared.
 func (f Fingerprint) None() bool { return !f.value && len(f.paths) == 0 }
 
 // Of returns a message's fingerprint, by xxHash64. It need not resist an attacker: whoever

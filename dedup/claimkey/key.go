@@ -1,5 +1,5 @@
 // Package claimkey turns an id into the key that a claim stores, and a message into the
-// fingerprint that tells whether two messages of one id are copies.
+// fingerprint that reports whether two messages of one id are copies.
 //
 // Both are stored, so neither encoding may ever change.
 package claimkey

@@ -44,7 +44,7 @@ type Table struct {
 	chunks []*chunk
 }
 
-// Has tells whether a generation of that identity is in the catalog.
+// Has reports whether a generation of that identity is in the catalog.
 func (c *Catalog) Has(identity claimkey.Key) bool {
 	return c.Open.Identity == identity || slices.ContainsFunc(c.Sealed, func(g *Table) bool { return g.Identity == identity })
 }

@@ -100,7 +100,7 @@ func (s *Set) SetClock(ctx context.Context, actor string, generation int, set Cl
 	return c, nil
 }
 
-// Ahead tells whether the generation's clock is ahead of the database's, which says now.
+// Ahead reports whether the generation's clock is ahead of the database's, which says now.
 func (g *Generation) Ahead(now time.Time) bool {
 	t := g.OpenedAt
 	if g.SealedAt != nil {

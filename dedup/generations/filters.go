@@ -59,7 +59,7 @@ func (f *filterCache) equipLocked(c *Catalog) *Catalog {
 }
 
 // makeRoomLocked drops chunks of generations older than sealed[at], oldest first, until
-// size more bytes fit into the budget. It tells whether they do.
+// size more bytes fit into the budget. It reports whether they do.
 func (f *filterCache) makeRoomLocked(sealed []*Table, at int, size, budget int64) bool {
 	for old := len(sealed) - 1; old > at && f.bytes+size > budget; old-- {
 		chunks := f.chunks[sealed[old].Identity]
@@ -79,7 +79,7 @@ func (s *Set) FilterBytes() int64 {
 	return s.filters.bytes
 }
 
-// FiltersBehind tells whether LoadFilters may have something to do.
+// FiltersBehind reports whether LoadFilters may have something to do.
 func (s *Set) FiltersBehind() bool {
 	s.filters.mu.Lock()
 	defer s.filters.mu.Unlock()
@@ -292,7 +292,7 @@ func (s *Set) buildChunk(ctx context.Context, tx pgx.Tx, m missingChunk) (claims
 }
 
 // readKeys reads the keys of one chunk: in order, those ">" or ">=" (than) from. more
-// tells whether the table has others behind them.
+// reports whether the table has others behind them.
 func (s *Set) readKeys(ctx context.Context, conn *pgx.Conn, table, than string, from claimkey.Key) (keys []claimkey.Key, more bool, err error) {
 	limit := s.ChunkClaims
 	err = pipeline.RoundTrip(ctx, conn, false, []pipeline.Step{{

@@ -199,7 +199,7 @@ func (s *Schema) tryMigrate(ctx context.Context) (done bool, applied []Migration
 	return done, applied, err
 }
 
-// hasScope tells whether the scope has an open generation.
+// hasScope reports whether the scope has an open generation.
 func (s *Schema) hasScope(ctx context.Context) (there bool, err error) {
 	err = s.Pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.Object("scopes")+` s JOIN `+s.Object("generations")+` g ON g.scope = s.scope AND g.state = 'open' WHERE s.scope = $1)`, s.Scope).Scan(&there)
 	if err != nil {

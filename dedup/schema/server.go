@@ -70,5 +70,5 @@ func (s *Schema) checkEncoding(ctx context.Context) error {
 
 const utf8 = "UTF8"
 
-// UTF8 tells whether the database can hold the text of messages.
+// UTF8 reports whether the database can hold the text of messages.
 func (v Server) UTF8() bool { return v.Encoding == utf8 }

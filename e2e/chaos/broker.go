@@ -17,7 +17,7 @@ type broker interface {
 	Kind() string
 	// Source is the part of a worker's configuration that tells where to read.
 	Source() string
-	// Ordered tells whether each lane is read in order.
+	// Ordered reports whether each lane is read in order.
 	Ordered() bool
 	// Partitions is how many lanes there are to send to.
 	Partitions() int
@@ -29,7 +29,7 @@ type broker interface {
 	// Told is what the broker knows of each lane's position: the group's committed
 	// offsets, or the ack floor.
 	Told(ctx context.Context) (map[string]int64, error)
-	// Done tells whether the broker has nothing left of what stood below ends.
+	// Done reports whether the broker has nothing left of what stood below ends.
 	Done(ctx context.Context, ends map[string]int64) (bool, error)
 	// Servers are its processes.
 	Servers() []server

@@ -78,7 +78,7 @@ func TestBreaksStillFit(t *testing.T) {
 	}
 }
 
-// hasTest tells whether arguments of go test name a test that there is.
+// hasTest reports whether arguments of go test name a test that there is.
 func hasTest(t *testing.T, args string) bool {
 	args, run, _ := strings.Cut(args, " -run ")
 	name := regexp.MustCompile(strings.Trim(run, "'"))

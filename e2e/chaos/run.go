@@ -524,7 +524,7 @@ func (r *run) sleep(least, most time.Duration) {
 	sleep(r.ctx, d)
 }
 
-// sleep tells whether ctx still lives.
+// sleep reports whether ctx still lives.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):

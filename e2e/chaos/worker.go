@@ -181,7 +181,7 @@ func (w *worker) says(pattern string, from int, within time.Duration) error {
 	}
 }
 
-// isReady tells whether the worker's current process is past its start.
+// isReady reports whether the worker's current process is past its start.
 func (w *worker) isReady(from int) bool {
 	text := w.text()
 	return strings.Contains(text[min(from, len(text)):], "msg=consuming")

@@ -70,7 +70,7 @@ func (h *history) followCuts() {
 	}
 }
 
-// lost tells whether what stood at a position then is gone.
+// lost reports whether what stood at a position then is gone.
 func (l *lane) lost(position int64, then time.Time) bool {
 	for _, c := range l.cuts {
 		if position >= c.position && then.Before(c.at) {
@@ -101,7 +101,7 @@ func (l *lane) at(position int64) *record {
 	return nil
 }
 
-// deleted tells whether the broker may have deleted what stood at a position.
+// deleted reports whether the broker may have deleted what stood at a position.
 func (l *lane) deleted(position int64) bool { return position >= 0 && position < l.first }
 
 // count is how many messages stand in [from, to).

@@ -210,7 +210,7 @@ func (x *view) phantom(d *letter) string {
 	return ""
 }
 
-// isLostConflict tells whether a message that lost to one with another value was
+// isLostConflict reports whether a message that lost to one with another value was
 // dropped without a word, where a run has conflicts. Claims that are forgotten can't
 // be compared with.
 func (x *view) isLostConflict(id laneID, r *record, o outcome) bool {
@@ -222,7 +222,7 @@ func (x *view) isLostConflict(id laneID, r *record, o outcome) bool {
 	return winner != nil && winner.sum != r.sum && !x.buried[place{id, r.position}]
 }
 
-// isCopyOfWinner tells whether the value that landed under a message's id is its
+// isCopyOfWinner reports whether the value that landed under a message's id is its
 // own.
 func (x *view) isCopyOfWinner(r *record) bool {
 	o, ok := x.first[r.key]

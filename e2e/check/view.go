@@ -158,7 +158,7 @@ func (x *view) isCutOff(o outcome) bool {
 	return m != nil && x.lanes[lane].lost(position, m.at)
 }
 
-// late tells whether a copy came so much later than another one of its id that it
+// late reports whether a copy came so much later than another one of its id that it
 // may have landed again: by the messages' own times, as the window is counted.
 func (x *view) late(lane laneID, position int64, first outcome) bool {
 	if x.window == 0 {
@@ -169,7 +169,7 @@ func (x *view) late(lane laneID, position int64, first outcome) bool {
 	return a != nil && b != nil && time.Duration(b.at-a.at) >= x.window-timeSlack
 }
 
-// claimant tells whether a key's claim must be this outcome's: the first one's, or
+// claimant reports whether a key's claim must be this outcome's: the first one's, or
 // where a late copy has landed again, and has the claim by now, that one's.
 func (x *view) claimant(k key, lane laneID, position int64, o outcome) bool {
 	if i, ok := x.claimed[k]; ok {
@@ -229,7 +229,7 @@ func (x *view) isByHand(c *chain, m *move) bool {
 	return m.to > m.from && len(c.moves) > 0 && x.moves[c.moves[len(c.moves)-1]].epoch != m.epoch
 }
 
-// handsAllowed tells whether the fault timeline has people move lanes then.
+// handsAllowed reports whether the fault timeline has people move lanes then.
 func (x *view) handsAllowed(m *move) bool {
 	for _, e := range x.events {
 		if !e.until.IsZero() && !m.at.Before(e.at) && !m.at.After(e.until) {
@@ -239,7 +239,7 @@ func (x *view) handsAllowed(m *move) bool {
 	return false
 }
 
-// promised tells whether what stands at a position must have had its outcome.
+// promised reports whether what stands at a position must have had its outcome.
 func (x *view) promised(id laneID, position int64) bool {
 	l := &x.lanes[id]
 	switch {

@@ -9,7 +9,7 @@ const mostTexts = 64
 // isn't safe for concurrent use.
 type Problem struct{ texts map[string]struct{} }
 
-// IsNew tells whether to log an error: its text hasn't come since the problem began. A
+// IsNew reports whether to log an error: its text hasn't come since the problem began. A
 // nil error isn't new, and ends the problem.
 func (p *Problem) IsNew(err error) bool {
 	if err == nil {
@@ -27,7 +27,7 @@ func (p *Problem) IsNew(err error) bool {
 	return true
 }
 
-// End forgets the problem. It tells whether there was one, which the log has and may
+// End forgets the problem. It reports whether there was one, which the log has and may
 // now be told is over.
 func (p *Problem) End() (was bool) {
 	was = p.texts != nil

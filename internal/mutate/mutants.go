@@ -117,7 +117,7 @@ func (c *collector) visit(n ast.Node) bool {
 
 func (c *collector) isConstant(e ast.Expr) bool { return c.p.info.Types[e].Value != nil }
 
-// is tells whether an expression is of just the type bool, or of an integer type.
+// is reports whether an expression is of just the type bool, or of an integer type.
 func (c *collector) is(e ast.Expr, flag types.BasicInfo) bool {
 	t := c.p.info.Types[e].Type
 	if t == nil {

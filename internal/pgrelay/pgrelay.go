@@ -127,7 +127,7 @@ func (t *Relay) Set(point Point, nth int, act func(*Held) Verdict) {
 	t.rule = &rule{point, nth, act}
 }
 
-// Clear forgets what was set and has not happened, and tells whether there was
+// Clear forgets what was set and has not happened, and reports whether there was
 // such a thing.
 func (t *Relay) Clear() bool {
 	t.mu.Lock()

@@ -32,7 +32,7 @@ func cacheFolder(name string) (string, error) {
 	return folder, os.Chmod(folder, 0o755) // #nosec: others may look, not write
 }
 
-// isReachable tells whether every account may pass through the folder.
+// isReachable reports whether every account may pass through the folder.
 func isReachable(folder string) bool {
 	for {
 		info, err := os.Stat(folder)

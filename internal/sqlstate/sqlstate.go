@@ -120,7 +120,7 @@ func Of(err error) string {
 // Class returns a code's first two characters. The code may be shorter.
 func Class(code string) string { return code[:min(2, len(code))] }
 
-// Means tells whether a code has a meaning, or one of several.
+// Means reports whether a code has a meaning, or one of several.
 func Means(code string, m Meaning) bool {
 	have, ok := meanings[code]
 	if !ok {

@@ -150,7 +150,7 @@ func (h *harness) prepare() {
 	}
 }
 
-// isPermanent tells whether dedup takes an error to blame the data, and which message.
+// isPermanent reports whether dedup takes an error to blame the data, and which message.
 func isPermanent(err error) (index int, ok bool) {
 	if index, ok := sinks.AsPermanent(err); ok {
 		return index, true

@@ -89,7 +89,7 @@ func newTrap(s step, e event, after int32) *trap {
 	return &trap{step: s, event: e, after: after, reached: make(chan struct{}), release: make(chan struct{})}
 }
 
-// due tells whether the trap is set for this step, and springs it.
+// due reports whether the trap is set for this step, and springs it.
 func (w *worker) due(s step) bool {
 	t := w.trap
 	return t != nil && t.step == s && w.commits.Load() >= t.after && t.fired.CompareAndSwap(0, 1)
@@ -184,7 +184,7 @@ func (c *cell) terminate(conn *conn) {
 	})
 }
 
-// waitsForLock tells whether a worker waits for a lock in the database.
+// waitsForLock reports whether a worker waits for a lock in the database.
 func (c *cell) waitsForLock(name string) bool {
 	return c.ask(`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1 AND datname = current_database() AND wait_event_type = 'Lock')`, name)
 }

@@ -222,7 +222,7 @@ func checkTime(t time.Time) error {
 	return nil
 }
 
-// docState tells whether a message's value is a JSON document.
+// docState reports whether a message's value is a JSON document.
 type docState int
 
 const (

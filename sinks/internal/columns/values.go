@@ -34,7 +34,7 @@ func (v *Values) Args() []any {
 	return args
 }
 
-// CanCopy tells whether COPY writes exactly what the casts of Expr would: the binary form of
+// CanCopy reports whether COPY writes exactly what the casts of Expr would: the binary form of
 // each type is the value as we have it, so nothing is converted on our side. COPY checks
 // domains over such types and lengths too.
 func (s *Set) CanCopy() bool {

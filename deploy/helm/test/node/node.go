@@ -433,7 +433,7 @@ func (p *Pod) Code() int {
 	return p.code
 }
 
-// Started tells whether the startup probe has succeeded; Ready, whether the
+// Started reports whether the startup probe has succeeded; Ready, whether the
 // readiness probe says so.
 func (p *Pod) Started() bool {
 	p.mu.Lock()

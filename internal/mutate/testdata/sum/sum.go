@@ -19,7 +19,7 @@ func Positive(numbers []int) (sum int, err error) {
 	return sum, nil
 }
 
-// Even tells whether a number is.
+// Even reports whether a number is.
 func Even(n int) bool { return n%2 == 0 }
 
 // Next is the number that follows, if it is below a limit.
