@@ -97,11 +97,13 @@ func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.
 }
 
 // blame returns bad, which blames messages that don't fit the columns' types, or is nil. But
-// if the columns have got other types since the plan was made, it returns errChanged.
+// if the columns have got other types since the plan was made, it returns errChanged; and if
+// a table isn't durable any more, that error.
 func (s *Sink) blame(ctx context.Context, tx sinks.Tx, p *plan, bad error) error {
 	shape := p.shape
 	var b pgx.Batch
 	s.queueShape(&b, p, &shape)
+	p.targets.queue(&b)
 	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return err
 	}
@@ -128,7 +130,11 @@ func (s *Sink) refused()         { s.doubt.Store(time.Now().Add(doubtHolds).Unix
 func (s *Sink) copy(ctx context.Context, tx sinks.Tx, p *plan, values *columns.Values) error {
 	_, err := tx.CopyFrom(ctx, pgx.Identifier{s.schema, s.table}, p.names, values.Source())
 	if err == nil {
-		return s.checkCopied(ctx, tx, p)
+		// COPY takes any bytes for a value of the type that it finds. Its lock keeps the
+		// columns as they are. (If the bytes make no sense for a new type, COPY fails as if a
+		// message were bad. The batch is then divided until it is too small for COPY, and
+		// INSERT says what is wrong.)
+		return s.blame(ctx, tx, p, nil)
 	}
 	if sqlstate.Of(err) == "" && ctx.Err() == nil {
 		// The driver itself couldn't encode a value for the type it takes the column for.
@@ -140,29 +146,9 @@ func (s *Sink) copy(ctx context.Context, tx sinks.Tx, p *plan, values *columns.V
 
 var errChanged = errors.New("the table's columns have changed meanwhile; nothing was written, and the next try will see them as they are")
 
-// checkCopied makes sure that the rows were copied into the types they were made for: COPY
-// takes any bytes for a value of the type it finds. It runs after the COPY, whose lock keeps
-// the columns as they are. (If the bytes make no sense for the new type, COPY itself fails as
-// if a message were bad. The batch is then divided until it is too small for COPY, and INSERT
-// says what is wrong.)
-func (s *Sink) checkCopied(ctx context.Context, tx sinks.Tx, p *plan) error {
-	var shape string
-	var b pgx.Batch
-	s.queueShape(&b, p, &shape)
-	p.targets.queue(&b)
-	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
-		return err
-	}
-	if shape != p.shape {
-		s.distrust(p)
-		return errChanged
-	}
-	return nil
-}
-
 // distrust makes the next try read the catalog again, and ends the use of COPY for the life
 // of this process: each connection of the driver remembers the types that it once found for
-// a COPY and would encode for those, which checkCopied can't see.
+// a COPY and would encode for those, which blame can't see.
 func (s *Sink) distrust(p *plan) {
 	s.changed.Store(true)
 	s.current.CompareAndSwap(p, nil)
