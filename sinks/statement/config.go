@@ -85,12 +85,11 @@ func (c Config) Sink() (*Sink, error) {
 // contains one needs a type.
 func parseColumn(name, spec string) (columns.Column, string, error) {
 	var none columns.Column
-	const most = 63 // bytes that Postgres keeps of a name
-	switch {
-	case name == ordinal:
+	if name == ordinal {
 		return none, "", errors.New("that is the name of the column that dedupd adds: the place of the message in the batch, from 1")
-	case name == "" || len(name) > most || strings.IndexByte(name, 0) >= 0:
-		return none, "", fmt.Errorf("%q can't be a column's name", name)
+	}
+	if err := columns.CheckName(name); err != nil {
+		return none, "", err
 	}
 	place, typ := spec, ""
 	if i := strings.LastIndex(spec, "::"); i >= 0 {

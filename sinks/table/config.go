@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
@@ -101,7 +101,7 @@ func (c Config) Sink() (*Sink, error) {
 		case f.Kind == message.FieldCloudEvent || f.Kind == message.FieldNATSMsgID:
 			fail("columns.%s: %q is a way to find an id; once found it is %q", name, f, "id")
 		}
-		if err := checkName(name); err != nil {
+		if err := columns.CheckName(name); err != nil {
 			fail("columns: %w", err)
 		}
 		s.cols = append(s.cols, columns.Column{Name: name, Field: f})
@@ -122,56 +122,16 @@ func (c Config) Sink() (*Sink, error) {
 
 // splitName reads schema.table; parts may be in double quotes.
 func splitName(name string) (schema, table string, err error) {
-	var parts []string
-	for rest := name; ; {
-		var part string
-		if quoted, ok := strings.CutPrefix(rest, `"`); ok {
-			for {
-				before, after, found := strings.Cut(quoted, `"`)
-				if !found {
-					return "", "", fmt.Errorf("%s has a quote that doesn't end", name)
-				}
-				part, quoted = part+before, after
-				if !strings.HasPrefix(quoted, `"`) {
-					break
-				}
-				part, quoted = part+`"`, quoted[1:]
-			}
-			rest = quoted
-		} else {
-			end := strings.IndexByte(rest, '.')
-			if end < 0 {
-				end = len(rest)
-			}
-			part, rest = rest[:end], rest[end:]
-		}
-		parts = append(parts, part)
-		if rest == "" {
-			break
-		}
-		if rest[0] != '.' {
-			return "", "", fmt.Errorf("%s is no schema.table", name)
-		}
-		rest = rest[1:]
-	}
-	if len(parts) != 2 || parts[0] == "" || parts[1] == "" {
+	parts := schemaAndTable.FindStringSubmatch(name)
+	if parts == nil {
 		return "", "", fmt.Errorf("%q is no table with its schema; write it as in public.orders", name)
 	}
-	return parts[0], parts[1], errors.Join(checkName(parts[0]), checkName(parts[1]))
+	part := func(plain, quoted string) string { return plain + strings.ReplaceAll(quoted, `""`, `"`) }
+	schema, table = part(parts[1], parts[2]), part(parts[3], parts[4])
+	return schema, table, errors.Join(columns.CheckName(schema), columns.CheckName(table))
 }
 
-// checkName refuses a name that Postgres would cut, or can't hold.
-func checkName(name string) error {
-	const most = 63 // bytes, NAMEDATALEN - 1
-	switch {
-	case name == "":
-		return errors.New("a name is empty")
-	case len(name) > most:
-		return fmt.Errorf("%q is longer than the %d bytes that Postgres keeps of a name", name, most)
-	case strings.IndexByte(name, 0) >= 0:
-		return fmt.Errorf("%q holds a NUL", name)
-	case !utf8.ValidString(name):
-		return fmt.Errorf("%q is not valid UTF-8", name)
-	}
-	return nil
-}
+var schemaAndTable = func() *regexp.Regexp {
+	const part = `(?:([^".][^.]*)|"((?:[^"]|"")+)")`
+	return regexp.MustCompile(`^` + part + `\.` + part + `$`)
+}()

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/dedupd/dedupd/message"
 )
@@ -59,6 +60,22 @@ type Column struct {
 	Name  string
 	Field message.Field
 	Type  Type
+}
+
+// CheckName refuses a name that Postgres would cut, or can't hold.
+func CheckName(name string) error {
+	const most = 63 // bytes, NAMEDATALEN - 1
+	switch {
+	case name == "":
+		return errors.New("a name is empty")
+	case len(name) > most:
+		return fmt.Errorf("%q is longer than the %d bytes that Postgres keeps of a name", name, most)
+	case strings.IndexByte(name, 0) >= 0:
+		return fmt.Errorf("%q holds a NUL", name)
+	case !utf8.ValidString(name):
+		return fmt.Errorf("%q is not valid UTF-8", name)
+	}
+	return nil
 }
 
 // wire is how a column's values travel to the server.
