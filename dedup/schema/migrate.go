@@ -81,16 +81,13 @@ func (s *Schema) createMigrations() string {
 )`
 }
 
-// createScope is SQL for the scope and its first generation. The table of claims must be
-// there before the catalog names it.
+// createScope is SQL for the scope and its first generation.
 func (s *Schema) createScope() []string {
-	table := ClaimsTable(s.Scope, 1)
 	scope := quoteLiteral(s.Scope)
 	return []string{
 		`INSERT INTO ` + s.Object("scopes") + ` (scope) VALUES (` + scope + `) ON CONFLICT DO NOTHING`,
-		`CREATE TABLE IF NOT EXISTS ` + s.Object(table) + ` (PRIMARY KEY (key)) INHERITS (` + s.Object("claims_root") + `)
-    WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_insert_threshold = 100000)`,
-		`INSERT INTO ` + s.Object("generations") + ` (scope, generation, table_name, state) VALUES (` + scope + `, 1, ` + quoteLiteral(table) + `, 'open')`,
+		`SELECT ` + s.Object("prepare_generation") + `(` + scope + `)`,
+		`UPDATE ` + s.Object("generations") + ` SET state = 'open' WHERE scope = ` + scope + ` AND state = 'next'`,
 	}
 }
 

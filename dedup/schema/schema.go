@@ -48,11 +48,6 @@ func (s *Schema) Check(ctx context.Context) error {
 	return nil
 }
 
-// ClaimsTable names a generation's table, without its schema.
-func ClaimsTable(scope string, generation int) string {
-	return fmt.Sprintf("claims_%s_%d", scope, generation)
-}
-
 // Error says that the schema has another version than this program needs, or lacks the
 // scope. Its text says what to do.
 type Error struct {

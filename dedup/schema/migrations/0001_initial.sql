@@ -499,19 +499,19 @@ END $$;
 -- dead letter, a conflict or a duplicate, and now count what it has become; fetched stays.
 -- If the lane is gone, or its books aren't those that counted it, nothing changes. The lane
 -- doesn't move. updated_at tells whether its owner is at work, so it stays.
-CREATE FUNCTION {{schema}}.replayed(p_letter bigint, p_lane integer, p_outcome text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION {{schema}}.replayed(p_dead_letter bigint, p_lane integer, p_outcome text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_letter {{schema}}.dead_letters%ROWTYPE;
+    v_dead_letter {{schema}}.dead_letters%ROWTYPE;
     v_was text;
 BEGIN
     PERFORM {{schema}}.leave();
-    DELETE FROM {{schema}}.dead_letters WHERE id = p_letter RETURNING * INTO v_letter;
+    DELETE FROM {{schema}}.dead_letters WHERE id = p_dead_letter RETURNING * INTO v_dead_letter;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'the dead letter % went while it was replayed', p_letter USING ERRCODE = '40001';
+        RAISE EXCEPTION 'the dead letter % went while it was replayed', p_dead_letter USING ERRCODE = '40001';
     END IF;
-    v_was := CASE v_letter.class
+    v_was := CASE v_dead_letter.class
         WHEN 'conflict' THEN 'conflict'
-        WHEN 'duplicate' THEN CASE WHEN (SELECT source FROM {{schema}}.lanes WHERE id = v_letter.original_lane) <> v_letter.source THEN 'cross_source' ELSE 'resent' END
+        WHEN 'duplicate' THEN CASE WHEN (SELECT source FROM {{schema}}.lanes WHERE id = v_dead_letter.original_lane) <> v_dead_letter.source THEN 'cross_source' ELSE 'resent' END
         ELSE 'dead' END;
     UPDATE {{schema}}.lanes SET
         applied      = applied + (p_outcome = 'applied')::integer,
@@ -525,10 +525,10 @@ END $$;
 
 -- note_dead_letter() records in the audit what somebody did to a dead letter. A worker's
 -- role may write no other lines there, and so nothing about claims and lanes.
-CREATE FUNCTION {{schema}}.note_dead_letter(p_scope text, p_actor text, p_action text, p_letter bigint, p_detail text) RETURNS void
+CREATE FUNCTION {{schema}}.note_dead_letter(p_scope text, p_actor text, p_action text, p_dead_letter bigint, p_detail text) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO {{schema}}.audit (scope, actor, db_role, action, subject, detail)
-    VALUES (p_scope, p_actor, session_user, 'dlq ' || p_action, 'dead letter ' || p_letter, p_detail::jsonb)
+    VALUES (p_scope, p_actor, session_user, 'dlq ' || p_action, 'dead letter ' || p_dead_letter, p_detail::jsonb)
 $$;
 
 -- stream_clock() is how far the scope's stream has come: the clock of the lane that is
@@ -561,7 +561,7 @@ BEGIN
     END IF;
     -- Above every number in the catalog, and above every existing table: one that the
     -- catalog doesn't have may hold anything.
-    SELECT 1 + greatest(
+    SELECT 1 + greatest(0,
         (SELECT max(generation) FROM {{schema}}.generations WHERE scope = p_scope),
         (SELECT max(substring(relname FROM '_([0-9]{1,9})$')::integer) FROM pg_class
          WHERE relnamespace = $s${{schema}}$s$::regnamespace AND relname ~ ('^claims_' || p_scope || '_[0-9]{1,9}$')))
