@@ -51,7 +51,9 @@ func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
 		}
 		steps = nil
 		t.countProbes(probes)
-		t.claims = t.notFound()
+		if len(t.found) > 0 {
+			t.claims = t.which(t.unique, func(it *item) bool { return t.found[it.key] == nil })
+		}
 	}
 	if t.byCopy {
 		return t.copy(ctx)
@@ -62,7 +64,7 @@ func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
 	if err := t.send(ctx, steps...); err != nil {
 		return err
 	}
-	lost := t.duplicates()
+	lost := t.which(t.claims, func(it *item) bool { return !it.isNew }) // claimed before
 	if len(lost) == 0 {
 		return nil
 	}
@@ -84,20 +86,6 @@ func (t *txn) lookups(probes []probe) (lookups []pipeline.Step) {
 		lookups = append(lookups, t.lookupStep(t.catalog.Open, len(t.unique), func(i int) *claimkey.Key { return &t.items[t.unique[i]].key }))
 	}
 	return lookups
-}
-
-// notFound are the unique items that no table looked through so far holds.
-func (t *txn) notFound() []int32 {
-	if len(t.found) == 0 {
-		return t.unique
-	}
-	left := make([]int32, 0, len(t.unique))
-	for _, at := range t.unique {
-		if t.found[t.items[at].key] == nil {
-			left = append(left, at)
-		}
-	}
-	return left
 }
 
 // probe is a look-up in the table of a sealed generation: indexes of a group's unique
@@ -195,15 +183,15 @@ func (t *txn) insertStep() pipeline.Step {
 	return st
 }
 
-// duplicates are the items to claim that had been claimed before.
-func (g *group) duplicates() []int32 {
-	var lost []int32
-	for _, at := range g.claims {
-		if !g.items[at].isNew {
-			lost = append(lost, at)
+// which are those of some items.
+func (g *group) which(of []int32, is func(it *item) bool) []int32 {
+	all := make([]int32, 0, len(of))
+	for _, at := range of {
+		if is(&g.items[at]) {
+			all = append(all, at)
 		}
 	}
-	return lost
+	return all
 }
 
 // claimRow is a claim that was there before ours.
@@ -244,7 +232,7 @@ func (t *txn) lookupStep(table *generations.Table, n int, key func(i int) *claim
 	return pipeline.Step{
 		Name:       "dedupd_lookup_" + table.Identity.String(),
 		Generation: &table.Identity,
-		SQL: `SELECT key, fingerprint, lane, position, extract(epoch FROM ` + t.store.name("clock") + `() - claimed_at)::float8
+		SQL: `SELECT key, fingerprint::bigint, lane::integer, position::bigint, extract(epoch FROM ` + t.store.name("clock") + `() - claimed_at)::float8
 			FROM ` + table.Name + ` WHERE key = ANY ($1::uuid[])`,
 		OIDs:   []uint32{pgtype.UUIDArrayOID},
 		Params: [][]byte{pipeline.AppendKeys(make([]byte, 0, 20*n+20), n, key)},
@@ -255,28 +243,16 @@ func (t *txn) lookupStep(table *generations.Table, n int, key func(i int) *claim
 			}
 			r := &claimRow{table: table}
 			if v[1] != nil {
-				n, err := pipeline.ReadInt8(v[1])
-				if err != nil {
-					return err
-				}
-				r.fingerprint = &n
+				r.fingerprint = new(int64(binary.BigEndian.Uint64(v[1])))
 			}
-			if len(v[2]) == 4 {
+			if v[2] != nil {
 				r.lane = new(int32(binary.BigEndian.Uint32(v[2])))
 			}
 			if v[3] != nil {
-				n, err := pipeline.ReadInt8(v[3])
-				if err != nil {
-					return err
-				}
-				r.position = &n
-			}
-			age, err := pipeline.ReadInt8(v[4])
-			if err != nil {
-				return err
+				r.position = new(int64(binary.BigEndian.Uint64(v[3])))
 			}
 			// A concurrent duplicate that began after us may have claimed before us.
-			r.age = max(0, math.Float64frombits(uint64(age)))
+			r.age = max(0, math.Float64frombits(binary.BigEndian.Uint64(v[4])))
 			t.found[key] = r
 			return nil
 		},

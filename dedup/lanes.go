@@ -171,17 +171,14 @@ func (s *Store) laneIDs(batches []lane.Batch) ([]int32, error) {
 
 // sourceOf is the source that a lane number belongs to; empty if the lane is gone. It
 // reads the database at most once for a lane of another worker.
-func (s *Store) sourceOf(ctx context.Context, tx interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}, id int32,
-) (string, error) {
+func (s *Store) sourceOf(ctx context.Context, conn *pgx.Conn, id int32) (string, error) {
 	s.mu.RLock()
 	lane, ok := s.lanes[id]
 	s.mu.RUnlock()
 	if ok {
 		return lane.Source, nil
 	}
-	err := tx.QueryRow(ctx, `SELECT source, lane FROM `+s.name("lanes")+` WHERE id = $1`, id).Scan(&lane.Source, &lane.Name)
+	err := conn.QueryRow(ctx, `SELECT source, lane FROM `+s.name("lanes")+` WHERE id = $1`, id).Scan(&lane.Source, &lane.Name)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return "", err
 	}

@@ -201,14 +201,10 @@ func (s *Set) readChunk(ctx context.Context, g *Table, have []*chunk) (*chunk, e
 	delete(s.filters.chunks, g.Identity)
 	s.republishLocked()
 	s.filters.mu.Unlock()
-	return nil, s.deleteChunks(ctx, g, c.number)
-}
-
-func (s *Set) deleteChunks(ctx context.Context, g *Table, from int32) error {
-	if _, err := s.schema.Pool.Exec(ctx, `DELETE FROM `+s.name("filters")+` WHERE identity = $1::uuid AND chunk >= $2`, g.Identity.String(), from); err != nil {
-		return fmt.Errorf("delete the broken filter of generation %d: %w", g.Number, err)
+	if _, err := s.schema.Pool.Exec(ctx, `DELETE FROM `+s.name("filters")+` WHERE identity = $1::uuid AND chunk >= $2`, g.Identity.String(), c.number); err != nil {
+		return nil, fmt.Errorf("delete the broken filter of generation %d: %w", g.Number, err)
 	}
-	return nil
+	return nil, nil
 }
 
 // missingChunk is the next chunk to build of a sealed generation's filter.
