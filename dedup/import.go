@@ -144,24 +144,18 @@ func (s *Store) importKeys(ctx context.Context, keys []claimkey.Key, begun time.
 	}
 	g.fold()
 	err = s.retry(ctx, func() error {
-		n, err = s.importGroup(ctx, g, begun)
-		return err
-	})
-	return n, err
-}
-
-func (s *Store) importGroup(ctx context.Context, g *group, begun time.Time) (n Imported, err error) {
-	err = s.begin(ctx, g, func(t *txn) error {
-		t.reset()
-		var running float64
-		if err := t.claim(ctx, beginStep, s.sinceStep(begun, &running), t.enterStep()); err != nil {
-			return fmt.Errorf("claim: %w", err)
-		}
-		if err := t.commit(ctx); err != nil {
-			return err
-		}
-		n = t.imported(running)
-		return nil
+		return s.begin(ctx, g, func(t *txn) error {
+			t.reset()
+			var running float64
+			if err := t.claim(ctx, beginStep, s.sinceStep(begun, &running), t.enterStep()); err != nil {
+				return fmt.Errorf("claim: %w", err)
+			}
+			if err := t.commit(ctx); err != nil {
+				return err
+			}
+			n = t.imported(running)
+			return nil
+		})
 	})
 	return n, err
 }
@@ -172,9 +166,6 @@ func (s *Store) sinceStep(begun time.Time, seconds *float64) pipeline.Step {
 		SQL:  `SELECT extract(epoch FROM ` + s.name("clock") + `() - $1::timestamptz)::float8`,
 		OIDs: []uint32{pgtype.TimestamptzOID}, Params: [][]byte{pipeline.Timestamptz(begun)},
 		Row: func(v [][]byte) error {
-			if len(v[0]) != 8 {
-				return pipeline.ErrShort
-			}
 			*seconds = math.Float64frombits(binary.BigEndian.Uint64(v[0]))
 			return nil
 		},

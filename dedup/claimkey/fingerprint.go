@@ -2,6 +2,7 @@ package claimkey
 
 import (
 	"encoding/binary"
+	"errors"
 	"math"
 
 	"github.com/cespare/xxhash/v2"
@@ -25,13 +26,18 @@ const recipeBits = 0xFFF << 52
 
 func recipeOf(places []string) uint64 {
 	h := xxhash.New()
-	var length [8]byte
 	for _, place := range places {
-		binary.BigEndian.PutUint64(length[:], uint64(len(place)))
-		_, _ = h.Write(length[:])
-		_, _ = h.WriteString(place)
+		writePart(h, place)
 	}
 	return h.Sum64() & recipeBits
+}
+
+// writePart hashes a text with its length, so that no other parts have the same input.
+func writePart(h *xxhash.Digest, text string) {
+	var length [8]byte
+	binary.BigEndian.PutUint64(length[:], uint64(len(text)))
+	_, _ = h.Write(length[:]) // a hash takes everything
+	_, _ = h.WriteString(text)
 }
 
 // Differ reports whether two fingerprints show that contents differ. Those made by different
@@ -60,15 +66,9 @@ func NewFingerprint(places []string) (Fingerprint, error) {
 				continue
 			}
 		}
-		return Fingerprint{}, &fingerprintError{s}
+		return Fingerprint{}, errors.New("dedup.fingerprint: \"" + s + "\" isn't allowed here; use value, none, or one or several json:PATH")
 	}
 	return f, nil
-}
-
-type fingerprintError struct{ place string }
-
-func (e *fingerprintError) Error() string {
-	return "dedup.fingerprint: \"" + e.place + "\" isn't allowed here; use value, none, or one or several json:PATH"
 }
 
 // None reports whether payloads aren't compared.
@@ -86,12 +86,8 @@ func (f Fingerprint) content(m *message.Message) uint64 {
 	}
 	var h xxhash.Digest
 	h.Reset()
-	var length [8]byte
 	for _, path := range f.paths {
-		raw := path.JSON(m.Value).Raw
-		binary.BigEndian.PutUint64(length[:], uint64(len(raw)))
-		_, _ = h.Write(length[:]) // a hash takes everything
-		_, _ = h.WriteString(raw)
+		writePart(&h, path.JSON(m.Value).Raw)
 	}
 	return h.Sum64()
 }

@@ -30,10 +30,6 @@ var numbers atomic.Int64
 // messages makes n messages that were never made before.
 func (h *harness) messages(n int) []message.Message {
 	first := int(numbers.Add(int64(n))) - n
-	return h.again(first, n)
-}
-
-func (h *harness) again(first, n int) []message.Message {
 	msgs := make([]message.Message, n)
 	for i := range msgs {
 		msgs[i] = h.Message(first + i)

@@ -247,13 +247,12 @@ func Array(elemOID uint32, values [][]byte) []byte {
 	return buf
 }
 
-// ErrShort says that a result has another size than its type.
-var ErrShort = errors.New("a result of the wrong size: the schema is not dedupd's own")
+var errShort = errors.New("a result of the wrong size: the schema is not dedupd's own")
 
 // ReadKey reads a uuid.
 func ReadKey(v []byte) (claimkey.Key, error) {
 	if len(v) != 16 {
-		return claimkey.Key{}, ErrShort
+		return claimkey.Key{}, errShort
 	}
 	return claimkey.Key(v), nil
 }
@@ -261,7 +260,7 @@ func ReadKey(v []byte) (claimkey.Key, error) {
 // ReadInt8 reads a bigint.
 func ReadInt8(v []byte) (int64, error) {
 	if len(v) != 8 {
-		return 0, ErrShort
+		return 0, errShort
 	}
 	return int64(binary.BigEndian.Uint64(v)), nil
 }
