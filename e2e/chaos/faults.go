@@ -315,7 +315,7 @@ var faults = []*fault{
 		strike: (*run).refuseOne,
 	},
 	{
-		name: "twins on two lanes at once", each: true, workers: 4, short: 1, long: 10,
+		name: "concurrent duplicates on two lanes", each: true, workers: 4, short: 1, long: 10,
 		prepare: func(r *run) error {
 			r.load.twins.Store(100)
 			return nil

@@ -124,7 +124,7 @@ func (l *load) note(m sent, sum string, err error) {
 	}
 }
 
-// draw is the next message, and sometimes its twin on another lane at the same
+// draw is the next message, and sometimes a copy on another lane at the same
 // moment. A fifth are copies: half of them of what was just sent, the others of
 // anything, mostly of late.
 func (l *load) draw(next *int) []sent {

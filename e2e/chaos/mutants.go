@@ -50,7 +50,7 @@ var mutants = []mutant{
 `}},
 	},
 	{
-		name: "keys unsorted", fault: "twins on two lanes at once", broker: "kafka", times: 5, by: "40P01",
+		name: "keys unsorted", fault: "concurrent duplicates on two lanes", broker: "kafka", times: 5, by: "40P01",
 		edits: []edit{
 			{"dedup/group.go", "	g.unique = make([]int32, 0, len(order))\n", `	if config := os.Args[len(os.Args)-1]; config[len(config)-len("1.yaml")]%2 == 0 { // every other worker
 		defer func() { slices.Reverse(g.unique) }()

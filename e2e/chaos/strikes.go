@@ -45,7 +45,7 @@ var deathbeds = []deathbed{
 	{name: "flip.before", point: pgrelay.FlipBefore},
 	{name: "flip.after", point: pgrelay.FlipAfter},
 	{name: "drop.before", point: pgrelay.DropBefore, bring: (*run).expireOne},
-	{name: "lane.taken", point: pgrelay.TakeAfter, bring: (*run).restartOne},
+	{name: "lane.acquired", point: pgrelay.TakeAfter, bring: (*run).restartOne},
 	{name: "lane.released", point: pgrelay.TakeBefore, bring: (*run).restartOne},
 }
 
