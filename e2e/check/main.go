@@ -1,6 +1,6 @@
 // Command check judges a finished run of dedupd's workers: whether each message
 // of the log ended as exactly one committed row. It reads the log, the database
-// and the notes of those who drove the run, and looks for what breaks one of the
+// and records of those who drove the run, and finds what breaks one of the
 // invariants I1 to I8.
 //
 // It shares no code with the product, so that nothing of the product judges
@@ -15,7 +15,7 @@
 // the sink's table public.effects, and public.moves, which a trigger fills with
 // all that happens to dedupd's lanes. See prepare.sql.
 //
-// The exit code is 0 for valid, 1 for invalid, 2 when that can't be told.
+// The exit code is 0 for valid, 1 for invalid, 2 if it can't say.
 package main
 
 import (
@@ -42,7 +42,7 @@ const usage = `usage:
   check prepare -database URL [-schema dedupd]
   check run     -database URL -scope SCOPE [-kafka BROKERS -topic TOPIC...] [-nats URL -stream STREAM -source NAME...]
                 -intents FILE -samples FILE -events FILE [-logs FILE...] [-allow poison,...] [-settled] [-window 1h] [-output table|json]
-check run -h tells more.
+check run -h lists the flags.
 `
 
 // command runs a command and gives its exit code.
