@@ -92,7 +92,7 @@ func (p *printer) field(v reflect.Value, name, path string, indent int) {
 	case Sink:
 		if x.Kind != "" {
 			p.line(indent, name+":", "")
-			p.entry(entry{key: x.Kind, value: x.node}, x.path(), indent+1)
+			p.value(quote(x.Kind)+":", x.Kind, x.node, x.path(), indent+1)
 		}
 	case []Source:
 		p.line(indent, name+":", "")
@@ -121,70 +121,47 @@ func (p *printer) texts(name string, list []string, path string, indent int) {
 	p.line(indent, name+": ["+strings.Join(quoted, ", ")+"]", p.origin(path))
 }
 
-// entry writes a part of the configuration that only its sink understands.
-func (p *printer) entry(e entry, path string, indent int) {
-	key := quote(e.key) + ":"
-	switch n := e.value; n.kind {
-	case nullNode:
-		p.line(indent, key, p.origin(path))
-	case scalarNode:
-		text := n.text
-		if !p.reveal && secretKey.MatchString(e.key) {
-			text = redacted
-		} else if !p.reveal && strings.Contains(text, "://") {
-			text = redactURL(text)
-		}
-		if block, ok := literal(text, indent+1); ok {
-			p.line(indent, key+" "+block, "")
-			return
-		}
-		p.line(indent, key+" "+scalar(text, n.quoted), p.origin(path))
-	case mapNode:
-		if len(n.entries) == 0 {
-			p.line(indent, key+" {}", p.origin(path))
-			return
-		}
-		p.line(indent, key, "")
-		for _, child := range n.entries {
-			p.entry(child, join(path, child.key), indent+1)
-		}
-	case listNode:
-		if len(n.items) == 0 {
-			p.line(indent, key+" []", p.origin(path))
-			return
-		}
-		p.line(indent, key, "")
-		for i, item := range n.items {
-			p.item(item, index(path, i), indent+1)
-		}
+// value writes a part of the configuration that only its sink understands: a key's
+// value, or an item of a list, whose head is "-" and which has no key.
+func (p *printer) value(head, key string, n *node, path string, indent int) {
+	empty := ""
+	switch {
+	case n.kind == nullNode && key == "":
+		empty = " null"
+	case n.kind == mapNode && len(n.entries) == 0:
+		empty = " {}"
+	case n.kind == listNode && len(n.items) == 0:
+		empty = " []"
+	}
+	if n.kind == nullNode || empty != "" {
+		p.line(indent, head+empty, p.origin(path))
+		return
+	}
+	if n.kind == scalarNode {
+		p.scalar(head, key, n, path, indent)
+		return
+	}
+	p.line(indent, head, "")
+	for _, child := range n.entries {
+		p.value(quote(child.key)+":", child.key, child.value, join(path, child.key), indent+1)
+	}
+	for i, item := range n.items {
+		p.value("-", "", item, index(path, i), indent+1)
 	}
 }
 
-func (p *printer) item(n *node, path string, indent int) {
-	switch n.kind {
-	case nullNode:
-		p.line(indent, "- null", p.origin(path))
-	case scalarNode:
-		p.line(indent, "- "+scalar(n.text, n.quoted), p.origin(path))
-	case mapNode:
-		if len(n.entries) == 0 {
-			p.line(indent, "- {}", p.origin(path))
-			return
-		}
-		p.line(indent, "-", "")
-		for _, e := range n.entries {
-			p.entry(e, join(path, e.key), indent+1)
-		}
-	case listNode:
-		if len(n.items) == 0 {
-			p.line(indent, "- []", p.origin(path))
-			return
-		}
-		p.line(indent, "-", "")
-		for i, item := range n.items {
-			p.item(item, index(path, i), indent+1)
-		}
+func (p *printer) scalar(head, key string, n *node, path string, indent int) {
+	text := n.text
+	if !p.reveal && secretKey.MatchString(key) {
+		text = redacted
+	} else if !p.reveal && strings.Contains(text, "://") {
+		text = redactURL(text)
 	}
+	if block, ok := literal(text, indent+1); ok {
+		p.line(indent, head+" "+block, "")
+		return
+	}
+	p.line(indent, head+" "+scalar(text, n.quoted), p.origin(path))
 }
 
 var (
