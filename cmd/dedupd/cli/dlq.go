@@ -112,31 +112,39 @@ type Place struct {
 }
 
 // DeadLetter is the JSON of a message that could not be applied. Key and value are
-// null if the message has none. Reason and sqlstate are those of the last attempt.
+// null if the message has none.
 type DeadLetter struct {
-	ID        int64      `json:"id"`
-	Class     string     `json:"class"`
-	Attempts  int32      `json:"attempts"`
-	Reason    string     `json:"reason"`
-	SQLState  string     `json:"sqlstate,omitempty"`
-	CreatedAt time.Time  `json:"created_at"`
-	LastAt    time.Time  `json:"last_at"`
-	Place     Place      `json:"place"`
-	Original  *Place     `json:"original,omitempty"` // where the id was claimed first
-	Topic     *Raw       `json:"topic"`
-	Time      *time.Time `json:"time"` // the broker's
-	MessageID *Raw       `json:"message_id"`
-	ClaimKey  string     `json:"claim_key"`
-	Key       *Raw       `json:"key"`
-	Headers   []Header   `json:"headers"`
-	Value     *Raw       `json:"value"`
+	Summary
+	Original *Place     `json:"original,omitempty"` // where the id was claimed first
+	Time     *time.Time `json:"time"`               // the broker's
+	ClaimKey string     `json:"claim_key"`
+	Key      *Raw       `json:"key"`
+	Headers  []Header   `json:"headers"`
+	Value    *Raw       `json:"value"`
+}
+
+// Summary is a dead letter in a list: without its payload. Reason and sqlstate are
+// those of the last attempt.
+type Summary struct {
+	ID        int64     `json:"id"`
+	Class     string    `json:"class"`
+	Attempts  int32     `json:"attempts"`
+	Reason    string    `json:"reason"`
+	SQLState  string    `json:"sqlstate,omitempty"`
+	CreatedAt time.Time `json:"created_at"`
+	LastAt    time.Time `json:"last_at"`
+	Place     Place     `json:"place"`
+	Topic     *Raw      `json:"topic"`
+	MessageID *Raw      `json:"message_id"`
 }
 
 func newDeadLetter(d dedup.DeadLetter) DeadLetter {
 	letter := DeadLetter{
-		ID: d.ID, Class: d.Class, Attempts: d.Attempts, Reason: d.Reason, CreatedAt: d.CreatedAt, LastAt: d.LastAt,
-		Place: Place{d.Source, d.Lane, d.Position}, Topic: newRaw(d.Topic), Time: d.BrokerTime,
-		MessageID: newRaw(d.MessageID), ClaimKey: d.ClaimKey, Key: newRaw(d.Key), Value: newRaw(d.Value), Headers: []Header{},
+		Summary: Summary{
+			ID: d.ID, Class: d.Class, Attempts: d.Attempts, Reason: d.Reason, CreatedAt: d.CreatedAt, LastAt: d.LastAt,
+			Place: Place{d.Source, d.Lane, d.Position}, Topic: newRaw(d.Topic), MessageID: newRaw(d.MessageID),
+		},
+		Time: d.BrokerTime, ClaimKey: d.ClaimKey, Key: newRaw(d.Key), Value: newRaw(d.Value), Headers: []Header{},
 	}
 	if d.SQLState != nil {
 		letter.SQLState = *d.SQLState
@@ -154,26 +162,11 @@ func newDeadLetter(d dedup.DeadLetter) DeadLetter {
 	return letter
 }
 
-// summary is a dead letter in a list: without its payload.
-type summary struct {
-	ID        int64     `json:"id"`
-	Class     string    `json:"class"`
-	Attempts  int32     `json:"attempts"`
-	Reason    string    `json:"reason"`
-	SQLState  string    `json:"sqlstate,omitempty"`
-	CreatedAt time.Time `json:"created_at"`
-	LastAt    time.Time `json:"last_at"`
-	Place     Place     `json:"place"`
-	Topic     *Raw      `json:"topic"`
-	MessageID *Raw      `json:"message_id"`
-}
-
 func (c *command) showDeadLetters(letters []dedup.DeadLetter, limit int) error {
 	if c.output == outputJSON {
-		all := make([]summary, len(letters))
+		all := make([]Summary, len(letters))
 		for i, l := range letters {
-			d := newDeadLetter(l)
-			all[i] = summary{d.ID, d.Class, d.Attempts, d.Reason, d.SQLState, d.CreatedAt, d.LastAt, d.Place, d.Topic, d.MessageID}
+			all[i] = newDeadLetter(l).Summary
 		}
 		return writeJSON(c.stdout, all)
 	}
