@@ -36,9 +36,6 @@ type App struct {
 	// AcceptLoss permits queues whose broker deletes acknowledged messages, although
 	// a failover of the database may lose commits.
 	AcceptLoss bool
-	// Listening, if not nil, gets the HTTP server's address: the configuration may
-	// ask for port 0.
-	Listening func(address string)
 	// HangTimeout is how long a transaction may last before its sink counts as hung.
 	// Zero: a while beyond the transaction's deadline.
 	HangTimeout time.Duration
@@ -98,9 +95,6 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 		return Summary{}, err
 	}
 	defer http.close()
-	if a.Listening != nil {
-		a.Listening(http.listener.Addr().String())
-	}
 
 	if err := openSchema(ctx, cfg, store, log); err != nil {
 		return Summary{}, err

@@ -24,10 +24,7 @@ func (v *validator) add(path, format string, args ...any) {
 	v.problems = append(v.problems, v.problem(path, format, args...))
 }
 
-// Validate finds everything that is wrong; its error is Problems. Load has called it
-// already: it is for configurations that a program makes.
-func (c *Config) Validate() error { return c.validate().err() }
-
+// validate finds everything that is wrong.
 func (c *Config) validate() Problems {
 	v := &validator{Config: c}
 	v.tags("", reflect.ValueOf(c).Elem())
