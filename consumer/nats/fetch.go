@@ -79,7 +79,7 @@ func (x *session) fetchOnce(large bool) (came int, err error) {
 	begun := time.Now()
 	var f fetched
 	err = x.receive(ask, func(msg *natsgo.Msg) error {
-		meta, err := metadata(msg)
+		meta, err := msg.Metadata()
 		if err == nil {
 			err = x.whole(msg)
 		}
@@ -137,7 +137,7 @@ func (x *session) whole(msg *natsgo.Msg) error {
 // unacknowledged refuses a message below the floor that the durable keeps, if the
 // durable delivers it because it has lost its state. It may also just have been on its
 // way for long.
-func (x *session) unacknowledged(msg *natsgo.Msg, meta *jetstream.MsgMetadata) error {
+func (x *session) unacknowledged(msg *natsgo.Msg, meta *natsgo.MsgMetadata) error {
 	if meta.Sequence.Stream > x.keptFloor.Load() {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/dedupd/dedupd/internal/policy"
@@ -185,7 +186,7 @@ func (g *gaps) abandon(sequence uint64) {
 }
 
 // record records a delivery.
-func (g *gaps) record(meta *jetstream.MsgMetadata) {
+func (g *gaps) record(meta *natsgo.MsgMetadata) {
 	if meta.NumDelivered > 1 {
 		g.redelivered.Add(1)
 	}

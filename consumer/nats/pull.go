@@ -115,16 +115,3 @@ func ended(status, description string) (done bool, err error) {
 func lostHeaders(msg *natsgo.Msg) bool {
 	return msg.Header == nil && msg.Size() > len(msg.Subject)+len(msg.Reply)+len(msg.Data)
 }
-
-// metadata is what the subject of a message's acknowledgement says of it.
-func metadata(msg *natsgo.Msg) (*jetstream.MsgMetadata, error) {
-	m, err := msg.Metadata()
-	if err != nil {
-		return nil, err
-	}
-	return &jetstream.MsgMetadata{
-		Sequence:     jetstream.SequencePair{Consumer: m.Sequence.Consumer, Stream: m.Sequence.Stream},
-		NumDelivered: m.NumDelivered, NumPending: m.NumPending, Timestamp: m.Timestamp,
-		Stream: m.Stream, Consumer: m.Consumer, Domain: m.Domain,
-	}, nil
-}

@@ -74,7 +74,7 @@ type ackFloor struct {
 type delivery struct {
 	msg      *natsgo.Msg
 	ack      ackRef
-	meta     *jetstream.MsgMetadata
+	meta     *natsgo.MsgMetadata
 	bytes    int64
 	received time.Time
 }
