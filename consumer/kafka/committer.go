@@ -108,8 +108,6 @@ func (c *committer) drop(m *mark) {
 	delete(c.marks, m)
 }
 
-func (c *committer) start() { go c.loop() }
-
 // stop commits what is left and ends.
 func (c *committer) stop() {
 	close(c.quit)

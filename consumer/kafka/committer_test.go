@@ -74,7 +74,7 @@ func TestCommitter(t *testing.T) {
 		c := newCommitter(member, func() { failures++ }, untold, slog.New(slog.DiscardHandler))
 		a, b := c.add(laneOf(0), &lane.Assignment{OffsetMetadata: "", BrokerPosition: -1}), c.add(laneOf(1), &lane.Assignment{OffsetMetadata: "", BrokerPosition: 5})
 		gone := c.add(laneOf(2), &lane.Assignment{OffsetMetadata: "", BrokerPosition: -1})
-		c.start()
+		go c.loop()
 		wait := func() { time.Sleep(commitInterval); synctest.Wait() }
 		expect := func(what string, want ...map[string]map[int]committed) {
 			t.Helper()
@@ -152,7 +152,7 @@ func TestALaneOpenedAgainHasOneMark(t *testing.T) {
 			c := newCommitter(member, func() {}, untold, slog.New(slog.DiscardHandler))
 			old := c.add(laneOf(0), &lane.Assignment{OffsetMetadata: "first", BrokerPosition: -1})
 			c.set(old, 100)
-			c.start()
+			go c.loop()
 			time.Sleep(commitInterval)
 			synctest.Wait()
 			member.take()
@@ -188,7 +188,7 @@ func TestABrokerThatNeverAnswersHoldsUpNothing(t *testing.T) {
 		c := newCommitter(member, func() {}, untold, slog.New(slog.DiscardHandler))
 		a := c.add(laneOf(0), &lane.Assignment{OffsetMetadata: "", BrokerPosition: -1})
 		c.set(a, 1)
-		c.start()
+		go c.loop()
 		<-member.asked
 		begun := time.Now()
 		for n := range int64(1000) {
@@ -240,7 +240,7 @@ func TestWhatIsConfirmedIsTold(t *testing.T) {
 		}
 		b, a := c.add(laneOf(1), &lane.Assignment{Epoch: 8, BrokerPosition: 5}), c.add(laneOf(0), &lane.Assignment{Epoch: 7, BrokerPosition: -1})
 		known := c.add(laneOf(2), &lane.Assignment{Epoch: 9, BrokerPosition: 4})
-		c.start()
+		go c.loop()
 		c.set(a, 10)
 		c.set(b, 20)
 		c.set(known, 4)

@@ -43,9 +43,6 @@ type Config struct {
 	SessionTimeout time.Duration
 	// HeartbeatInterval is the time between heartbeats. Default 1 s.
 	HeartbeatInterval time.Duration
-	// RebalanceTimeout is how long the group waits for a member that still
-	// drains. Default 30 s.
-	RebalanceTimeout time.Duration
 
 	// FetchBytes bounds one lane's fetch, as the broker stores it (compressed).
 	// Default 1 MiB, at most maxFetchBytes. A single record batch may be larger.
@@ -64,7 +61,6 @@ func (c *Config) setDefaults() {
 	c.ClientID = cmp.Or(c.ClientID, "dedupd")
 	c.SessionTimeout = cmp.Or(c.SessionTimeout, 10*time.Second)
 	c.HeartbeatInterval = cmp.Or(c.HeartbeatInterval, time.Second)
-	c.RebalanceTimeout = cmp.Or(c.RebalanceTimeout, 30*time.Second)
 	c.FetchBytes = cmp.Or(c.FetchBytes, 1<<20)
 	c.MaxInflatedBytes = cmp.Or(c.MaxInflatedBytes, 128<<20)
 }
@@ -72,6 +68,6 @@ func (c *Config) setDefaults() {
 // drainBudget is how long we wait for in-flight transactions once the group
 // rebalances: all other members wait with us. The last commit and the join follow.
 func (c *Config) drainBudget() time.Duration {
-	budget := min(c.SessionTimeout, c.RebalanceTimeout) - 2*c.HeartbeatInterval - requestTimeout
+	budget := min(c.SessionTimeout, rebalanceTimeout) - 2*c.HeartbeatInterval - requestTimeout
 	return min(max(budget, time.Second), 15*time.Second)
 }

@@ -28,6 +28,9 @@ const (
 // groupProtocol is the protocol type of consumer groups.
 const groupProtocol = "consumer"
 
+// rebalanceTimeout is how long the group waits for a member that still drains.
+const rebalanceTimeout = 30 * time.Second
+
 // leaveTimeout bounds leaving the group once nothing is read any more. A member
 // that is cut off instead keeps its partitions for the session timeout.
 const leaveTimeout = 3 * time.Second
@@ -68,7 +71,7 @@ func balancers() []kafkago.GroupBalancer {
 // error it may be called again.
 func (g *group) join(ctx context.Context) (*assignment, error) {
 	// The group waits for members that still drain, then for its leader.
-	ctx, cancel := context.WithTimeout(ctx, g.config.RebalanceTimeout+requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, rebalanceTimeout+requestTimeout)
 	defer cancel()
 	joined, err := g.enter(ctx)
 	if err != nil {
@@ -103,7 +106,7 @@ func (g *group) enter(ctx context.Context) (*joingroup.Response, error) {
 		GroupID:            g.config.Group,
 		MemberID:           g.member,
 		SessionTimeoutMS:   int32(g.config.SessionTimeout.Milliseconds()),
-		RebalanceTimeoutMS: int32(g.config.RebalanceTimeout.Milliseconds()),
+		RebalanceTimeoutMS: int32(rebalanceTimeout.Milliseconds()),
 		ProtocolType:       groupProtocol,
 	}
 	metadata := writeSubscription(g.seen.partitions)

@@ -20,10 +20,10 @@ type groupGeneration struct {
 	group      *group
 	assignment *assignment
 
-	readiness   *readiness
-	committer   *committer
-	acquiredIDs *acquiredIDs
-	shared      *sharedFetches
+	readiness *readiness
+	committer *committer
+	shared    *sharedFetches
+	topicIDs  sync.Map // by topic: the ids under which lanes were acquired
 
 	// readCtx ends when the lanes are to be released: fetches run under it.
 	readCtx context.Context
@@ -34,12 +34,11 @@ type groupGeneration struct {
 func newGroupGeneration(r *run, g *group, mine *assignment) *groupGeneration {
 	member := membership{cluster: r.cluster, groupGeneration: mine.groupGeneration, member: mine.member}
 	return &groupGeneration{
-		run:         r,
-		group:       g,
-		assignment:  mine,
-		readiness:   newReadiness(r.session),
-		committer:   newCommitter(member, r.session.CommitFailed, r.session.BrokerConfirmed, r.log),
-		acquiredIDs: new(acquiredIDs),
+		run:        r,
+		group:      g,
+		assignment: mine,
+		readiness:  newReadiness(r.session),
+		committer:  newCommitter(member, r.session.CommitFailed, r.session.BrokerConfirmed, r.log),
 	}
 }
 
@@ -67,7 +66,7 @@ func (g *groupGeneration) serve(ctx context.Context) {
 	beating, quit := context.WithCancel(context.Background())
 	var beats sync.WaitGroup
 	beats.Go(func() { g.sendHeartbeats(beating, release) })
-	g.committer.start()
+	go g.committer.loop()
 	var reading sync.WaitGroup
 	for _, r := range readers {
 		reading.Go(r.read)

@@ -85,7 +85,9 @@ func (r *partitionReader) acquire() (acquired, error) {
 	if err != nil {
 		return acquired{}, err
 	}
-	r.gen.acquiredIDs.add(r.topic, ids[r.topic])
+	if id := ids[r.topic]; id != "" {
+		r.gen.topicIDs.LoadOrStore(r.topic, id)
+	}
 	assignment, err := r.run.session.Acquire(ctx, lane.Acquire{
 		Lane:            r.lane,
 		Ordered:         true,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
-	"sync"
 
 	"github.com/segmentio/kafka-go/protocol"
 )
@@ -114,31 +113,11 @@ func (c *cluster) topicIDs(ctx context.Context) (topicIDs, error) {
 	return ids, nil
 }
 
-// acquiredIDs are the topics' ids under which a group generation's lanes were
-// acquired.
-type acquiredIDs struct {
-	mu  sync.Mutex
-	ids topicIDs
-}
-
-// add keeps the first id of a topic.
-func (a *acquiredIDs) add(topic, id string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.ids == nil {
-		a.ids = topicIDs{}
-	}
-	if a.ids[topic] == "" && id != "" {
-		a.ids[topic] = id
-	}
-}
-
-// changed is a topic that now has another id; empty: none.
-func (a *acquiredIDs) changed(now topicIDs) string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// createdAnew is a topic that now has another id than when its lanes were acquired;
+// empty: none.
+func (g *groupGeneration) createdAnew(now topicIDs) string {
 	for topic, id := range now {
-		if was := a.ids[topic]; was != "" && was != id {
+		if was, ok := g.topicIDs.Load(topic); ok && was != id {
 			return topic
 		}
 	}

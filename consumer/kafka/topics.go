@@ -72,7 +72,7 @@ func (g *groupGeneration) watchTopics(ctx context.Context) {
 		ids, _ := g.run.cluster.topicIDs(ctx) // the lanes report an error
 		// A lane would read on if the new log already reaches its position. Acquired
 		// again, it is held.
-		if topic := g.acquiredIDs.changed(ids); topic != "" {
+		if topic := g.createdAnew(ids); topic != "" {
 			g.run.log.Warn("the topic was created anew: joining the group anew", "topic", topic, "id", ids[topic])
 			return
 		}
