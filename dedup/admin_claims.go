@@ -65,10 +65,7 @@ func (s *Store) FindClaim(ctx context.Context, id string) (a ClaimAnswer, err er
 		if a.ClaimsSince, err = s.claimsSince(ctx, tx); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, `SELECT id, class FROM `+s.name("dead_letters")+` WHERE scope = $1 AND claim_key = $2::uuid ORDER BY id`, s.scope, a.Key.String())
-		if err != nil {
-			return err
-		}
+		rows, _ := tx.Query(ctx, `SELECT id, class FROM `+s.name("dead_letters")+` WHERE scope = $1 AND claim_key = $2::uuid ORDER BY id`, s.scope, a.Key.String())
 		a.DeadLetters, err = pgx.CollectRows(rows, pgx.RowToStructByPos[DeadLetterRef])
 		return err
 	})

@@ -101,36 +101,23 @@ func (s *Store) whereDeadLetters(f DeadLetterFilter) (sql string, args []any) {
 		}
 		return &m.At
 	}
-	ago := func(m Moment) *float64 {
-		if m.Ago == 0 {
-			return nil
-		}
-		return new(m.Ago.Seconds())
-	}
-	var limit *int
-	if f.Limit > 0 {
-		limit = &f.Limit
-	}
 	return `
 	WHERE d.scope = $1
 		AND ($2::bigint[] IS NULL OR d.id = ANY ($2))
 		AND ($3::text[] IS NULL OR d.class = ANY ($3))
 		AND ($4::text = '' OR d.source = $4) AND ($5::text = '' OR d.lane = $5)
 		AND ($6::text = '' OR starts_with(d.sqlstate, $6)) AND ($7::text = '' OR strpos(d.reason, $7) > 0)
-		AND ($8::timestamptz IS NULL OR d.created_at >= $8) AND ($9::float8 IS NULL OR d.created_at >= ` + s.name("clock") + `() - make_interval(secs => $9))
-		AND ($10::timestamptz IS NULL OR d.created_at < $10) AND ($11::float8 IS NULL OR d.created_at < ` + s.name("clock") + `() - make_interval(secs => $11))
+		AND ($8::timestamptz IS NULL OR d.created_at >= $8) AND ($9::float8 = 0 OR d.created_at >= ` + s.name("clock") + `() - make_interval(secs => $9))
+		AND ($10::timestamptz IS NULL OR d.created_at < $10) AND ($11::float8 = 0 OR d.created_at < ` + s.name("clock") + `() - make_interval(secs => $11))
 		AND ($12::bigint = 0 OR d.id < $12)`,
-		[]any{s.scope, f.IDs, f.Classes, f.Source, f.Lane, f.SQLState, f.Reason, at(f.Since), ago(f.Since), at(f.Until), ago(f.Until), f.Before, limit}
+		[]any{s.scope, f.IDs, f.Classes, f.Source, f.Lane, f.SQLState, f.Reason, at(f.Since), f.Since.Ago.Seconds(), at(f.Until), f.Until.Ago.Seconds(), f.Before, f.Limit}
 }
 
 // DeadLetters lists the scope's dead letters that pass the filter, the newest
 // first.
 func (s *Store) DeadLetters(ctx context.Context, f DeadLetterFilter) ([]DeadLetter, error) {
 	where, args := s.whereDeadLetters(f)
-	rows, err := s.pool.Query(ctx, selectDeadLetters+s.fromDeadLetters()+where+` ORDER BY d.id DESC LIMIT $13`, args...)
-	if err != nil {
-		return nil, fmt.Errorf("list dead letters: %w", err)
-	}
+	rows, _ := s.pool.Query(ctx, selectDeadLetters+s.fromDeadLetters()+where+` ORDER BY d.id DESC LIMIT nullif($13::bigint, 0)`, args...)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[DeadLetter])
 	if err != nil {
 		return nil, fmt.Errorf("list dead letters: %w", err)
@@ -142,10 +129,7 @@ func (s *Store) DeadLetters(ctx context.Context, f DeadLetterFilter) ([]DeadLett
 // oldest first: those of one lane are then in its order.
 func (s *Store) DeadLetterIDs(ctx context.Context, f DeadLetterFilter) ([]int64, error) {
 	where, args := s.whereDeadLetters(f)
-	rows, err := s.pool.Query(ctx, `SELECT d.id FROM `+s.name("dead_letters")+` d`+where+` ORDER BY d.id LIMIT $13`, args...)
-	if err != nil {
-		return nil, fmt.Errorf("select dead letters: %w", err)
-	}
+	rows, _ := s.pool.Query(ctx, `SELECT d.id FROM `+s.name("dead_letters")+` d`+where+` ORDER BY d.id LIMIT nullif($13::bigint, 0)`, args...)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil {
 		return nil, fmt.Errorf("select dead letters: %w", err)
@@ -166,10 +150,8 @@ func (s *Store) readDeadLetter(ctx context.Context, q interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }, id int64, lock string,
 ) (d DeadLetter, err error) {
-	rows, err := q.Query(ctx, selectDeadLetters+s.fromDeadLetters()+` WHERE d.scope = $1 AND d.id = $2 `+lock, s.scope, id)
-	if err == nil {
-		d, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[DeadLetter])
-	}
+	rows, _ := q.Query(ctx, selectDeadLetters+s.fromDeadLetters()+` WHERE d.scope = $1 AND d.id = $2 `+lock, s.scope, id)
+	d, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[DeadLetter])
 	if errors.Is(err, pgx.ErrNoRows) {
 		return d, fmt.Errorf("%w: %d in scope %s", ErrNoDeadLetter, id, s.scope)
 	}
@@ -241,11 +223,8 @@ func (s *Store) DiscardDeadLetters(ctx context.Context, actor string, ids []int6
 }
 
 func (s *Store) discard(ctx context.Context, tx pgx.Tx, actor string, ids []int64) (discarded []int64, err error) {
-	rows, err := tx.Query(ctx, `DELETE FROM `+s.name("dead_letters")+` WHERE scope = $1 AND id = ANY ($2)
+	rows, _ := tx.Query(ctx, `DELETE FROM `+s.name("dead_letters")+` WHERE scope = $1 AND id = ANY ($2)
 		RETURNING id, class, source, lane, position, message_id, claim_key::text`, s.scope, ids)
-	if err != nil {
-		return nil, err
-	}
 	var d DeadLetter
 	var details []string
 	_, err = pgx.ForEachRow(rows, []any{&d.ID, &d.Class, &d.Source, &d.Lane, &d.Position, &d.MessageID, &d.ClaimKey}, func() error {

@@ -50,15 +50,12 @@ type LaneState struct {
 
 // LaneStates lists the scope's lanes, by source and lane.
 func (s *Store) LaneStates(ctx context.Context) ([]LaneState, error) {
-	rows, err := s.pool.Query(ctx, `
+	rows, _ := s.pool.Query(ctx, `
 		SELECT source, l.lane, ordered, epoch, owner, next_position, broker_position, lag, stream_time,
 		       CASE WHEN stream_time IS NOT NULL THEN greatest(0, extract(epoch FROM `+s.name("clock")+`() - stream_time))::float8 END,
 		       coalesce(`+s.clockAhead()+`, false), updated_at, log_id, g.first, g.next, l.cut_at,
 		       row_number() OVER (ORDER BY `+s.laneClock()+` NULLS FIRST, source, l.lane) = 1
 		FROM `+s.name("lanes")+` l LEFT JOIN `+s.name("gaps")+` g ON g.lane = l.id AND g.next > g.accepted WHERE scope = $1 ORDER BY source, l.lane`, s.scope)
-	if err != nil {
-		return nil, fmt.Errorf("list lanes: %w", err)
-	}
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[LaneState])
 	if err != nil {
 		return nil, fmt.Errorf("list lanes: %w", err)
@@ -182,10 +179,7 @@ func laneSubject(source, lane string) string { return "lane " + lane + " of sour
 
 // noLane is ErrNoLane with the lanes there are.
 func (s *Store) noLane(ctx context.Context, tx pgx.Tx) error {
-	rows, err := tx.Query(ctx, `SELECT source || ' ' || lane FROM `+s.name("lanes")+` WHERE scope = $1 ORDER BY source, lane`, s.scope)
-	if err != nil {
-		return err
-	}
+	rows, _ := tx.Query(ctx, `SELECT source || ' ' || lane FROM `+s.name("lanes")+` WHERE scope = $1 ORDER BY source, lane`, s.scope)
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return err

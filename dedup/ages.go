@@ -167,13 +167,10 @@ type AgeBucket struct {
 // DuplicateAges are the ages of the scope's duplicates since then, from the beginning of
 // that day, youngest first. Empty buckets are left out.
 func (s *Store) DuplicateAges(ctx context.Context, since time.Duration) ([]AgeBucket, error) {
-	rows, err := s.pool.Query(ctx, `
+	rows, _ := s.pool.Query(ctx, `
 		SELECT up_to_seconds, sum(duplicates)::bigint, min(day), max(day) FROM `+s.name("duplicate_ages")+`
 		WHERE scope = $1 AND day >= ((`+s.name("clock")+`() - make_interval(secs => $2)) AT TIME ZONE 'UTC')::date
 		GROUP BY up_to_seconds ORDER BY up_to_seconds`, s.scope, since.Seconds())
-	if err != nil {
-		return nil, fmt.Errorf("read the ages of duplicates: %w", err)
-	}
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[AgeBucket])
 	if err != nil {
 		return nil, fmt.Errorf("read the ages of duplicates: %w", err)

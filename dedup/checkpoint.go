@@ -60,8 +60,8 @@ func (s *Store) placeQueue(ctx context.Context, tx pgx.Tx, row *laneRow, a lane.
 		row.start = &position
 	}
 	assigned.BrokerPosition = position
-	_, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET broker_position = $2, start_position = $3
-		WHERE id = $1 AND (broker_position, start_position) IS DISTINCT FROM ($2, $3)`, row.id, nullIfNegative(position), row.start)
+	_, err := tx.Exec(ctx, `UPDATE `+s.name("lanes")+` SET broker_position = nullif($2::bigint, -1), start_position = $3
+		WHERE id = $1 AND (broker_position, start_position) IS DISTINCT FROM (nullif($2, -1), $3)`, row.id, position, row.start)
 	if err != nil {
 		return err
 	}
@@ -70,13 +70,6 @@ func (s *Store) placeQueue(ctx context.Context, tx pgx.Tx, row *laneRow, a lane.
 	}
 	assigned.OffsetMetadata = s.queueMetadata(a.Lane, row)
 	return nil
-}
-
-func nullIfNegative(v int64) *int64 {
-	if v < 0 {
-		return nil
-	}
-	return &v
 }
 
 // queueMetadata is the offset metadata that the broker is to keep for a queue.

@@ -23,15 +23,24 @@ type Metrics struct {
 
 // NewMetrics registers the processor's metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		reg.MustRegister(c)
+		return c
+	}
+	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
+		h := prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: name, Help: help, Buckets: buckets,
+			// Native histograms beside the classic buckets, for those who scrape them.
+			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
+		})
+		reg.MustRegister(h)
+		return h
+	}
+	durations := prometheus.ExponentialBuckets(0.0005, 2, 16)
 	m := &Metrics{
-		messages: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "dedupd_messages_total",
-			Help: "Messages by what became of them: applied, duplicate, conflict or dead. Each one counts once.",
-		}, []string{"source", "outcome"}),
-		duplicates: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "dedupd_duplicates_total",
-			Help: "Duplicates by cause: redelivery (the broker), resend (the producer), cross_source (another source brought it).",
-		}, []string{"source", "cause"}),
+		messages:   counter("dedupd_messages_total", "Messages by what became of them: applied, duplicate, conflict or dead. Each one counts once.", "source", "outcome"),
+		duplicates: counter("dedupd_duplicates_total", "Duplicates by cause: redelivery (the broker), resend (the producer), cross_source (another source brought it).", "source", "cause"),
 		age: histogram("dedupd_duplicate_age_seconds", "Time between the first claim of an id and its duplicate: how long the window must be.",
 			prometheus.ExponentialBuckets(0.001, 6, 14)),
 		delay: histogram("dedupd_message_delay_seconds", "Time between the broker's timestamp of a message and its commit.",
@@ -39,38 +48,20 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		transaction: histogram("dedupd_transaction_seconds", "Duration of a claim transaction, from its start to its commit.", durations),
 		claim:       histogram("dedupd_claim_seconds", "Duration of claiming a group's ids.", durations),
 		sink:        histogram("dedupd_sink_seconds", "Duration of the sink's write.", durations),
-		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "dedupd_transaction_retries_total",
-			Help: "Transactions that were rolled back and tried again, by reason.",
-		}, []string{"reason"}),
-		deadLetters: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "dedupd_dead_letters_total",
-			Help: "Messages written to the dead letters, by class.",
-		}, []string{"class"}),
-		probes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "dedupd_filter_probes_total",
-			Help: "Ids within the zone of a sealed generation: excluded by its filter; found, or false_positive where the filter said maybe and the table no; unfiltered: looked up in vain in a table whose filter isn't loaded.",
-		}, []string{"result"}),
+		retries:     counter("dedupd_transaction_retries_total", "Transactions that were rolled back and tried again, by reason.", "reason"),
+		deadLetters: counter("dedupd_dead_letters_total", "Messages written to the dead letters, by class.", "class"),
+		probes: counter("dedupd_filter_probes_total", "Ids within the zone of a sealed generation: excluded by its filter; found, or false_positive where the filter said maybe and the table no; "+
+			"unfiltered: looked up in vain in a table whose filter isn't loaded.", "result"),
 		windowUsed: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "dedupd_window_used_ratio",
 			Help: "Largest age of a duplicate in the last half hour to hour, as a share of the window. Near 1, later copies are probably missed.",
 		}),
 	}
-	reg.MustRegister(m.messages, m.duplicates, m.age, m.delay, m.transaction, m.claim, m.sink, m.retries, m.deadLetters, m.probes, m.windowUsed)
+	reg.MustRegister(m.windowUsed)
 	for _, class := range Classes() {
 		m.deadLetters.WithLabelValues(class) // 0 from the start, so that the first one is an increase
 	}
 	return m
-}
-
-var durations = prometheus.ExponentialBuckets(0.0005, 2, 16)
-
-func histogram(name, help string, buckets []float64) prometheus.Histogram {
-	return prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: name, Help: help, Buckets: buckets,
-		// Native histograms beside the classic buckets, for those who scrape them.
-		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
-	})
 }
 
 // count books a lane's outcomes.

@@ -234,11 +234,8 @@ func (s *Store) attempts(ctx context.Context, b lane.Batch) (map[int64]attempt, 
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.pool.Query(ctx, `SELECT position, tries, first_at, last_at FROM `+s.name("attempts")+`
+	rows, _ := s.pool.Query(ctx, `SELECT position, tries, first_at, last_at FROM `+s.name("attempts")+`
 		WHERE lane = $1 AND position = ANY ($2) AND worker <> $3::uuid`, lane, positions(b), s.process)
-	if err != nil {
-		return nil, fmt.Errorf("read the attempts of lane %s: %w", b.Lane, err)
-	}
 	recorded := make(map[int64]attempt)
 	var position int64
 	var a attempt

@@ -66,14 +66,15 @@ func (m *Metrics) show(s *Status, window time.Duration) {
 	for _, g := range s.Generations {
 		claims += g.Claims
 		bytes += g.Bytes
-		if g.Ahead && (g.State == "open" || g.State == "sealed") {
-			ahead++
+		if g.State != "open" && g.State != "sealed" {
+			continue
 		}
-		if g.State == "open" || g.State == "sealed" {
-			if kept == 0 {
-				m.oldestClaim.Set(s.Now.Sub(g.OpenedAt).Seconds())
-			}
-			kept++
+		if kept == 0 {
+			m.oldestClaim.Set(s.Now.Sub(g.OpenedAt).Seconds())
+		}
+		kept++
+		if g.Ahead {
+			ahead++
 		}
 	}
 	m.generations.Set(float64(kept))

@@ -44,10 +44,7 @@ const bytesPerClaim = 76
 // List returns the scope's generations, oldest first.
 func (s *Set) List(ctx context.Context) ([]Generation, error) {
 	sql, args := s.ListQuery()
-	rows, err := s.schema.Pool.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, fmt.Errorf("list generations: %w", err)
-	}
+	rows, _ := s.schema.Pool.Query(ctx, sql, args...)
 	all, err := pgx.CollectRows(rows, ScanGeneration)
 	if err != nil {
 		return nil, fmt.Errorf("list generations: %w", err)

@@ -166,10 +166,7 @@ func (s *Set) Drop(ctx context.Context, generation int) (led bool, err error) {
 // Sweep drops tables of claims that the catalog doesn't have, and names them.
 func (s *Set) Sweep(ctx context.Context) (dropped []string, led bool, err error) {
 	led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, `SELECT `+s.name("sweep")+`($1, $2)`, s.schema.Scope, fmt.Sprintf("%dms", dropWait.Milliseconds()))
-		if err != nil {
-			return err
-		}
+		rows, _ := tx.Query(ctx, `SELECT `+s.name("sweep")+`($1, $2)`, s.schema.Scope, fmt.Sprintf("%dms", dropWait.Milliseconds()))
 		dropped, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err
 	})
@@ -221,11 +218,8 @@ func (s *Set) acceptMissing(ctx context.Context, scopeID int32, actor, wait stri
 		if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock($1, $2)`, schema.RotationLock, scopeID); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, `UPDATE `+s.name("generations")+` SET state = 'dropping', sealed_at = coalesce(sealed_at, `+s.name("clock")+`())
+		rows, _ := tx.Query(ctx, `UPDATE `+s.name("generations")+` SET state = 'dropping', sealed_at = coalesce(sealed_at, `+s.name("clock")+`())
 			WHERE (state = 'sealed' OR state = 'open' AND $3) AND`+missing+` RETURNING generation`, s.schema.Scope, s.schema.Name, open)
-		if err != nil {
-			return err
-		}
 		if generations, err = pgx.CollectRows(rows, pgx.RowTo[int]); err != nil || len(generations) == 0 {
 			return err
 		}

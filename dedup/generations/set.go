@@ -44,14 +44,11 @@ func (s *Set) name(object string) string { return s.schema.Object(object) }
 func (s *Set) Refresh(ctx context.Context) (*Catalog, error) {
 	s.refreshing.Lock()
 	defer s.refreshing.Unlock()
-	rows, err := s.schema.Pool.Query(ctx, `
+	rows, _ := s.schema.Pool.Query(ctx, `
 		SELECT s.id, s.catalog, s.catalog_epoch, g.generation, g.identity, g.table_name, g.state = 'open', g.first_key, g.last_key
 		FROM `+s.name("scopes")+` s
 		JOIN `+s.name("generations")+` g ON g.scope = s.scope AND g.state IN ('open', 'sealed')
 		WHERE s.scope = $1 ORDER BY g.generation DESC`, s.schema.Scope)
-	if err != nil {
-		return nil, fmt.Errorf("read the catalog: %w", err)
-	}
 	c := new(Catalog)
 	var (
 		g           Table
@@ -59,7 +56,7 @@ func (s *Set) Refresh(ctx context.Context) (*Catalog, error) {
 		open        bool
 		first, last *[16]byte
 	)
-	_, err = pgx.ForEachRow(rows, []any{&c.ScopeID, (*[16]byte)(&c.Identity), &c.epoch, &g.Number, (*[16]byte)(&g.Identity), &table, &open, &first, &last}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&c.ScopeID, (*[16]byte)(&c.Identity), &c.epoch, &g.Number, (*[16]byte)(&g.Identity), &table, &open, &first, &last}, func() error {
 		at := g
 		at.Name, at.Open = s.name(table), open
 		switch {

@@ -150,9 +150,6 @@ func (s *Schema) MissingRights(ctx context.Context) (missing []string, err error
 
 // texts returns the values of a query's only column.
 func (s *Schema) texts(ctx context.Context, sql string, args ...any) ([]string, error) {
-	rows, err := s.Pool.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := s.Pool.Query(ctx, sql, args...)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }

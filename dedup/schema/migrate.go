@@ -126,10 +126,7 @@ func (s *Schema) Migrations(ctx context.Context) ([]Migration, error) {
 	if have == 0 {
 		return all, nil
 	}
-	rows, err := s.Pool.Query(ctx, `SELECT version, applied_at FROM `+s.Object("migrations")+` ORDER BY version`)
-	if err != nil {
-		return nil, fmt.Errorf("read the schema's versions: %w", err)
-	}
+	rows, _ := s.Pool.Query(ctx, `SELECT version, applied_at FROM `+s.Object("migrations")+` ORDER BY version`)
 	var version int
 	var at time.Time
 	_, err = pgx.ForEachRow(rows, []any{&version, &at}, func() error {
