@@ -114,6 +114,25 @@ func choose(ctx context.Context, s *dedup.Store, f dedup.DeadLetterFilter) ([]in
 	return s.DeadLetterIDs(ctx, f)
 }
 
+// act does work with the selected dead letters; with --dry-run it only shows what would
+// be done.
+func (c *command) act(ctx context.Context, chosen *selection, args []string, done string, work func(context.Context, *dedup.Store, *config.Config, []int64) error) error {
+	f, err := chosen.checkToAct(args)
+	if err != nil {
+		return err
+	}
+	return c.withScope(ctx, func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
+		if chosen.dryRun {
+			return c.showSelected(ctx, s, f, done)
+		}
+		ids, err := choose(ctx, s, f)
+		if err != nil {
+			return err
+		}
+		return work(ctx, s, cfg, ids)
+	})
+}
+
 // Selected is the JSON output of --dry-run.
 type Selected struct {
 	Selected int     `json:"selected"`
@@ -170,18 +189,7 @@ error that isn't the message's ends the command, and the rest stays as it is.`,
 		Example: `  dedupd dlq replay -c orders.yaml 7 8
   dedupd dlq replay -c orders.yaml --class poison --sqlstate 23514 --since 2h --dry-run`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			f, err := chosen.checkToAct(args)
-			if err != nil {
-				return err
-			}
-			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
-				if chosen.dryRun {
-					return c.showSelected(ctx, s, f, "replayed")
-				}
-				ids, err := choose(ctx, s, f)
-				if err != nil {
-					return err
-				}
+			return c.act(cmd.Context(), &chosen, args, "replayed", func(ctx context.Context, s *dedup.Store, cfg *config.Config, ids []int64) error {
 				p, err := app.OpenProcessor(ctx, cfg, &sinks.Default, s)
 				if err != nil {
 					return err
@@ -291,20 +299,7 @@ are duplicates; dedupd claims forget ID lets the next copy in.`,
 		Example: `  dedupd dlq discard -c orders.yaml 7 8
   dedupd dlq discard -c orders.yaml --class duplicate --until 7d`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			f, err := chosen.checkToAct(args)
-			if err != nil {
-				return err
-			}
-			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
-				if chosen.dryRun {
-					return c.showSelected(ctx, s, f, "discarded")
-				}
-				ids, err := choose(ctx, s, f)
-				if err != nil {
-					return err
-				}
-				return c.discardAll(ctx, s, ids)
-			})
+			return c.act(cmd.Context(), &chosen, args, "discarded", c.discardAll)
 		},
 	}
 	chosen.flagsToAct(cmd)
@@ -318,7 +313,7 @@ type DiscardResult struct {
 	IDs       []int64 `json:"ids"` // of those discarded
 }
 
-func (c *command) discardAll(ctx context.Context, s *dedup.Store, ids []int64) error {
+func (c *command) discardAll(ctx context.Context, s *dedup.Store, _ *config.Config, ids []int64) error {
 	show := newProgress(c.stderr, "dead letters")
 	show.expect(int64(len(ids)))
 	done := 0
