@@ -12,7 +12,6 @@ const (
 	PoolerTransaction Pooler = "pgbouncer_transaction"
 )
 
-// Values are the poolers there are.
 func (Pooler) Values() []string { return policy.Values(PoolerNone, PoolerTransaction) }
 
 // Strategy says how duplicates are recognised.
@@ -25,7 +24,6 @@ const (
 	StrategySequence Strategy = "sequence"
 )
 
-// Values are the strategies there are.
 func (Strategy) Values() []string { return policy.Values(StrategyClaim, StrategySequence) }
 
 // SequenceGapPolicy says what a missing sequence number means.
@@ -38,7 +36,6 @@ const (
 	SequenceGapDeadLetter SequenceGapPolicy = "dead_letter"
 )
 
-// Values are the policies there are.
 func (SequenceGapPolicy) Values() []string {
 	return policy.Values(SequenceGapAllow, SequenceGapWait, SequenceGapDeadLetter)
 }
@@ -54,7 +51,6 @@ const (
 	LogError LogLevel = "error"
 )
 
-// Values are the levels there are.
 func (LogLevel) Values() []string { return policy.Values(LogDebug, LogInfo, LogWarn, LogError) }
 
 // LogFormat is the form of a line of the log.
@@ -66,5 +62,4 @@ const (
 	LogJSON LogFormat = "json"
 )
 
-// Values are the formats there are.
 func (LogFormat) Values() []string { return policy.Values(LogText, LogJSON) }

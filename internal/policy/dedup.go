@@ -12,7 +12,6 @@ const (
 	MissingStop Missing = "stop"
 )
 
-// Values are the policies there are.
 func (Missing) Values() []string { return Values(MissingDeadLetter, MissingPosition, MissingStop) }
 
 // Duplicate says what happens to a duplicate that the producer sent again.
@@ -28,7 +27,6 @@ const (
 	DuplicateReply Duplicate = "reply"
 )
 
-// Values are the policies there are.
 func (Duplicate) Values() []string { return Values(DuplicateDrop, DuplicateDeadLetter, DuplicateReply) }
 
 // Conflict says what happens to a message with a known id and another payload.
@@ -43,5 +41,4 @@ const (
 	ConflictStop Conflict = "stop"
 )
 
-// Values are the policies there are.
 func (Conflict) Values() []string { return Values(ConflictDeadLetter, ConflictDrop, ConflictStop) }

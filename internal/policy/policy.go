@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Policy is a text that must be one of its Values.
+// Policy is a text that must be one of its Values, which are all that its type has.
 type Policy interface{ Values() []string }
 
 // Values makes the texts of a type's constants.

@@ -15,7 +15,6 @@ const (
 	StartGroup Start = "group"
 )
 
-// Values are the policies there are.
 func (Start) Values() []string { return Values(StartEarliest, StartLatest, StartGroup) }
 
 // QueueStart says where a NATS durable begins that doesn't exist yet.
@@ -28,7 +27,6 @@ const (
 	QueueLatest QueueStart = "latest"
 )
 
-// Values are the policies there are.
 func (QueueStart) Values() []string { return Values(QueueEarliest, QueueLatest) }
 
 // Gap says what happens when the broker no longer has the messages that come next in
@@ -42,7 +40,6 @@ const (
 	GapSkip Gap = "skip"
 )
 
-// Values are the policies there are.
 func (Gap) Values() []string { return Values(GapStop, GapSkip) }
 
 // Isolation says whether messages of open and aborted transactions are read.
@@ -55,7 +52,6 @@ const (
 	ReadUncommitted Isolation = "read_uncommitted"
 )
 
-// Values are the levels there are.
 func (Isolation) Values() []string { return Values(ReadCommitted, ReadUncommitted) }
 
 // GroupReset says whether a lane follows when the group's offset was moved back.
@@ -68,7 +64,6 @@ const (
 	GroupResetIgnore GroupReset = "ignore"
 )
 
-// Values are the policies there are.
 func (GroupReset) Values() []string { return Values(GroupResetHonour, GroupResetIgnore) }
 
 // Mechanism is how to log in to Kafka by SASL.
@@ -85,7 +80,6 @@ const (
 	MechanismOAuthBearer Mechanism = "oauthbearer"
 )
 
-// Values are the mechanisms there are.
 func (Mechanism) Values() []string {
 	return Values(MechanismNone, MechanismPlain, MechanismScramSHA256, MechanismScramSHA512, MechanismOAuthBearer)
 }
@@ -100,5 +94,4 @@ const (
 	ModeLanes Mode = "lanes"
 )
 
-// Values are the modes there are.
 func (Mode) Values() []string { return Values(ModeQueue, ModeLanes) }
