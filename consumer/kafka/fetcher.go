@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -118,15 +119,12 @@ func (r *partitionReader) readOpen(a acquired) error {
 	}()
 	r.recovered()
 	f.answered.Store(time.Now().UnixNano())
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		f.watchLag(ctx)
-	}()
+	var watching sync.WaitGroup
+	watching.Go(func() { f.watchLag(ctx) })
 	err := f.loop(ctx, a.skipTo)
 	f.fetchAlone()
 	stop()
-	<-watched
+	watching.Wait()
 	select {
 	case <-f.open.Lost():
 		// Its position no longer holds, whatever is still to be committed.

@@ -1,6 +1,7 @@
 package nats
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	natsgo "github.com/nats-io/nats.go"
 
 	"github.com/dedupd/dedupd/internal/logonce"
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 // explain adds what the library leaves out of an error of connecting: which servers were
@@ -52,18 +54,11 @@ const refusalsTold = time.Second
 // library reports servers that can't be reached, but not a handshake that fails. The
 // function that it returns ends it.
 func (s *Source) tellRefusals(conn *natsgo.Conn, log *slog.Logger) (end func()) {
-	ended := make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
 	var telling sync.WaitGroup
 	telling.Go(func() {
-		tick := time.NewTicker(refusalsTold)
-		defer tick.Stop()
 		var problem logonce.Problem
-		for {
-			select {
-			case <-ended:
-				return
-			case <-tick.C:
-			}
+		for wait.For(ctx, refusalsTold) {
 			err := conn.LastError()
 			if conn.IsConnected() {
 				problem.End()
@@ -76,7 +71,7 @@ func (s *Source) tellRefusals(conn *natsgo.Conn, log *slog.Logger) (end func()) 
 		}
 	})
 	return func() {
-		close(ended)
+		cancel()
 		telling.Wait()
 	}
 }
