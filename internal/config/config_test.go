@@ -187,7 +187,7 @@ func FuzzParse(f *testing.F) {
 
 func roundTrip(t *testing.T, c *Config) {
 	t.Helper()
-	p := &printer{c: c, comments: true, reveal: true}
+	p := &printer{c: c, reveal: true}
 	var out bytes.Buffer
 	if err := p.print(&out); err != nil {
 		t.Fatal(err)

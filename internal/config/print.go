@@ -13,17 +13,16 @@ import (
 // Print writes the configuration as YAML, with defaults. It redacts secrets. A comment
 // says where each value came from.
 func (c *Config) Print(w io.Writer) error {
-	p := &printer{c: c, comments: true}
+	p := &printer{c: c}
 	return p.print(w)
 }
 
 // printer writes block YAML. In tests it reveals secrets: its output then reads back
 // as the same configuration.
 type printer struct {
-	c        *Config
-	comments bool
-	reveal   bool
-	out      strings.Builder
+	c      *Config
+	reveal bool
+	out    strings.Builder
 }
 
 func (p *printer) print(w io.Writer) error {
@@ -35,7 +34,7 @@ func (p *printer) print(w io.Writer) error {
 // line writes one line with its comment.
 func (p *printer) line(indent int, text, comment string) {
 	text = strings.Repeat("  ", indent) + text
-	if comment != "" && p.comments {
+	if comment != "" {
 		text = fmt.Sprintf("%-44s # %s", text, comment)
 	}
 	p.out.WriteString(text + "\n")
