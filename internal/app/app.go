@@ -105,7 +105,7 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	}
 	worker.Handler, worker.Lanes = processor, store
 
-	defer a.startRetention(ctx, housekeeper{store, store.Generations(), processor.FlushAges, limit}, worker.Sources, reg)()
+	defer a.startRetention(ctx, retentionStore{store, store.Generations(), processor.FlushAges, limit}, worker.Sources, reg)()
 
 	probe.started.Store(true)
 	defer context.AfterFunc(ctx, func() { probe.draining.Store(true) })()
@@ -142,7 +142,7 @@ func (a *App) newWorker(reg prometheus.Registerer) (*consumer.Worker, error) {
 }
 
 // startRetention runs retention beside the worker, until the returned function ends it.
-func (a *App) startRetention(ctx context.Context, store housekeeper, sources []consumer.Source, reg prometheus.Registerer) (end func()) {
+func (a *App) startRetention(ctx context.Context, store retentionStore, sources []consumer.Source, reg prometheus.Registerer) (end func()) {
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dedupd_filter_bytes", Help: "Memory that the filters of sealed generations take in this process."},
 		func() float64 { return float64(store.FilterBytes()) }))
 	loop := newLoop(a.Config, store, reg, a.Logger)

@@ -31,8 +31,8 @@ func newLoop(cfg *config.Config, store retention.Store, reg prometheus.Registere
 // Retain makes one retention pass now, as a running worker does by its schedule.
 // With rotate it seals the open generation whatever its age and size.
 func Retain(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger, rotate bool) (retention.Report, error) {
-	nothing := func(context.Context) error { return nil }
-	return newLoop(cfg, withoutFilters{housekeeper{store, store.Generations(), nothing, nil}}, prometheus.NewRegistry(), log).Pass(ctx, rotate)
+	s := retentionStore{Store: store, Set: store.Generations(), flush: func(context.Context) error { return nil }}
+	return newLoop(cfg, s, prometheus.NewRegistry(), log).Pass(ctx, rotate)
 }
 
 // BrokerRetention asks the configured brokers how long they keep messages. unknown
@@ -84,24 +84,28 @@ func warnOfShortWindow(ctx context.Context, window time.Duration, sources []cons
 	}
 }
 
-// housekeeper is the store as package retention uses it.
-type housekeeper struct {
+// retentionStore is the store as package retention uses it.
+type retentionStore struct {
 	*dedup.Store
 	*generations.Set
 	// flush records the ages of duplicates that the process has seen since the last
-	// call; limit gets how much memory the filters take.
+	// call; limit gets how much memory the filters take. Nil: this process claims nothing,
+	// and needs none.
 	flush func(context.Context) error
 	limit func(filters int64)
 }
 
-func (h housekeeper) FlushAges(ctx context.Context) error { return h.flush(ctx) }
+func (h retentionStore) FlushAges(ctx context.Context) error { return h.flush(ctx) }
 
-func (h housekeeper) LoadFilters(ctx context.Context) error {
+func (h retentionStore) LoadFilters(ctx context.Context) error {
+	if h.limit == nil {
+		return nil
+	}
 	defer func() { h.limit(h.FilterBytes()) }()
 	return h.Set.LoadFilters(ctx)
 }
 
-func (h housekeeper) Status(ctx context.Context) (s retention.Status, err error) {
+func (h retentionStore) Status(ctx context.Context) (s retention.Status, err error) {
 	status, err := h.Store.Status(ctx)
 	if err != nil {
 		return s, err
@@ -115,11 +119,6 @@ func (h housekeeper) Status(ctx context.Context) (s retention.Status, err error)
 	}
 	return s, nil
 }
-
-// withoutFilters is for a process that claims nothing.
-type withoutFilters struct{ retention.Store }
-
-func (withoutFilters) LoadFilters(context.Context) error { return nil }
 
 // flushLast records what came since the last pass. A database that doesn't answer
 // must not delay the end.

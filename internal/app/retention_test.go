@@ -296,7 +296,7 @@ func TestFiltersComeOnTopOfTheMemory(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, `{nats: {servers: "nats://127.0.0.1:1", stream: ORDERS}}`)
 	counted := int64(-1)
-	keeper := housekeeper{Store: r.store, Set: r.store.Generations(), limit: func(filters int64) { counted = filters }}
+	keeper := retentionStore{Store: r.store, Set: r.store.Generations(), limit: func(filters int64) { counted = filters }}
 	if err := keeper.LoadFilters(t.Context()); err != nil {
 		t.Fatal(err)
 	}
