@@ -78,20 +78,12 @@ func (s *Store) Sample(ctx context.Context) (v Sample, err error) {
 			return row.Scan(&v.Now, &v.Stream, &v.Database, &v.Connections, &v.DeadLetters, &v.LatestDuplicate)
 		})
 	batch.Queue(`
-		SELECT l.source, l.lane, l.ordered, l.fetched, l.applied, l.redelivered + l.resent + l.cross_source, l.redelivered, l.resent, l.cross_source,
-		       l.conflicts, l.dead, l.next_position, l.lag, l.stream_time, l.owner, l.updated_at, l.acquisitions,
+		SELECT l.scope, l.source, l.lane, l.fetched, l.applied, l.redelivered + l.resent + l.cross_source, l.redelivered, l.resent, l.cross_source,
+		       l.conflicts, l.dead, l.next_position, l.lag, l.stream_time, l.owner, l.updated_at, l.ordered, l.acquisitions,
 		       (SELECT count(*) FROM `+s.name("attempts")+` a WHERE a.lane = l.id)
 		FROM `+s.name("lanes")+` l WHERE l.scope = $1 ORDER BY l.source, l.lane`, s.scope).
 		Query(func(rows pgx.Rows) error {
-			l := SampledLane{Books: Books{Scope: s.scope}}
-			_, err := pgx.ForEachRow(rows, []any{
-				&l.Source, &l.Lane, &l.Ordered, &l.Fetched, &l.Applied, &l.Duplicates, &l.Redelivered, &l.Resent, &l.CrossSource,
-				&l.Conflicts, &l.Dead, &l.NextPosition, &l.Lag, &l.StreamTime, &l.Owner, &l.UpdatedAt, &l.Acquisitions, &l.Quarantined,
-			}, func() error {
-				v.Lanes = append(v.Lanes, l)
-				l.Lag, l.StreamTime = nil, nil
-				return nil
-			})
+			v.Lanes, err = pgx.CollectRows(rows, pgx.RowToStructByPos[SampledLane])
 			return err
 		})
 	sql, args := s.generations.ListQuery()

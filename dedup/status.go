@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/dedupd/dedupd/dedup/generations"
-	"github.com/dedupd/dedupd/message"
 )
 
 // Status is what expiry depends on: the clocks and the generations of the scope.
@@ -30,23 +29,19 @@ type Status struct {
 // Status reads the scope's clocks and generations.
 func (s *Store) Status(ctx context.Context) (status Status, err error) {
 	var stream *time.Time
-	var source, name *string
 	// The stream clock is -infinity while a lane's isn't known.
 	err = s.pool.QueryRow(ctx, `
-		SELECT c.now, CASE WHEN pg_catalog.isfinite(c.stream) THEN c.stream END, l.source, l.lane, l.stream_time,
+		SELECT c.now, CASE WHEN pg_catalog.isfinite(c.stream) THEN c.stream END, coalesce(l.source || ':' || l.lane, ''), l.stream_time,
 		       (SELECT count(*) FROM `+s.name("lanes")+` WHERE scope = $1 AND `+s.clockAhead()+`)
 		FROM (SELECT `+s.name("clock")+`() AS now, `+s.name("stream_clock")+`($1) AS stream) c
 		LEFT JOIN LATERAL (SELECT source, lane, stream_time FROM `+s.name("lanes")+` WHERE scope = $1
 		                   ORDER BY `+s.laneClock()+` NULLS FIRST, source, lane LIMIT 1) l ON true`, s.scope).
-		Scan(&status.Now, &stream, &source, &name, &status.LaneTime, &status.LanesAhead)
+		Scan(&status.Now, &stream, &status.Lane, &status.LaneTime, &status.LanesAhead)
 	if err != nil {
 		return Status{}, fmt.Errorf("read the clocks: %w", err)
 	}
 	if stream != nil {
 		status.Stream = *stream
-	}
-	if source != nil && name != nil {
-		status.Lane = message.Lane{Source: *source, Name: *name}.String()
 	}
 	status.Generations, err = s.generations.List(ctx)
 	return status, err
