@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/dedupd/dedupd/internal/human"
 )
 
 const (
@@ -195,7 +197,7 @@ func (a *Advice) coverBrokers(in *AdviceInput) {
 		case b.Keeps > a.Window:
 			cost := ""
 			if c := in.candidate(b.Keeps); c.Claims > 0 {
-				cost = fmt.Sprintf(" It would take %s on disk.", size(c.DiskBytes))
+				cost = fmt.Sprintf(" It would take %s on disk.", human.Bytes(c.DiskBytes))
 			}
 			a.warn("%s keeps messages for %s at least. Whoever resets a group to the earliest offset replays that much, and what is older than the window of %s is applied again. Only a window of %s or longer prevents that.%s",
 				b.Name, text(b.Keeps), text(a.Window), text(b.Keeps), cost)
@@ -217,7 +219,7 @@ func (a *Advice) settings(in *AdviceInput) {
 	if c.FilterBytes > in.FilterMemory {
 		const step = 64 << 20
 		a.warn("The filters of %d claims take %s: set retention.filter_memory to %dMiB, or the oldest generations are looked up through their index, which is slower.",
-			c.Claims, size(c.FilterBytes), (c.FilterBytes+step-1)/step*step>>20)
+			c.Claims, human.Bytes(c.FilterBytes), (c.FilterBytes+step-1)/step*step>>20)
 	}
 }
 
@@ -369,16 +371,4 @@ func were(n int64, noun string) string {
 		return "1 " + noun + " was"
 	}
 	return fmt.Sprintf("%d %ss were", n, noun)
-}
-
-// size is a number of bytes for people, in powers of 1024.
-func size(n int64) string {
-	value, unit := float64(n), "B"
-	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {
-		if value < 1024 {
-			break
-		}
-		value, unit = value/1024, u
-	}
-	return strconv.FormatFloat(value, 'f', 1, 64) + " " + unit
 }

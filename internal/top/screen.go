@@ -9,6 +9,7 @@ import (
 
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/dedup/generations"
+	"github.com/dedupd/dedupd/internal/human"
 )
 
 // View is all that a screen shows.
@@ -362,7 +363,7 @@ func (s *screen) facts() []line {
 	for _, g := range s.live() {
 		claims, size = claims+g.Claims, size+g.Bytes
 	}
-	add(plain, "generations %d: %s claims, %s", len(s.live()), whole(claims), bytes(size))
+	add(plain, "generations %d: %s claims, %s", len(s.live()), whole(claims), human.Bytes(size))
 	lines, at := []line{nil}, 0
 	for _, p := range parts {
 		if n := len(lines[at]); n > 0 && lines[at].width()+3+widthOf(p.text) > s.w {
@@ -419,13 +420,13 @@ func (s *screen) generations(n int) []line {
 		}
 		filter := "-"
 		if g.FilterBytes > 0 {
-			filter = bytes(g.FilterBytes)
+			filter = human.Bytes(g.FilterBytes)
 		}
 		state, style := g.State, plain
 		if g.Missing {
 			state, style = "MISSING", red
 		}
-		lines = append(lines, one(style, "%10d %-9s %9s %10s %10s %8s %9s", g.Number, state, count, bytes(g.Bytes), filter, span(age), s.goes(g)))
+		lines = append(lines, one(style, "%10d %-9s %9s %10s %10s %8s %9s", g.Number, state, count, human.Bytes(g.Bytes), filter, span(age), s.goes(g)))
 	}
 	return lines
 }

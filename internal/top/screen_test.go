@@ -3,7 +3,6 @@ package top
 import (
 	"flag"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -300,11 +299,6 @@ func TestText(t *testing.T) {
 	} {
 		if got := span(d); got != want {
 			t.Errorf("span(%d) = %s, want %s", d, got, want)
-		}
-	}
-	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1 << 30: "1.0 GiB", 1<<20 - 1: "1.0 MiB", math.MaxInt64: "8388608.0 TiB"} {
-		if got := bytes(n); got != want {
-			t.Errorf("bytes(%d) = %s, want %s", n, got, want)
 		}
 	}
 	if w := widthOf("a注e\u0301"); w != 4 {

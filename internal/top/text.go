@@ -123,21 +123,6 @@ func known(n *int64) string {
 	return whole(*n)
 }
 
-// bytes formats a size for people, in powers of 1024.
-func bytes(n int64) string {
-	f := float64(n)
-	for _, unit := range []string{"B", "KiB", "MiB", "GiB", "TiB"} {
-		if f < 1023.95 || unit == "TiB" {
-			if unit == "B" {
-				return fmt.Sprintf("%d B", n)
-			}
-			return fmt.Sprintf("%.1f %s", f, unit)
-		}
-		f /= 1024
-	}
-	return ""
-}
-
 // span formats a time for people, in its two largest units.
 func span(d time.Duration) string {
 	if d < 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/human"
 	"github.com/dedupd/dedupd/retention"
 )
 
@@ -206,7 +207,7 @@ func (c *command) showRetention(ctx context.Context, store *dedup.Store, cfg *co
 		if g.OpenedAt != nil {
 			opened = span(r.Now.Sub(*g.OpenedAt))
 		}
-		t.add(g.Number, state, timestamp(g.OpenedAt), opened, claims(g), size(g.Bytes), zone(g), filter(g))
+		t.add(g.Number, state, timestamp(g.OpenedAt), opened, claims(g), human.Bytes(g.Bytes), zone(g), filter(g))
 	}
 	return t.write(c.stdout)
 }
@@ -252,9 +253,9 @@ func filter(g generations.Generation) string {
 	case g.FirstKey == nil: // not sealed, or without claims
 		return "-"
 	case g.FilterComplete:
-		return size(g.FilterBytes)
+		return human.Bytes(g.FilterBytes)
 	case g.FilterBytes > 0:
-		return size(g.FilterBytes) + ", incomplete"
+		return human.Bytes(g.FilterBytes) + ", incomplete"
 	}
 	return "not built"
 }
@@ -416,7 +417,7 @@ func (c *command) writeAdvice(a Advice) error {
 		}
 		kept, disk, filters := "-", "-", "-"
 		if w.Claims > 0 {
-			kept, disk, filters = fmt.Sprint(w.Claims), size(w.DiskBytes), size(w.FilterBytes)
+			kept, disk, filters = fmt.Sprint(w.Claims), human.Bytes(w.DiskBytes), human.Bytes(w.FilterBytes)
 		}
 		var notes []string
 		if w.Window == a.Configured {

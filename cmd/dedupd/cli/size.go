@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/human"
 	"github.com/dedupd/dedupd/internal/sizing"
 )
 
@@ -264,7 +265,7 @@ func suggest(in sizing.Input, e sizing.Estimate) (yaml string, warnings []string
 		const step = 64 << 20
 		memory = (e.FilterBytes + step - 1) / step * step
 		warn("The filters take %s, and retention.filter_memory is %s: the %.1f oldest generations are looked up in their tables, %.0f look-ups a second, each a read of the disk where Postgres hasn't the page in memory. Give it %s, and each process as much more memory; or shorten the window; or have ids in the order of time.",
-			size(e.FilterBytes), size(in.FilterMemory), e.Unfiltered, e.Probes, config.Size(memory))
+			human.Bytes(e.FilterBytes), human.Bytes(in.FilterMemory), e.Unfiltered, e.Probes, config.Size(memory))
 	}
 	if in.Workers > 0 && in.Workers < e.WorkersNeeded {
 		warn("%s: %d are needed, at one core each half busy.", count(in.Workers, "worker"), e.WorkersNeeded)
@@ -281,7 +282,7 @@ func (c *command) writeSize(in sizing.Input, s *Size, explain bool) error {
 	e := &s.Estimate
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s messages a second of %s by %s, %s copies, ids %s\nwindow %s, generations of %s\n\n",
-		short(in.Rate), size(in.MessageBytes), in.Broker, percent(in.Duplicates), in.ID, config.Duration(in.Window), config.Duration(in.Generation))
+		short(in.Rate), human.Bytes(in.MessageBytes), in.Broker, percent(in.Duplicates), in.ID, config.Duration(in.Window), config.Duration(in.Generation))
 	line := func(name, value, why string) {
 		fmt.Fprintf(&b, "%-22s %s\n", name, value)
 		if explain {
@@ -303,23 +304,23 @@ func (c *command) writeSize(in sizing.Input, s *Size, explain bool) error {
 	}
 	line("generations", fmt.Sprintf("%d of %s claims, each open for %s%s", e.Generations, short(float64(e.ClaimsPerGeneration)), span(time.Duration(e.GenerationSeconds*float64(time.Second))), cut),
 		"One open, the others sealed. A generation ends after retention.generation, or with retention.generation_max_claims, whichever comes first.")
-	line("disk for claims", size(e.ClaimsBytes), fmt.Sprintf("%.0f bytes a claim with its index, and no bloat: nothing is deleted row by row. The sink's own rows come on top.", e.BytesPerClaim))
-	line("  grows by", size(e.ClaimsBytesPerDay)+" a day", "Until the first generation goes, a window after its end.")
-	line("  at most", fmt.Sprintf("%s, while a lane stands still", size(e.HeldBytes)), fmt.Sprintf("Claims are kept until every lane has passed them, for retention.max_hold, %s, at most.", config.Duration(in.MaxHold)))
-	line("  for filters", size(e.FilterTableBytes), "Filters are kept in the database, too.")
-	line("log (WAL)", fmt.Sprintf("%s a day, %.0f B a message", size(e.WALBytesPerDay), e.WALBytesPerMessage),
-		fmt.Sprintf("Claim, row and positions; %s of it are whole pages of the index after checkpoints, one each %s. Replicas and archives get as much. Values that compress take less.", size(e.WALPagesPerDay), config.Duration(in.Checkpoint)))
+	line("disk for claims", human.Bytes(e.ClaimsBytes), fmt.Sprintf("%.0f bytes a claim with its index, and no bloat: nothing is deleted row by row. The sink's own rows come on top.", e.BytesPerClaim))
+	line("  grows by", human.Bytes(e.ClaimsBytesPerDay)+" a day", "Until the first generation goes, a window after its end.")
+	line("  at most", fmt.Sprintf("%s, while a lane stands still", human.Bytes(e.HeldBytes)), fmt.Sprintf("Claims are kept until every lane has passed them, for retention.max_hold, %s, at most.", config.Duration(in.MaxHold)))
+	line("  for filters", human.Bytes(e.FilterTableBytes), "Filters are kept in the database, too.")
+	line("log (WAL)", fmt.Sprintf("%s a day, %.0f B a message", human.Bytes(e.WALBytesPerDay), e.WALBytesPerMessage),
+		fmt.Sprintf("Claim, row and positions; %s of it are whole pages of the index after checkpoints, one each %s. Replicas and archives get as much. Values that compress take less.", human.Bytes(e.WALPagesPerDay), config.Duration(in.Checkpoint)))
 	fit := "they fit"
 	switch {
 	case in.Ordered():
 		fit = "ordered ids do without"
 	case !e.FiltersFit:
-		fit = fmt.Sprintf("of which %s fit", size(in.FilterMemory))
+		fit = fmt.Sprintf("of which %s fit", human.Bytes(in.FilterMemory))
 	}
-	line("filters in memory", fmt.Sprintf("%s, %s", size(e.FilterBytes), fit),
+	line("filters in memory", fmt.Sprintf("%s, %s", human.Bytes(e.FilterBytes), fit),
 		"2.28 bytes a claim in each process, up to retention.filter_memory, newest first. Ids that no filter covers are looked up in their tables. Ids in the order of time are recognised by the smallest and largest of a table.")
-	line("memory of a worker", size(e.MemoryBytes), "batch.inflight_bytes, 64 MiB, and the filters that fit. Use it as the process's limit.")
-	line("Postgres' memory", size(e.OpenIndexBytes)+" at least for claims", "The index of the open generation: new random ids reach all of it, so it should stay in shared_buffers or the system's cache.")
+	line("memory of a worker", human.Bytes(e.MemoryBytes), "batch.inflight_bytes, 64 MiB, and the filters that fit. Use it as the process's limit.")
+	line("Postgres' memory", human.Bytes(e.OpenIndexBytes)+" at least for claims", "The index of the open generation: new random ids reach all of it, so it should stay in shared_buffers or the system's cache.")
 	b.WriteString("\n")
 	for _, w := range s.Warnings {
 		for _, l := range wrap(w, 86) {

@@ -9,6 +9,7 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/human"
 )
 
 // Stats is the JSON output of `stats`.
@@ -133,7 +134,7 @@ func (c *command) writeStats(s Stats) error {
 
 	generations := table{columns: []column{right("GENERATION"), left("STATE"), left("OPENED"), right("CLAIMS"), right("BYTES")}}
 	for _, g := range s.Generations {
-		generations.add(g.Number, g.State, timestamp(g.OpenedAt), claims(g), size(g.Bytes))
+		generations.add(g.Number, g.State, timestamp(g.OpenedAt), claims(g), human.Bytes(g.Bytes))
 	}
 	return generations.write(c.stdout)
 }
@@ -155,18 +156,3 @@ func known(n *int64) string {
 }
 
 func percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
-
-// size formats bytes for people, in powers of 1024.
-func size(n int64) string {
-	value, unit := float64(n), "B"
-	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {
-		if value < 1024 {
-			break
-		}
-		value, unit = value/1024, u
-	}
-	if unit == "B" {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.1f %s", value, unit)
-}
