@@ -42,7 +42,7 @@ func (b *binary) image(ctx context.Context) (platformImage, error) {
 	if err != nil {
 		return platformImage{}, err
 	}
-	authorities, err := authorities()
+	base, err := b.base(contents.licences())
 	if err != nil {
 		return platformImage{}, err
 	}
@@ -50,39 +50,56 @@ func (b *binary) image(ctx context.Context) (platformImage, error) {
 	if err != nil {
 		return platformImage{}, err
 	}
-	base := map[string]file{
+	image := mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1)
+	if image, err = b.add(image, "certificate authorities, user, licences", base); err != nil {
+		return platformImage{}, err
+	}
+	if image, err = b.add(image, "dedupd", map[string]file{"/usr/bin/dedupd": {executable, 0o755}, "/usr/share/sbom/dedupd.spdx.json": {content: sbom}}); err != nil {
+		return platformImage{}, err
+	}
+	if image, err = b.configure(image); err != nil {
+		return platformImage{}, err
+	}
+	return platformImage{Image: image, platform: b.platform, sbom: sbom}, nil
+}
+
+// base is what doesn't change with the binary.
+func (b *binary) base(licences map[string][]byte) (map[string]file, error) {
+	authorities, err := authorities()
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]file{
 		"/etc/passwd":                        {content: []byte("root:x:0:0:root:/:/sbin/nologin\ndedupd:x:" + user + ":" + user + ":dedupd:/:/sbin/nologin\n")},
 		"/etc/group":                         {content: []byte("root:x:0:\ndedupd:x:" + user + ":\n")},
 		"/etc/ssl/certs/ca-certificates.crt": {content: authorities},
 		"/etc/dedupd/":                       {},
 	}
 	if b.licence != nil {
-		base["/usr/share/licenses/"+b.info.Main.Path+"/LICENSE"] = file{content: b.licence}
+		files["/usr/share/licenses/"+b.info.Main.Path+"/LICENSE"] = file{content: b.licence}
 	}
-	for name, text := range contents.licences() {
-		base["/usr/share/licenses/"+name] = file{content: text}
+	for name, text := range licences {
+		files["/usr/share/licenses/"+name] = file{content: text}
 	}
-	image := mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1)
-	for _, l := range []struct {
-		files   map[string]file
-		comment string
-	}{
-		{base, "certificate authorities, user, licences"},
-		{map[string]file{"/usr/bin/dedupd": {executable, 0o755}, "/usr/share/sbom/dedupd.spdx.json": {content: sbom}}, "dedupd"},
-	} {
-		layer, err := layer(l.files, b.created)
-		if err != nil {
-			return platformImage{}, err
-		}
-		if image, err = mutate.Append(image, mutate.Addendum{
-			Layer: layer, History: v1.History{Created: v1.Time{Time: b.created}, CreatedBy: "deploy/image", Comment: l.comment},
-		}); err != nil {
-			return platformImage{}, err
-		}
+	return files, nil
+}
+
+// add adds a layer.
+func (b *binary) add(image v1.Image, comment string, files map[string]file) (v1.Image, error) {
+	layer, err := layer(files, b.created)
+	if err != nil {
+		return nil, err
 	}
+	return mutate.Append(image, mutate.Addendum{
+		Layer: layer, History: v1.History{Created: v1.Time{Time: b.created}, CreatedBy: "deploy/image", Comment: comment},
+	})
+}
+
+// configure says how the image runs.
+func (b *binary) configure(image v1.Image) (v1.Image, error) {
 	config, err := image.ConfigFile()
 	if err != nil {
-		return platformImage{}, err
+		return nil, err
 	}
 	config = config.DeepCopy()
 	config.OS, config.Architecture, config.Created = b.platform.OS, b.platform.Architecture, v1.Time{Time: b.created}
@@ -106,10 +123,7 @@ func (b *binary) image(ctx context.Context) (platformImage, error) {
 	if revision := setting(b.info, "vcs.revision"); revision != "" {
 		config.Config.Labels["org.opencontainers.image.revision"] = revision
 	}
-	if image, err = mutate.ConfigFile(image, config); err != nil {
-		return platformImage{}, err
-	}
-	return platformImage{Image: image, platform: b.platform, sbom: sbom}, nil
+	return mutate.ConfigFile(image, config)
 }
 
 // file is one of root's, for all to read; a name that ends with a slash is a

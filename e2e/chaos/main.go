@@ -27,35 +27,58 @@ func main() {
 	}
 }
 
-func begin() error {
-	g := new(servers)
+// choice is what the command line asks for.
+type choice struct {
+	pattern  *regexp.Regexp
+	only     bool // some faults
+	brokers  []string
+	short    bool
+	times    int
+	atOnce   int
+	seed     uint64
+	hunting  bool
+	soak     time.Duration
+	out      string
+	outcomes []outcome
+}
+
+func parse(g *servers) (c *choice, err error) {
+	c = new(choice)
 	flag.StringVar(&g.dedupd, "dedupd", "", "the binary to test (default: built from this checkout)")
 	flag.StringVar(&g.version, "postgres", "", "the version of Postgres, such as 16.10")
 	flag.BoolVar(&g.keep, "keep", false, "keep the files of all runs, not only of those that failed")
 	only := flag.String("run", "", "run only the faults whose names match this regular expression")
 	brokers := flag.String("brokers", "kafka,nats", "the brokers to run them with")
-	short := flag.Bool("short", false, "the slice that every change must pass: minutes")
-	times := flag.Int("times", 0, "let each fault strike this many times")
-	atOnce := flag.Int("at-once", 3, "runs at a time")
-	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())>>20, "where the dice begin; the same seed and faults throw the same dice")
-	hunting := flag.Bool("mutants", false, "instead, build one bug at a time into the product: each must be noticed")
-	soak := flag.Duration("soak", 0, "instead, draw faults at random for this long")
-	out := flag.String("out", "", "a file for the report, in Markdown; with -run, only the lines of those faults change")
+	flag.BoolVar(&c.short, "short", false, "the slice that every change must pass: minutes")
+	flag.IntVar(&c.times, "times", 0, "let each fault strike this many times")
+	flag.IntVar(&c.atOnce, "at-once", 3, "runs at a time")
+	flag.Uint64Var(&c.seed, "seed", uint64(time.Now().UnixNano())>>20, "where the dice begin; the same seed and faults throw the same dice")
+	flag.BoolVar(&c.hunting, "mutants", false, "instead, build one bug at a time into the product: each must be noticed")
+	flag.DurationVar(&c.soak, "soak", 0, "instead, draw faults at random for this long")
+	flag.StringVar(&c.out, "out", "", "a file for the report, in Markdown; with -run, only the lines of those faults change")
 	flag.Parse()
-	pattern, err := regexp.Compile(*only)
+	c.only, c.brokers = *only != "", strings.Split(*brokers, ",")
+	c.pattern, err = regexp.Compile(*only)
+	return c, err
+}
+
+// howOften is how many times a fault strikes.
+func (c *choice) howOften(f *fault, kind string) int {
+	switch {
+	case c.times > 0:
+		return c.times
+	case c.short:
+		return slice(f, kind)
+	}
+	return f.long
+}
+
+func begin() error {
+	g := new(servers)
+	c, err := parse(g)
 	if err != nil {
 		return err
 	}
-	howOften := func(f *fault, kind string) int {
-		switch {
-		case *times > 0:
-			return *times
-		case *short:
-			return slice(f, kind)
-		}
-		return f.long
-	}
-	jobs := plan(*seed, strings.Split(*brokers, ","), func(f *fault) bool { return pattern.MatchString(f.name) }, howOften)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	defer func() {
@@ -63,55 +86,54 @@ func begin() error {
 			fmt.Fprintln(os.Stderr, "chaos:", err)
 		}
 	}()
-	if *hunting {
-		say("seed %d, %d mutants at most", *seed, len(mutants))
-	} else {
-		say("seed %d, %d runs", *seed, len(jobs))
+	if c.hunting {
+		return c.hunt(ctx, g)
 	}
+	return c.doFaults(ctx, g)
+}
+
+func (c *choice) hunt(ctx context.Context, g *servers) error {
+	say("seed %d, %d mutants at most", c.seed, len(mutants))
 	if err := g.start(ctx); err != nil {
 		return err
 	}
-	if *hunting {
-		all, err := g.hunt(ctx, pattern.MatchString, *seed, *atOnce)
-		if err == nil && *out != "" {
-			err = reportMutants(*out, *seed, all)
-		}
-		if err != nil {
-			return err
-		}
-		for _, c := range all {
-			if c.by == "" {
-				return fmt.Errorf("not caught: %s", c.mutant.name)
-			}
-		}
-		return os.RemoveAll(g.folder)
+	all, err := g.hunt(ctx, c.pattern.MatchString, c.seed, c.atOnce)
+	if err == nil && c.out != "" {
+		err = reportMutants(c.out, c.seed, all)
 	}
-	if *soak > 0 {
-		jobs = draw(*seed, *soak)
+	if err != nil {
+		return err
 	}
-	var outcomes []outcome
-	if *only != "" && *out != "" { // the others' lines stay
-		if outcomes, err = readOutcomes(*out); err != nil {
+	for _, h := range all {
+		if h.by == "" {
+			return fmt.Errorf("not caught: %s", h.mutant.name)
+		}
+	}
+	return os.RemoveAll(g.folder)
+}
+
+func (c *choice) doFaults(ctx context.Context, g *servers) error {
+	jobs := plan(c.seed, c.brokers, func(f *fault) bool { return c.pattern.MatchString(f.name) }, c.howOften)
+	say("seed %d, %d runs", c.seed, len(jobs))
+	if err := g.start(ctx); err != nil {
+		return err
+	}
+	if c.soak > 0 {
+		jobs = draw(c.seed, c.soak)
+	}
+	if c.only && c.out != "" { // the others' lines stay
+		var err error
+		if c.outcomes, err = readOutcomes(c.out); err != nil {
 			return err
 		}
 	}
 	done, bad := 0, 0
-	err = g.doAll(ctx, jobs, *atOnce, func(o outcome) error {
-		o.Date = time.Now().Format(time.DateOnly)
-		if *soak > 0 { // a fault comes many times
-			outcomes = append(outcomes, o)
-		} else {
-			outcomes = replace(outcomes, o)
-		}
+	err := g.doAll(ctx, jobs, c.atOnce, func(o outcome) error {
 		done++
-		say("%s", o.line())
 		if o.Verdict != "valid" {
 			bad++
 		}
-		if *out == "" {
-			return nil
-		}
-		return report(*out, g, outcomes) // what is cut short has its report, too
+		return c.note(g, o)
 	})
 	if err != nil {
 		return err
@@ -124,6 +146,21 @@ func begin() error {
 		return nil
 	}
 	return os.RemoveAll(g.folder)
+}
+
+// note writes the report anew after each run, so that what is cut short has one, too.
+func (c *choice) note(g *servers, o outcome) error {
+	o.Date = time.Now().Format(time.DateOnly)
+	if c.soak > 0 { // a fault comes many times
+		c.outcomes = append(c.outcomes, o)
+	} else {
+		c.outcomes = replace(c.outcomes, o)
+	}
+	say("%s", o.line())
+	if c.out == "" {
+		return nil
+	}
+	return report(c.out, g, c.outcomes)
 }
 
 func say(format string, args ...any) {
