@@ -105,10 +105,17 @@ func (m *tmux) restored(after string) {
 
 var percentage = regexp.MustCompile(`(?m)^duplicates .* ([0-9.]+) %`)
 
-// What people see of a worker at work: on a terminal, with its keys, in other
-// sizes, while the database is away; and how they leave.
-func TestTop(t *testing.T) {
-	needServices(t)
+// topRig is a terminal, and a worker at work that top shows there.
+type topRig struct {
+	*tmux
+	server *pgtest.Server
+	worker *worker
+	binary string
+	config string
+}
+
+func newTopRig(t *testing.T) *topRig {
+	t.Helper()
 	server, err := pgtest.StartServer(pgtest.Options{Fsync: true})
 	if err != nil {
 		t.Fatal("Postgres: ", err, postgresAdvice)
@@ -121,9 +128,14 @@ func TestTop(t *testing.T) {
 	w := newWorker(t, "worker", config)
 	w.start()
 	w.probe("/readyz", 200, time.Minute)
+	st.produceUntilTheEnd()
+	return &topRig{tmux: newTerminal(t, 100, 30), server: server, worker: w, binary: dedupd(t), config: config}
+}
 
-	// A third are copies, for as long as it takes.
-	plan, _ := newPlan(dice(t), 300_000, 100_000, 4)
+// produceUntilTheEnd publishes as long as the test takes. A third are copies.
+func (st *stream) produceUntilTheEnd() {
+	st.t.Helper()
+	plan, _ := newPlan(dice(st.t), 300_000, 100_000, 4)
 	produced := make(chan error, 1)
 	quit := make(chan struct{})
 	go func() {
@@ -144,33 +156,62 @@ func TestTop(t *testing.T) {
 		}
 		produced <- nil
 	}()
-	defer func() {
+	st.t.Cleanup(func() {
 		close(quit)
 		if err := <-produced; err != nil {
-			t.Error("publish: ", err)
+			st.t.Error("publish: ", err)
 		}
-	}()
+	})
+}
 
-	m := newTerminal(t, 100, 30)
-	binary := dedupd(t)
+// What people see of a worker at work: on a terminal, with its keys, in other
+// sizes, while the database is away; and how they leave.
+func TestTop(t *testing.T) {
+	needServices(t)
+	m := newTopRig(t)
 	m.shows("a shell", "prompt>")
-	m.run(binary + " top -c " + config + " --interval 250ms")
+	m.run(m.binary + " top -c " + m.config + " --interval 250ms")
+	m.showsWork()
+	m.hearsKeys()
+	m.fitsSizes()
+	m.survivesTheDatabase()
+	m.isSuspended()
+	m.press("q")
+	m.restored("quit")
+	m.leaves("ctrl-c", func(int) { m.press("C-c") })
+	m.leaves("SIGTERM", func(pid int) { _ = syscall.Kill(pid, syscall.SIGTERM) })
+	m.run("clear; NO_COLOR=1 " + m.binary + " top -c " + m.config)
+	m.shows("without colour", `^dedupd top  scope`)
+	if colours := m.tmux.tmux("capture-pane", "-p", "-e"); strings.Contains(colours, "\x1b[") {
+		t.Errorf("NO_COLOR, but:\n%q", colours)
+	}
+	m.press("q")
+	m.restored("no-colour")
+	m.servesScripts()
+	m.worker.drain(time.Minute)
+}
+
+func (m *topRig) showsWork() {
+	m.t.Helper()
 	screen := m.shows("a worker at work",
 		`^dedupd top  scope e2e-top  .*  owners 1  lanes 1`,
 		`^fetched +[1-9][0-9.]*k?/s `, `^duplicates +[1-9][0-9.]*k?/s `, ` resent +[1-9]`,
 		`^nats +queue +reads +[1-9]`, `^ +1 open `, `[▁▂▃▄▅▆▇█]`, `^q quit`)
-	t.Logf("100 x 30:\n%s", screen)
+	m.t.Logf("100 x 30:\n%s", screen)
 	if c := m.cursor(); c != "0 1 0" {
-		t.Errorf("cursor, other screen, wrapping are %s", c)
+		m.t.Errorf("cursor, other screen, wrapping are %s", c)
 	}
 	share := 0.0
 	if f := percentage.FindStringSubmatch(m.shows("a share", `^duplicates +\S+/s +\S+/s +[0-9.]+ %`)); f != nil {
 		share, _ = strconv.ParseFloat(f[1], 64)
 	}
 	if share <= 0 || share > 100 {
-		t.Errorf("%.1f %% are duplicates", share)
+		m.t.Errorf("%.1f %% are duplicates", share)
 	}
+}
 
+func (m *topRig) hearsKeys() {
+	m.t.Helper()
 	m.press("s")
 	m.shows("another order", `s sort: rate`, `RATE▾`)
 	m.press("?")
@@ -178,113 +219,112 @@ func TestTop(t *testing.T) {
 	m.press("Escape")
 	m.shows("no help", `^fetched`)
 	m.press("Space")
-	screen = m.shows("a stand-still", "PAUSED")
+	screen := m.shows("a stand-still", "PAUSED")
 	time.Sleep(time.Second)
 	if again := m.screen(); again != screen {
-		t.Errorf("paused, but it goes on:\n%s\n%s", screen, again)
+		m.t.Errorf("paused, but it goes on:\n%s\n%s", screen, again)
 	}
 	m.press("Space")
-	await(t, "it goes on", 2*time.Minute, func() error {
+	await(m.t, "it goes on", 2*time.Minute, func() error {
 		if s := m.screen(); strings.Contains(s, "PAUSED") || s == screen {
 			return fmt.Errorf("it doesn't")
 		}
 		return nil
 	})
+}
 
-	for _, size := range [][2]int{{60, 14}, {40, 10}, {140, 45}, {80, 24}} {
-		m.tmux("resize-window", "-x", fmt.Sprint(size[0]), "-y", fmt.Sprint(size[1]))
-		await(t, fmt.Sprintf("a screen of %d x %d", size[0], size[1]), 2*time.Minute, func() error {
-			screen = m.screen()
+func (m *topRig) fitsSizes() {
+	m.t.Helper()
+	for _, size := range []struct{ width, height int }{{60, 14}, {40, 10}, {140, 45}, {80, 24}} {
+		m.tmux.tmux("resize-window", "-x", fmt.Sprint(size.width), "-y", fmt.Sprint(size.height))
+		await(m.t, fmt.Sprintf("a screen of %d x %d", size.width, size.height), 2*time.Minute, func() error {
+			screen := m.screen()
 			lines := strings.Split(strings.TrimSuffix(screen, "\n"), "\n")
-			if len(lines) != size[1] || !strings.HasPrefix(lines[0], "dedupd top") || !strings.HasPrefix(lines[size[1]-1], "q quit") {
+			if len(lines) != size.height || !strings.HasPrefix(lines[0], "dedupd top") || !strings.HasPrefix(lines[size.height-1], "q quit") {
 				return fmt.Errorf("%d lines:\n%s", len(lines), screen)
 			}
 			return nil
 		})
 	}
+}
 
-	// The database goes, and comes back.
-	if err := server.Kill(); err != nil {
-		t.Fatal(err)
+// survivesTheDatabase has the database go, and come back.
+func (m *topRig) survivesTheDatabase() {
+	m.t.Helper()
+	if err := m.server.Kill(); err != nil {
+		m.t.Fatal(err)
 	}
 	m.shows("the database is away", `^THE DATABASE CAN'T BE READ for [1-9]\d*s, trying again: `, `^fetched`)
-	if err := server.Restart(); err != nil {
-		t.Fatal(err)
+	if err := m.server.Restart(); err != nil {
+		m.t.Fatal(err)
 	}
-	await(t, "the database is back", 2*time.Minute, func() error {
+	await(m.t, "the database is back", 2*time.Minute, func() error {
 		if s := m.screen(); strings.Contains(s, "CAN'T BE READ") || !regexp.MustCompile(`(?m)^fetched +[1-9]`).MatchString(s) {
 			return fmt.Errorf("not on\n%s", s)
 		}
 		return nil
 	})
+}
 
-	// Suspended, and back.
+func (m *topRig) isSuspended() {
+	m.t.Helper()
 	m.press("C-z")
 	m.restored("a-stop")
 	m.run("fg")
 	m.shows("it is back", `^dedupd top  scope`, `^q quit`)
 	if c := m.cursor(); c != "0 1 0" {
-		t.Errorf("back: cursor, other screen, wrapping are %s", c)
+		m.t.Errorf("back: cursor, other screen, wrapping are %s", c)
 	}
+}
 
-	// Ways to leave.
-	m.press("q")
-	m.restored("quit")
-	for name, leave := range map[string]func(pid int){
-		"ctrl-c":  func(int) { m.press("C-c") },
-		"SIGTERM": func(pid int) { _ = syscall.Kill(pid, syscall.SIGTERM) },
-	} {
-		pidfile := filepath.Join(t.TempDir(), "pid")
-		m.run("clear; sh -c 'echo $$ >" + pidfile + "; exec " + binary + " top -c " + config + "'")
-		m.shows("it again", `^dedupd top  scope`)
-		text, err := os.ReadFile(pidfile)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		leave(pid)
-		m.restored(name)
+// leaves starts top and ends it in another way.
+func (m *topRig) leaves(name string, leave func(pid int)) {
+	m.t.Helper()
+	pidfile := filepath.Join(m.t.TempDir(), "pid")
+	m.run("clear; sh -c 'echo $$ >" + pidfile + "; exec " + m.binary + " top -c " + m.config + "'")
+	m.shows("it again", `^dedupd top  scope`)
+	text, err := os.ReadFile(pidfile)
+	if err != nil {
+		m.t.Fatal(err)
 	}
-	m.run("clear; NO_COLOR=1 " + binary + " top -c " + config)
-	m.shows("without colour", `^dedupd top  scope`)
-	if colours := m.tmux("capture-pane", "-p", "-e"); strings.Contains(colours, "\x1b[") {
-		t.Errorf("NO_COLOR, but:\n%q", colours)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		m.t.Fatal(err)
 	}
-	m.press("q")
-	m.restored("no-colour")
+	leave(pid)
+	m.restored(name)
+}
 
-	// Scripts.
+// servesScripts reads top's JSON, once and as a stream.
+func (m *topRig) servesScripts() {
+	m.t.Helper()
 	var one struct {
 		Scope string
 		Lanes []struct{ State string }
 	}
-	query(t, nil, &one, "top", "-c", config, "--once", "--interval", "300ms")
+	query(m.t, nil, &one, "top", "-c", m.config, "--once", "--interval", "300ms")
 	if one.Scope != "e2e-top" || len(one.Lanes) != 1 {
-		t.Errorf("%+v", one)
+		m.t.Errorf("%+v", one)
 	}
-	stream := exec.Command(binary, "top", "-c", config, "--output", "json", "--interval", "100ms")
+	stream := exec.Command(m.binary, "top", "-c", m.config, "--output", "json", "--interval", "100ms")
 	stream.Env = environment()
 	out, err := stream.StdoutPipe()
 	if err != nil {
-		t.Fatal(err)
+		m.t.Fatal(err)
 	}
 	if err := stream.Start(); err != nil {
-		t.Fatal(err)
+		m.t.Fatal(err)
 	}
 	lines := bufio.NewScanner(out)
 	for n := range 3 {
 		if !lines.Scan() || json.Unmarshal(lines.Bytes(), &one) != nil || one.Scope != "e2e-top" {
-			t.Errorf("line %d: %s", n, lines.Text())
+			m.t.Errorf("line %d: %s", n, lines.Text())
 		}
 	}
 	_ = stream.Process.Signal(syscall.SIGTERM)
 	for lines.Scan() {
 	}
 	if err := stream.Wait(); err != nil {
-		t.Errorf("a stream of JSON that was ended: %v", err)
+		m.t.Errorf("a stream of JSON that was ended: %v", err)
 	}
-	w.drain(time.Minute)
 }

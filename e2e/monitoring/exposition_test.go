@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 
@@ -26,6 +28,18 @@ import (
 // and promtool has nothing to say against it.
 func TestExposition(t *testing.T) {
 	url, js := natstest.Start(t)
+	produceOrders(t, js)
+	text := metricsOfAWorker(t, url, ordersDatabase(t))
+	compareWithRegistered(t, text)
+	lint := exec.Command(promtool(t), "check", "metrics")
+	lint.Stdin = strings.NewReader(text)
+	if out, err := lint.CombinedOutput(); err != nil {
+		t.Errorf("promtool check metrics: %v\n%s", err, out)
+	}
+}
+
+func ordersDatabase(t *testing.T) (url string) {
+	t.Helper()
 	postgres, err := pgtest.StartServer(pgtest.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -39,6 +53,11 @@ func TestExposition(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), "CREATE TABLE public.orders (id text, payload jsonb)"); err != nil {
 		t.Fatal(err)
 	}
+	return postgres.URL("postgres")
+}
+
+func produceOrders(t *testing.T, js jetstream.JetStream) {
+	t.Helper()
 	for i := range 20 { // ten orders, each twice, and one that has no id
 		header := nats.Header{"message-id": {fmt.Sprint(i % 10)}}
 		if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: "orders", Header: header, Data: []byte("{}")}); err != nil {
@@ -48,7 +67,11 @@ func TestExposition(t *testing.T) {
 	if _, err := js.Publish(t.Context(), "orders", []byte("{}")); err != nil {
 		t.Fatal(err)
 	}
+}
 
+// metricsOfAWorker is what a worker shows once all has landed.
+func metricsOfAWorker(t *testing.T, url, database string) (text string) {
+	t.Helper()
 	address, err := rig.FreeAddress()
 	if err != nil {
 		t.Fatal(err)
@@ -62,31 +85,35 @@ database: {url: %q}
 dead_letters: {max_share: 1}
 sink: {table: {name: public.orders, columns: {id: id, payload: value}}}
 http: {listen: %q}
-`, url, postgres.URL("postgres"), address), 0o600); err != nil {
+`, url, database, address), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	worker, err := rig.Start(exec.Command(dedupd(t), "run", "-c", config), log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		worker.Kill()
 		if t.Failed() {
 			t.Log(rig.Tail(log))
 		}
-	}()
+	})
 
-	var text string
 	dead := regexp.MustCompile(`(?m)^dedupd_dead_letters_total\{class="no_id"\} 1$`)
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		if text, err = scrape("http://" + address + "/metrics"); err == nil && dead.MatchString(text) {
-			break
+			return text
 		}
 		if worker.Ended() || time.Now().After(end) {
 			t.Fatalf("the messages don't land: %v", err)
 		}
 	}
+}
 
+// compareWithRegistered wants the binary to show what the other tests know, no less and
+// no more.
+func compareWithRegistered(t *testing.T, text string) {
+	t.Helper()
 	known := registered()
 	found := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)^# TYPE (dedupd_\w+)`).FindAllStringSubmatch(text, -1) {
@@ -117,12 +144,6 @@ http: {listen: %q}
 		if !strings.Contains(text, "\n"+name+" ") {
 			t.Errorf("the binary doesn't show %s", name)
 		}
-	}
-
-	lint := exec.Command(promtool(t), "check", "metrics")
-	lint.Stdin = strings.NewReader(text)
-	if out, err := lint.CombinedOutput(); err != nil {
-		t.Errorf("promtool check metrics: %v\n%s", err, out)
 	}
 }
 
