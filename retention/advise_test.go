@@ -276,90 +276,109 @@ var bounds = []time.Duration{
 // TestAdviceKeepsItsPromises has scopes of every kind.
 func TestAdviceKeepsItsPromises(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		duration := func(name string, from, to time.Duration) time.Duration {
-			// Small numbers are drawn most often, and nothing is shortened below them.
-			d := rapid.OneOf(rapid.Int64Range(int64(from), int64(to)), rapid.Map(rapid.IntRange(0, 400), func(days int) int64 { return int64(days) * int64(day) }))
-			return min(max(time.Duration(d.Draw(t, name)), from), to)
-		}
-		in := retention.AdviceInput{
-			Observed: duration("observed", 0, 400*day), Horizon: duration("horizon", 0, 400*day),
-			Window: duration("window", minute, 200*day), MaxHold: duration("max_hold", minute, 400*day),
-			GenerationMaxClaims: rapid.Int64Range(0, 1e9).Draw(t, "generation_max_claims"),
-			FilterMemory:        rapid.Int64Range(0, 1<<40).Draw(t, "filter_memory"),
-			ClaimsPerSecond:     rapid.Float64Range(0, 1e6).Draw(t, "claims_per_second"),
-			BytesPerClaim:       rapid.Float64Range(0, 1000).Draw(t, "bytes_per_claim"),
-		}
-		in.Generation = duration("generation", time.Second, in.Window)
-		for _, b := range bounds[:rapid.IntRange(1, len(bounds)).Draw(t, "buckets")] {
-			if n := rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, 1e6)).Draw(t, "duplicates"); n > 0 {
-				in.Ages = append(in.Ages, retention.AgeBucket{UpTo: b, Duplicates: n})
-			}
-		}
-		for range rapid.IntRange(0, 2).Draw(t, "brokers") {
-			in.Asked, in.Brokers = true, append(in.Brokers, retention.BrokerRetention{Name: "b", Keeps: duration("keeps", 0, 400*day)})
-		}
+		in := drawScope(t)
 		a := retention.Advise(in)
-
-		for i, c := range a.Candidates {
-			if c.Caught > a.Duplicates || c.Share < 0 || c.Share > 1 || c.Claims < 0 || c.DiskBytes < 0 || c.FilterBytes < 0 || c.Generations < 2 {
-				t.Fatalf("%+v", c)
-			}
-			if i == 0 {
-				continue
-			}
-			before := a.Candidates[i-1]
-			if c.Window <= before.Window || c.Caught < before.Caught || c.Share < before.Share || c.Claims < before.Claims {
-				t.Fatalf("a longer window catches or keeps less: %+v, %+v", before, c)
-			}
-		}
-		recommended, configured := candidate(t, a, a.Window), candidate(t, a, in.Window)
-		if recommended.Caught < configured.Caught {
-			t.Fatalf("the recommended %s catches %d, the configured %s %d", a.Window, recommended.Caught, in.Window, configured.Caught)
-		}
 		if len(a.Reasons) == 0 {
 			t.Fatal("there is no reason")
 		}
-		latest, unbounded := time.Duration(0), false
-		for _, b := range in.Ages {
-			if b.UpTo == older {
-				unbounded = true
-			} else {
-				latest = b.UpTo
-			}
-		}
-		if a.Window != in.Window {
-			if a.Duplicates < 100 {
-				t.Fatalf("%s on %d duplicates", a.Window, a.Duplicates)
-			}
-			if a.Window < 2*latest || !unbounded && recommended.Caught != a.Duplicates {
-				t.Fatalf("%s, though a copy came after up to %s", a.Window, latest)
-			}
-		}
-		if a.Window < in.Window {
-			if in.Horizon < in.Window {
-				t.Fatalf("shortened from %s to %s, though claims reach back %s only", in.Window, a.Window, in.Horizon)
-			}
-			if in.Observed < 7*day || in.Observed < min(3*in.Window, 365*day) {
-				t.Fatalf("shortened from %s to %s after %s", in.Window, a.Window, in.Observed)
-			}
-			if unbounded {
-				t.Fatalf("shortened from %s to %s, though nobody knows how old copies are", in.Window, a.Window)
-			}
-		}
-		for _, b := range in.Brokers {
-			if b.Keeps > a.Window && b.Keeps <= in.Window {
-				t.Fatalf("%s no longer covers the %s that a broker can replay", a.Window, b.Keeps)
-			}
-			told := slices.ContainsFunc(a.Warnings, func(s string) bool {
-				return strings.Contains(s, "is applied again.") || strings.Contains(s, "applied again; no")
-			})
-			if (b.Keeps == 0 || b.Keeps > a.Window) && !told {
-				t.Fatalf("nobody is told that a broker keeps messages for %s", b.Keeps)
-			}
-		}
+		checkCandidates(t, a)
+		checkWindow(t, in, a)
+		checkBrokers(t, in, a)
+		recommended := candidate(t, a, a.Window)
 		memory := slices.ContainsFunc(a.Warnings, func(s string) bool { return strings.Contains(s, "filter_memory") })
 		if memory != (recommended.FilterBytes > in.FilterMemory) {
 			t.Fatalf("filters of %d bytes in %d, told: %v", recommended.FilterBytes, in.FilterMemory, memory)
 		}
 	})
+}
+
+func drawScope(t *rapid.T) (in retention.AdviceInput) {
+	duration := func(name string, from, to time.Duration) time.Duration {
+		// Small numbers are drawn most often, and nothing is shortened below them.
+		d := rapid.OneOf(rapid.Int64Range(int64(from), int64(to)), rapid.Map(rapid.IntRange(0, 400), func(days int) int64 { return int64(days) * int64(day) }))
+		return min(max(time.Duration(d.Draw(t, name)), from), to)
+	}
+	in = retention.AdviceInput{
+		Observed: duration("observed", 0, 400*day), Horizon: duration("horizon", 0, 400*day),
+		Window: duration("window", minute, 200*day), MaxHold: duration("max_hold", minute, 400*day),
+		GenerationMaxClaims: rapid.Int64Range(0, 1e9).Draw(t, "generation_max_claims"),
+		FilterMemory:        rapid.Int64Range(0, 1<<40).Draw(t, "filter_memory"),
+		ClaimsPerSecond:     rapid.Float64Range(0, 1e6).Draw(t, "claims_per_second"),
+		BytesPerClaim:       rapid.Float64Range(0, 1000).Draw(t, "bytes_per_claim"),
+	}
+	in.Generation = duration("generation", time.Second, in.Window)
+	for _, b := range bounds[:rapid.IntRange(1, len(bounds)).Draw(t, "buckets")] {
+		if n := rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, 1e6)).Draw(t, "duplicates"); n > 0 {
+			in.Ages = append(in.Ages, retention.AgeBucket{UpTo: b, Duplicates: n})
+		}
+	}
+	for range rapid.IntRange(0, 2).Draw(t, "brokers") {
+		in.Asked, in.Brokers = true, append(in.Brokers, retention.BrokerRetention{Name: "b", Keeps: duration("keeps", 0, 400*day)})
+	}
+	return in
+}
+
+func checkCandidates(t *rapid.T, a retention.Advice) {
+	for i, c := range a.Candidates {
+		if c.Caught > a.Duplicates || c.Share < 0 || c.Share > 1 || c.Claims < 0 || c.DiskBytes < 0 || c.FilterBytes < 0 || c.Generations < 2 {
+			t.Fatalf("%+v", c)
+		}
+		if i == 0 {
+			continue
+		}
+		before := a.Candidates[i-1]
+		if c.Window <= before.Window || c.Caught < before.Caught || c.Share < before.Share || c.Claims < before.Claims {
+			t.Fatalf("a longer window catches or keeps less: %+v, %+v", before, c)
+		}
+	}
+}
+
+// checkWindow wants a window that catches no less, and one that is shortened with good
+// cause only.
+func checkWindow(t *rapid.T, in retention.AdviceInput, a retention.Advice) {
+	recommended, configured := candidate(t, a, a.Window), candidate(t, a, in.Window)
+	if recommended.Caught < configured.Caught {
+		t.Fatalf("the recommended %s catches %d, the configured %s %d", a.Window, recommended.Caught, in.Window, configured.Caught)
+	}
+	latest, unbounded := time.Duration(0), false
+	for _, b := range in.Ages {
+		if b.UpTo == older {
+			unbounded = true
+		} else {
+			latest = b.UpTo
+		}
+	}
+	if a.Window != in.Window {
+		if a.Duplicates < 100 {
+			t.Fatalf("%s on %d duplicates", a.Window, a.Duplicates)
+		}
+		if a.Window < 2*latest || !unbounded && recommended.Caught != a.Duplicates {
+			t.Fatalf("%s, though a copy came after up to %s", a.Window, latest)
+		}
+	}
+	if a.Window < in.Window {
+		if in.Horizon < in.Window {
+			t.Fatalf("shortened from %s to %s, though claims reach back %s only", in.Window, a.Window, in.Horizon)
+		}
+		if in.Observed < 7*day || in.Observed < min(3*in.Window, 365*day) {
+			t.Fatalf("shortened from %s to %s after %s", in.Window, a.Window, in.Observed)
+		}
+		if unbounded {
+			t.Fatalf("shortened from %s to %s, though nobody knows how old copies are", in.Window, a.Window)
+		}
+	}
+}
+
+func checkBrokers(t *rapid.T, in retention.AdviceInput, a retention.Advice) {
+	for _, b := range in.Brokers {
+		if b.Keeps > a.Window && b.Keeps <= in.Window {
+			t.Fatalf("%s no longer covers the %s that a broker can replay", a.Window, b.Keeps)
+		}
+		told := slices.ContainsFunc(a.Warnings, func(s string) bool {
+			return strings.Contains(s, "is applied again.") || strings.Contains(s, "applied again; no")
+		})
+		if (b.Keeps == 0 || b.Keeps > a.Window) && !told {
+			t.Fatalf("nobody is told that a broker keeps messages for %s", b.Keeps)
+		}
+	}
 }

@@ -118,99 +118,115 @@ func root(t *testing.T, image v1.Image) (headers map[string]*tar.Header, content
 	}
 }
 
+// built is an image and what it was built from.
+type built struct {
+	binary, out string
+	image       v1.Image
+	headers     map[string]*tar.Header
+	contents    map[string][]byte
+}
+
 func TestImage(t *testing.T) {
 	t.Parallel()
-	binary, out := build(t, repo), filepath.Join(t.TempDir(), "image")
-	if err := run(t.Context(), options{out: out, name: "dedupd", version: "v1.2.3", licence: repo + "/LICENSE"}, []string{binary}); err != nil {
+	b := &built{binary: build(t, repo), out: filepath.Join(t.TempDir(), "image")}
+	if err := run(t.Context(), options{out: b.out, name: "dedupd", version: "v1.2.3", licence: repo + "/LICENSE"}, []string{b.binary}); err != nil {
 		t.Fatal(err)
 	}
-	image := images(t, out)["linux/amd64"]
-	if image == nil {
+	if b.image = images(t, b.out)["linux/amd64"]; b.image == nil {
 		t.Fatal("the layout has no image for linux/amd64")
 	}
-	headers, contents := root(t, image)
+	b.headers, b.contents = root(t, b.image)
+	t.Run("nobody can change it, and nothing raises rights", b.wantRights)
+	t.Run("the binary is the one that was given", b.wantBinary)
+	t.Run("it knows certificate authorities", b.wantAuthorities)
+	t.Run("its list names each module of the binary, and each has its licence", b.wantList)
+	t.Run("the Dockerfile says the same", b.wantDockerfile)
+}
 
-	t.Run("nobody can change it, and nothing raises rights", func(t *testing.T) {
-		for name, h := range headers {
-			if h.Uid != 0 || h.Gid != 0 || h.Mode&0o7022 != 0 {
-				t.Errorf("%s belongs to %d:%d with mode %o", name, h.Uid, h.Gid, h.Mode)
-			}
-			if h.Typeflag == tar.TypeReg && h.Mode&0o111 != 0 && name != "/usr/bin/dedupd" {
-				t.Errorf("%s can be executed", name)
-			}
+func (b *built) wantRights(t *testing.T) {
+	for name, h := range b.headers {
+		if h.Uid != 0 || h.Gid != 0 || h.Mode&0o7022 != 0 {
+			t.Errorf("%s belongs to %d:%d with mode %o", name, h.Uid, h.Gid, h.Mode)
 		}
-	})
-	t.Run("the binary is the one that was given", func(t *testing.T) {
-		want, err := os.ReadFile(binary)
-		if err != nil {
-			t.Fatal(err)
+		if h.Typeflag == tar.TypeReg && h.Mode&0o111 != 0 && name != "/usr/bin/dedupd" {
+			t.Errorf("%s can be executed", name)
 		}
-		if !bytes.Equal(contents["/usr/bin/dedupd"], want) || headers["/usr/bin/dedupd"].Mode != 0o755 {
-			t.Error("it isn't, or can't be executed")
+	}
+}
+
+func (b *built) wantBinary(t *testing.T) {
+	want, err := os.ReadFile(b.binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(b.contents["/usr/bin/dedupd"], want) || b.headers["/usr/bin/dedupd"].Mode != 0o755 {
+		t.Error("it isn't, or can't be executed")
+	}
+}
+
+func (b *built) wantAuthorities(t *testing.T) {
+	n := bytes.Count(b.contents["/etc/ssl/certs/ca-certificates.crt"], []byte("BEGIN CERTIFICATE"))
+	if block, _ := pem.Decode(b.contents["/etc/ssl/certs/ca-certificates.crt"]); block == nil || n < 100 {
+		t.Errorf("%d of them", n)
+	}
+}
+
+func (b *built) wantList(t *testing.T) {
+	list, err := spdxjson.Read(bytes.NewReader(b.contents["/usr/share/sbom/dedupd.spdx.json"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[string]bool{}
+	for _, p := range list.Packages {
+		listed[p.PackageName+"@"+p.PackageVersion] = true
+	}
+	info, err := buildinfo.ReadFile(b.binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(info.Deps) < 15 || !listed["github.com/dedupd/dedupd@v1.2.3"] || !listed["stdlib@"+strings.TrimPrefix(info.GoVersion, "go")] {
+		t.Errorf("dedupd or Go is missing in %v", listed)
+	}
+	for _, m := range info.Deps {
+		if !listed[m.Path+"@"+m.Version] {
+			t.Errorf("%s %s is missing", m.Path, m.Version)
 		}
-	})
-	t.Run("it knows certificate authorities", func(t *testing.T) {
-		n := bytes.Count(contents["/etc/ssl/certs/ca-certificates.crt"], []byte("BEGIN CERTIFICATE"))
-		if block, _ := pem.Decode(contents["/etc/ssl/certs/ca-certificates.crt"]); block == nil || n < 100 {
-			t.Errorf("%d of them", n)
+		if !slices.ContainsFunc(keys(b.headers), func(name string) bool { return strings.HasPrefix(name, "/usr/share/licenses/"+m.Path+"/") }) {
+			t.Errorf("%s has no licence", m.Path)
 		}
-	})
-	t.Run("its list names each module of the binary, and each has its licence", func(t *testing.T) {
-		list, err := spdxjson.Read(bytes.NewReader(contents["/usr/share/sbom/dedupd.spdx.json"]))
-		if err != nil {
-			t.Fatal(err)
+	}
+	if beside, err := os.ReadFile(filepath.Join(b.out, "linux-amd64.spdx.json")); err != nil || !bytes.Equal(beside, b.contents["/usr/share/sbom/dedupd.spdx.json"]) {
+		t.Errorf("the list beside the image is another one, %v", err)
+	}
+}
+
+func (b *built) wantDockerfile(t *testing.T) {
+	file, err := os.ReadFile(repo + "/Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := b.image.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	quoted := func(list []string) string {
+		text, _ := json.Marshal(list)
+		return strings.ReplaceAll(string(text), ",", ", ")
+	}
+	for instruction, want := range map[string]string{
+		"USER": config.Config.User, "ENV": config.Config.Env[len(config.Config.Env)-1], "EXPOSE": keys(config.Config.ExposedPorts)[0],
+		"STOPSIGNAL": config.Config.StopSignal, "ENTRYPOINT": quoted(config.Config.Entrypoint), "CMD": quoted(config.Config.Cmd),
+	} {
+		said := regexp.MustCompile(`(?m)^`+instruction+` (.*)$`).FindAllSubmatch(file, -1)
+		if len(said) != 1 || string(said[0][1]) != want {
+			t.Errorf("%s: it says %q, the image has %q", instruction, said, want)
 		}
-		listed := map[string]bool{}
-		for _, p := range list.Packages {
-			listed[p.PackageName+"@"+p.PackageVersion] = true
+	}
+	for _, name := range []string{"/etc/passwd", "/etc/group"} {
+		if text := strings.ReplaceAll(string(b.contents[name]), "\n", `\n`); !bytes.Contains(file, []byte("printf '"+text+"' > /root-fs"+name)) {
+			t.Errorf("its %s isn't %q", name, text)
 		}
-		info, err := buildinfo.ReadFile(binary)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(info.Deps) < 15 || !listed["github.com/dedupd/dedupd@v1.2.3"] || !listed["stdlib@"+strings.TrimPrefix(info.GoVersion, "go")] {
-			t.Errorf("dedupd or Go is missing in %v", listed)
-		}
-		for _, m := range info.Deps {
-			if !listed[m.Path+"@"+m.Version] {
-				t.Errorf("%s %s is missing", m.Path, m.Version)
-			}
-			if !slices.ContainsFunc(keys(headers), func(name string) bool { return strings.HasPrefix(name, "/usr/share/licenses/"+m.Path+"/") }) {
-				t.Errorf("%s has no licence", m.Path)
-			}
-		}
-		if beside, err := os.ReadFile(filepath.Join(out, "linux-amd64.spdx.json")); err != nil || !bytes.Equal(beside, contents["/usr/share/sbom/dedupd.spdx.json"]) {
-			t.Errorf("the list beside the image is another one, %v", err)
-		}
-	})
-	t.Run("the Dockerfile says the same", func(t *testing.T) {
-		file, err := os.ReadFile(repo + "/Dockerfile")
-		if err != nil {
-			t.Fatal(err)
-		}
-		config, err := image.ConfigFile()
-		if err != nil {
-			t.Fatal(err)
-		}
-		quoted := func(list []string) string {
-			text, _ := json.Marshal(list)
-			return strings.ReplaceAll(string(text), ",", ", ")
-		}
-		for instruction, want := range map[string]string{
-			"USER": config.Config.User, "ENV": config.Config.Env[len(config.Config.Env)-1], "EXPOSE": keys(config.Config.ExposedPorts)[0],
-			"STOPSIGNAL": config.Config.StopSignal, "ENTRYPOINT": quoted(config.Config.Entrypoint), "CMD": quoted(config.Config.Cmd),
-		} {
-			said := regexp.MustCompile(`(?m)^`+instruction+` (.*)$`).FindAllSubmatch(file, -1)
-			if len(said) != 1 || string(said[0][1]) != want {
-				t.Errorf("%s: it says %q, the image has %q", instruction, said, want)
-			}
-		}
-		for _, name := range []string{"/etc/passwd", "/etc/group"} {
-			if text := strings.ReplaceAll(string(contents[name]), "\n", `\n`); !bytes.Contains(file, []byte("printf '"+text+"' > /root-fs"+name)) {
-				t.Errorf("its %s isn't %q", name, text)
-			}
-		}
-	})
+	}
 }
 
 func keys[V any](m map[string]V) (list []string) {

@@ -88,12 +88,12 @@ func TestEveryRuleFindsASinkThatBreaksIt(t *testing.T) {
 		make maker
 		says string
 	}{
-		"own connection": {"WritesWithinTheTransaction", func(pool *pgxpool.Pool) sinks.Sink {
+		"own connection": {rule: "WritesWithinTheTransaction", make: func(pool *pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(ctx context.Context, _ sinks.Tx, msgs []message.Message) error {
 				return write(ctx, poolTx{pool}, msgs)
 			})
-		}, "before the commit, seen from outside"},
-		"commits": {"LeavesTheTransactionOpen", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "before the commit, seen from outside"},
+		"commits": {rule: "LeavesTheTransactionOpen", make: func(*pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				if err := write(ctx, tx, msgs); err != nil {
 					return err
@@ -101,8 +101,8 @@ func TestEveryRuleFindsASinkThatBreaksIt(t *testing.T) {
 				_, err := tx.Exec(ctx, "COMMIT AND CHAIN")
 				return err
 			})
-		}, "ended the transaction"},
-		"commits and is seen": {"WritesWithinTheTransaction", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "ended the transaction"},
+		"commits and is seen": {rule: "WritesWithinTheTransaction", make: func(*pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				if err := write(ctx, tx, msgs); err != nil {
 					return err
@@ -110,13 +110,13 @@ func TestEveryRuleFindsASinkThatBreaksIt(t *testing.T) {
 				_, err := tx.Exec(ctx, "COMMIT AND CHAIN")
 				return err
 			})
-		}, "after the rollback"},
-		"leaves some out": {"AllOfABatchOrAnError", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "after the rollback"},
+		"leaves some out": {rule: "AllOfABatchOrAnError", make: func(*pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				return write(ctx, tx, msgs[:min(len(msgs), 500)])
 			})
-		}, "503 effects are there, want 1003"},
-		"remembers": {"WritesAgainAfterARollback", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "503 effects are there, want 1003"},
+		"remembers": {rule: "WritesAgainAfterARollback", make: func(*pgxpool.Pool) sinks.Sink {
 			var seen sync.Map
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				for i := range msgs {
@@ -128,8 +128,8 @@ func TestEveryRuleFindsASinkThatBreaksIt(t *testing.T) {
 				}
 				return nil
 			})
-		}, "0 effects"},
-		"swallows poison": {"NamesThePoison", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "0 effects"},
+		"swallows poison": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				for i := range msgs {
 					if msgs[i].ID != "poison" {
@@ -140,29 +140,29 @@ func TestEveryRuleFindsASinkThatBreaksIt(t *testing.T) {
 				}
 				return nil
 			})
-		}, "says that it is written"},
-		"hides poison": {"NamesThePoison", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "says that it is written"},
+		"hides poison": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				if err := write(ctx, tx, msgs); err != nil {
 					return fmt.Errorf("it failed: %v", err) // %v, not %w
 				}
 				return nil
 			})
-		}, "tried for ever"},
-		"hangs on poison": {"NamesThePoison", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "tried for ever"},
+		"hangs on poison": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(_ context.Context, _ sinks.Tx, msgs []message.Message) error {
 				if msgs[0].ID == "poison" {
 					select {} // for ever
 				}
 				return sinks.Permanent(fmt.Errorf("bad"))
 			})
-		}, "hangs"},
-		"blames another": {"NamesThePoison", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "hangs"},
+		"blames another": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				return sinks.PermanentAt(0, write(ctx, tx, msgs))
 			})
-		}, "names message 0"},
-		"shares its transaction": {"TransactionsAreApart", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "names message 0"},
+		"shares its transaction": {rule: "TransactionsAreApart", make: func(*pgxpool.Pool) sinks.Sink {
 			var first sinks.Tx
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				if first == nil {
@@ -170,8 +170,8 @@ func TestEveryRuleFindsASinkThatBreaksIt(t *testing.T) {
 				}
 				return write(ctx, first, msgs)
 			})
-		}, "in the first of two transactions: 7"},
-		"one at a time": {"ManyWriteAtATime", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "in the first of two transactions: 7"},
+		"one at a time": {rule: "ManyWriteAtATime", make: func(*pgxpool.Pool) sinks.Sink {
 			var mu sync.Mutex
 			var buf []message.Message // shared, though each call has its own
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
@@ -190,42 +190,42 @@ func TestEveryRuleFindsASinkThatBreaksIt(t *testing.T) {
 				}
 				return write(ctx, tx, msgs)
 			})
-		}, "overwrote"},
-		"own context": {"EndsWithItsContext", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "overwrote"},
+		"own context": {rule: "EndsWithItsContext", make: func(*pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(_ context.Context, tx sinks.Tx, msgs []message.Message) error {
 				return write(context.Background(), tx, msgs)
 			})
-		}, "doesn't end with its context"},
-		"succeeds after the end": {"EndsWithItsContext", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "doesn't end with its context"},
+		"succeeds after the end": {rule: "EndsWithItsContext", make: func(*pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				_ = write(ctx, tx, msgs)
 				return nil
 			})
-		}, "context that has ended says that all is written"},
-		"changes bytes": {"LeavesMessagesAlone", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "context that has ended says that all is written"},
+		"changes bytes": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				err := write(ctx, tx, msgs)
 				msgs[2].Headers[0].Value[0] = 'X'
 				return err
 			})
-		}, "changed message 2"},
-		"sorts": {"LeavesMessagesAlone", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "changed message 2"},
+		"sorts": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				msgs[0], msgs[1] = msgs[1], msgs[0]
 				return write(ctx, tx, msgs)
 			})
-		}, "changed the order"},
-		"keeps": {"LeavesMessagesAlone", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "changed the order"},
+		"keeps": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
 			var kept []message.Message
 			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 				late := kept
 				kept = msgs[len(msgs)-1:]
 				return write(ctx, tx, append(late[:len(late):len(late)], msgs[:len(msgs)-1]...))
 			})
-		}, "after the commit: 19"},
-		"prepares once": {"PreparesMoreThanOnce", func(*pgxpool.Pool) sinks.Sink {
+		}, says: "after the commit: 19"},
+		"prepares once": {rule: "PreparesMoreThanOnce", make: func(*pgxpool.Pool) sinks.Sink {
 			return &preparesOnce{}
-		}, "Prepare: "},
+		}, says: "Prepare: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
