@@ -18,13 +18,13 @@ func TestShareAmongWriters(t *testing.T) {
 		alone      int // this lane is to be alone; -1: none
 		want, left int
 	}{
-		{"little", 8, 10, 3, -1, 8, 0},
-		{"much", 8, 1000, 3, -1, 2, 6},
-		{"much, nobody else free", 8, 400, 0, -1, 8, 0},
-		{"more than one group may hold", 8, 1000, 0, -1, 4, 4},
-		{"a lane larger than a group", 2, 5000, 1, -1, 1, 1},
-		{"a lane that failed goes alone", 3, 10, 1, 0, 1, 2},
-		{"a lane that failed ends the group", 3, 10, 1, 2, 2, 1},
+		{name: "little", lanes: 8, each: 10, idle: 3, alone: -1, want: 8},
+		{name: "much", lanes: 8, each: 1000, idle: 3, alone: -1, want: 2, left: 6},
+		{name: "much, nobody else free", lanes: 8, each: 400, alone: -1, want: 8},
+		{name: "more than one group may hold", lanes: 8, each: 1000, alone: -1, want: 4, left: 4},
+		{name: "a lane larger than a group", lanes: 2, each: 5000, idle: 1, alone: -1, want: 1, left: 1},
+		{name: "a lane that failed goes alone", lanes: 3, each: 10, idle: 1, want: 1, left: 2},
+		{name: "a lane that failed ends the group", lanes: 3, each: 10, idle: 1, alone: 2, want: 2, left: 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := &Worker{MaxMessages: 4000, MaxBytes: 1 << 20, hard: context.Background(), idle: test.idle, lanes: map[*Lane]struct{}{}, transactions: map[int]*transaction{}}
@@ -55,14 +55,14 @@ func TestShareAmongLanes(t *testing.T) {
 		bytes        int64
 		writers, max int
 	}{
-		{"one lane has a group", 1, 0, 128 * mib, 4000, 8 * mib, 3, 4000},
-		{"few lanes have one each", 4, 0, 128 * mib, 4000, 8 * mib, 3, 4000},
-		{"sixteen share what two groups for each writer are", 16, 0, 128 * mib, 1500, 3 * mib, 3, 4000},
-		{"quiet lanes don't count", 4, 60, 128 * mib, 4000, 8 * mib, 3, 4000},
-		{"hundreds keep what is worth a transaction", 500, 0, 128 * mib, fairShare, 100663, 3, 4000},
-		{"thousands keep what is worth a fetch", 5000, 0, 128 * mib, fairShare, leastShare, 3, 4000},
-		{"half of a small budget is shared", 16, 0, 16 * mib, 1500, mib / 2, 3, 4000},
-		{"groups smaller than a share stay the most", 2, 0, 128 * mib, 10, 8 * mib, 3, 10},
+		{name: "one lane has a group", busy: 1, budget: 128 * mib, messages: 4000, bytes: 8 * mib, writers: 3, max: 4000},
+		{name: "few lanes have one each", busy: 4, budget: 128 * mib, messages: 4000, bytes: 8 * mib, writers: 3, max: 4000},
+		{name: "sixteen share what two groups for each writer are", busy: 16, budget: 128 * mib, messages: 1500, bytes: 3 * mib, writers: 3, max: 4000},
+		{name: "quiet lanes don't count", busy: 4, quiet: 60, budget: 128 * mib, messages: 4000, bytes: 8 * mib, writers: 3, max: 4000},
+		{name: "hundreds keep what is worth a transaction", busy: 500, budget: 128 * mib, messages: fairShare, bytes: 100663, writers: 3, max: 4000},
+		{name: "thousands keep what is worth a fetch", busy: 5000, budget: 128 * mib, messages: fairShare, bytes: leastShare, writers: 3, max: 4000},
+		{name: "half of a small budget is shared", busy: 16, budget: 16 * mib, messages: 1500, bytes: mib / 2, writers: 3, max: 4000},
+		{name: "groups smaller than a share stay the most", busy: 2, budget: 128 * mib, messages: 10, bytes: 8 * mib, writers: 3, max: 10},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := &Worker{Writers: test.writers, MaxMessages: test.max, MaxBytes: 8 * mib, Budget: NewBudget(test.budget), lanes: map[*Lane]struct{}{}}

@@ -35,19 +35,19 @@ const (
 )
 
 var doubts = map[string]doubtful{
-	"a trigger's RAISE":              {"P0001", raising("P0001", "NEW.value = 'bad'") + triggerBefore, intoRows, "v", "bad"},
-	"a trigger's RAISE at COMMIT":    {"P0001", raising("P0001", "NEW.value = 'bad'") + triggerAtEnd, intoRows, "v", "bad"},
-	"a trigger's own code":           {"45000", raising("45000", "NEW.value = 'bad'") + triggerBefore, intoRows, "v", "bad"},
-	"a trigger's CASE without ELSE":  {"20000", `CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN CASE NEW.value WHEN 'v' THEN NULL; END CASE; RETURN NEW; END $$;` + triggerBefore, intoRows, "v", "bad"},
-	"a tsquery":                      {"42601", `ALTER TABLE public.rows ADD q tsquery`, `INSERT INTO public.rows (id, q) SELECT id, v::tsquery FROM unnest($1::text[], $2::text[]) AS u (id, v)`, "fat & cat", "fat cat"},
-	"a jsonpath":                     {"42601", `ALTER TABLE public.rows ADD q jsonpath`, `INSERT INTO public.rows (id, q) SELECT id, v::jsonpath FROM unnest($1::text[], $2::text[]) AS u (id, v)`, "$.a", "$.a["},
-	"a regclass":                     {"42P01", `ALTER TABLE public.rows ADD q regclass`, `INSERT INTO public.rows (id, q) SELECT id, v::regclass FROM unnest($1::text[], $2::text[]) AS u (id, v)`, "pg_class", "nowhere"},
-	"a regtype":                      {"42704", `ALTER TABLE public.rows ADD q regtype`, `INSERT INTO public.rows (id, q) SELECT id, v::regtype FROM unnest($1::text[], $2::text[]) AS u (id, v)`, "int4", "nothing"},
-	"a numeric NaN":                  {"0A000", `ALTER TABLE public.rows ADD q bigint`, `INSERT INTO public.rows (id, q) SELECT id, v::numeric FROM unnest($1::text[], $2::text[]) AS u (id, v)`, "1", "NaN"},
-	"a view's check option":          {"44000", `CREATE VIEW public.good AS SELECT id, value FROM public.rows WHERE value <> 'bad' WITH CHECK OPTION`, `INSERT INTO public.good (id, value) SELECT * FROM unnest($1::text[], $2::text[])`, "v", "bad"},
-	"row security":                   {"42501", `ALTER TABLE public.rows ENABLE ROW LEVEL SECURITY; CREATE POLICY good ON public.rows WITH CHECK (value <> 'bad'); GRANT INSERT ON public.rows TO pg_monitor`, intoRows, "v", "bad"},
-	"an internal error":              {"XX000", `SELECT`, `INSERT INTO public.rows (id, value) SELECT id, pg_describe_object(v::oid, 1259, 0) FROM unnest($1::text[], $2::text[]) AS u (id, v)`, "1259", "1"},
-	"an internal error of a trigger": {"XX000", raising("XX000", "NEW.value = 'bad'") + triggerBefore, intoRows, "v", "bad"},
+	"a trigger's RAISE":              {state: "P0001", setup: raising("P0001", "NEW.value = 'bad'") + triggerBefore, write: intoRows, good: "v", bad: "bad"},
+	"a trigger's RAISE at COMMIT":    {state: "P0001", setup: raising("P0001", "NEW.value = 'bad'") + triggerAtEnd, write: intoRows, good: "v", bad: "bad"},
+	"a trigger's own code":           {state: "45000", setup: raising("45000", "NEW.value = 'bad'") + triggerBefore, write: intoRows, good: "v", bad: "bad"},
+	"a trigger's CASE without ELSE":  {state: "20000", setup: `CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN CASE NEW.value WHEN 'v' THEN NULL; END CASE; RETURN NEW; END $$;` + triggerBefore, write: intoRows, good: "v", bad: "bad"},
+	"a tsquery":                      {state: "42601", setup: `ALTER TABLE public.rows ADD q tsquery`, write: `INSERT INTO public.rows (id, q) SELECT id, v::tsquery FROM unnest($1::text[], $2::text[]) AS u (id, v)`, good: "fat & cat", bad: "fat cat"},
+	"a jsonpath":                     {state: "42601", setup: `ALTER TABLE public.rows ADD q jsonpath`, write: `INSERT INTO public.rows (id, q) SELECT id, v::jsonpath FROM unnest($1::text[], $2::text[]) AS u (id, v)`, good: "$.a", bad: "$.a["},
+	"a regclass":                     {state: "42P01", setup: `ALTER TABLE public.rows ADD q regclass`, write: `INSERT INTO public.rows (id, q) SELECT id, v::regclass FROM unnest($1::text[], $2::text[]) AS u (id, v)`, good: "pg_class", bad: "nowhere"},
+	"a regtype":                      {state: "42704", setup: `ALTER TABLE public.rows ADD q regtype`, write: `INSERT INTO public.rows (id, q) SELECT id, v::regtype FROM unnest($1::text[], $2::text[]) AS u (id, v)`, good: "int4", bad: "nothing"},
+	"a numeric NaN":                  {state: "0A000", setup: `ALTER TABLE public.rows ADD q bigint`, write: `INSERT INTO public.rows (id, q) SELECT id, v::numeric FROM unnest($1::text[], $2::text[]) AS u (id, v)`, good: "1", bad: "NaN"},
+	"a view's check option":          {state: "44000", setup: `CREATE VIEW public.good AS SELECT id, value FROM public.rows WHERE value <> 'bad' WITH CHECK OPTION`, write: `INSERT INTO public.good (id, value) SELECT * FROM unnest($1::text[], $2::text[])`, good: "v", bad: "bad"},
+	"row security":                   {state: "42501", setup: `ALTER TABLE public.rows ENABLE ROW LEVEL SECURITY; CREATE POLICY good ON public.rows WITH CHECK (value <> 'bad'); GRANT INSERT ON public.rows TO pg_monitor`, write: intoRows, good: "v", bad: "bad"},
+	"an internal error":              {state: "XX000", setup: `SELECT`, write: `INSERT INTO public.rows (id, value) SELECT id, pg_describe_object(v::oid, 1259, 0) FROM unnest($1::text[], $2::text[]) AS u (id, v)`, good: "1259", bad: "1"},
+	"an internal error of a trigger": {state: "XX000", setup: raising("XX000", "NEW.value = 'bad'") + triggerBefore, write: intoRows, good: "v", bad: "bad"},
 }
 
 // newDoubtful is a fixture whose sink writes by that statement, as pg_monitor.

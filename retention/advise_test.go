@@ -35,180 +35,185 @@ func settled(ages []retention.AgeBucket) retention.AdviceInput {
 	}
 }
 
+// adviceCase is a scope, what is different about it, and what is advised.
+type adviceCase struct {
+	name string
+	in   retention.AdviceInput
+	but  func(in *retention.AdviceInput)
+	want time.Duration
+	// says are parts of reasons and warnings, one each, that must be there;
+	// silent are those that must not.
+	says, silent []string
+}
+
+var adviceCases = []adviceCase{
+	{
+		name: "nothing was seen", in: settled(nil), want: 7 * day,
+		says: []string{"Only 0 duplicates were counted", "How long the brokers keep messages was not looked at."}, silent: []string{"Twice"},
+	},
+	{
+		name: "too few duplicates", in: settled(ages(minute, 98, 6*day, 1)), want: 7 * day,
+		says: []string{"Only 99 duplicates were counted: fewer than 100 say little"}, silent: []string{"Twice", "last quarter"},
+	},
+	{
+		name: "too short a time", in: settled(ages(minute, 1000)), want: 7 * day,
+		but:  func(in *retention.AdviceInput) { in.Observed, in.Horizon = 20*day, 7*day },
+		says: []string{"Ages were counted for 20d only.", "until 21d have been counted"}, silent: []string{"Twice"},
+	},
+	{
+		name: "less than a week", in: settled(ages(minute, 1000)), want: hour,
+		but: func(in *retention.AdviceInput) {
+			in.Window, in.Generation, in.Observed, in.Horizon = hour, 10*minute, 6*day, 70*minute
+		},
+		says: []string{"until 7d have been counted"},
+	},
+	{
+		name: "the window was just lengthened", in: settled(ages(minute, 900, hour, 100)), want: 7 * day,
+		but:  func(in *retention.AdviceInput) { in.Horizon = 30 * hour },
+		says: []string{"All 1000 duplicates came within 1h.", "But claims reach back 1d6h only, of a window of 7d: copies that came later could not be recognised so far"},
+	},
+	{
+		name: "the window is just lengthened, and too short still", in: settled(ages(minute, 900, 6*day, 100)), want: 14 * day,
+		but: func(in *retention.AdviceInput) { in.Horizon = 6 * day }, silent: []string{"claims reach back"},
+	},
+	{
+		name: "a part of the time was asked for", in: settled(ages(minute, 1000)), want: 7 * day,
+		but:    func(in *retention.AdviceInput) { in.Since, in.Observed = 2*day, day },
+		says:   []string{"Only the last 2d were looked at, as --since asks.", "judged by less than 21d"},
+		silent: []string{"Ages were counted", "Twice"},
+	},
+	{
+		name: "a part of the time was asked for, and few came", in: settled(ages(minute, 10)), want: 7 * day,
+		but:  func(in *retention.AdviceInput) { in.Since, in.Observed = 2*day, day },
+		says: []string{"Only 10 duplicates were counted in the 2d that --since asks for: fewer than 100"},
+	},
+	{
+		name: "more time was asked for than there is", in: settled(ages(minute, 1000)), want: 7 * day,
+		but:  func(in *retention.AdviceInput) { in.Since, in.Observed = 30*day, 20*day },
+		says: []string{"Ages were counted for 20d only."}, silent: []string{"--since"},
+	},
+	{
+		name: "three windows are longer than ages are kept", in: settled(ages(minute, 1000)), want: hour,
+		but: func(in *retention.AdviceInput) {
+			in.Window, in.MaxHold, in.Horizon, in.Observed = 200*day, 400*day, 201*day, 366*day
+		},
+	},
+	{
+		name: "less than a year of a long window", in: settled(ages(minute, 1000)), want: 200 * day,
+		but: func(in *retention.AdviceInput) {
+			in.Window, in.MaxHold, in.Horizon, in.Observed = 200*day, 400*day, 201*day, 364*day
+		},
+		says: []string{"until 365d have been counted"},
+	},
+	{
+		name: "a broker that could not be asked", in: settled(ages(minute, 1000)), want: hour,
+		but:    func(in *retention.AdviceInput) { in.Asked, in.Unknown = true, []string{"kafka: dial\nrefused"} },
+		says:   []string{"How long a broker keeps messages could not be found out: kafka: dial; refused. Whoever resets"},
+		silent: []string{"not looked at"},
+	},
+	{
+		name: "all came early", in: settled(ages(time.Second, 900, 6*hour, 100)), want: 12 * hour,
+		says:   []string{"All 1000 duplicates came within 6h.", "is 12h: the shortest window compared that reaches it is 12h", "The oldest claim is 7d6h old."},
+		silent: []string{"last quarter", "filter_memory", "max_hold", "retention.generation"},
+	},
+	{
+		name: "between two candidates", in: settled(ages(minute, 1000, 2*day, 1)), want: 7 * day,
+		says: []string{"is 4d: the shortest window compared that reaches it is 7d"},
+	},
+	{
+		name: "the configured window is a candidate, too", in: settled(ages(minute, 1000, 2*day, 1)), want: 5 * day,
+		but: func(in *retention.AdviceInput) { in.Window = 5 * day },
+	},
+	{
+		name: "shorter than a generation", in: settled(ages(60*time.Second, 1000)), want: hour,
+		says: []string{"Set retention.generation to 10m, a sixth of the window"},
+	},
+	{
+		name: "many come just before their claims go", in: settled(ages(minute, 900, 7*day, 100)), want: 14 * day,
+		says: []string{"10.0 % of the duplicates may have come in the last quarter of the time for which claims are kept (7d6h)", "probably not recognised"},
+	},
+	{
+		name: "a short time is enough to see that", in: settled(ages(minute, 900, 7*day, 100)), want: 14 * day,
+		but:  func(in *retention.AdviceInput) { in.Observed = 8 * day },
+		says: []string{"last quarter"}, silent: []string{"counted for"},
+	},
+	{
+		name: "one late copy is not many", in: settled(ages(minute, 999, 7*day, 1)), want: 14 * day,
+		says: []string{"All 1000 duplicates came within 7d."}, silent: []string{"last quarter"},
+	},
+	{
+		name: "nothing has expired yet", in: settled(ages(minute, 900, 2*day, 100)), want: 7 * day,
+		but:    func(in *retention.AdviceInput) { in.Horizon, in.Observed = 2*day, 2*day },
+		says:   []string{"Ages were counted for 2d only."},
+		silent: []string{"last quarter"},
+	},
+	{
+		name: "more was kept once", in: settled(ages(minute, 900, 7*day, 100)), want: 14 * day,
+		but:  func(in *retention.AdviceInput) { in.Window, in.Generation, in.Horizon = day, hour, 25*hour },
+		says: []string{"last quarter"},
+	},
+	{
+		name: "longer than any candidate", in: settled(ages(minute, 999, 42*day, 1)), want: 84 * day,
+		but: func(in *retention.AdviceInput) {
+			in.Window, in.MaxHold, in.Horizon, in.Observed = 30*day, 60*day, 31*day, 90*day
+		},
+		says: []string{"the shortest window compared that reaches it is 84d", "Set retention.max_hold above the window, such as 336d"},
+	},
+	{
+		name: "older than the ages that are counted", in: settled(ages(minute, 999, older, 1)), want: 203 * day,
+		but: func(in *retention.AdviceInput) {
+			in.Window, in.MaxHold, in.Horizon, in.Observed = 100*day, 400*day, 101*day, 400*day
+		},
+		says: []string{"1 of 1000 duplicates were older than the ages that are counted", "101d"}, silent: []string{"All 1000"},
+	},
+	{
+		name: "a broker's retention that is covered stays covered", in: settled(ages(minute, 1000)), want: 3 * day,
+		but: func(in *retention.AdviceInput) {
+			in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka", Keeps: 3 * day}, {Name: "nats", Keeps: 2 * day}}
+		},
+		says: []string{"kafka keeps messages for 3d at least. Whoever resets a group to the earliest offset replays that much, and no less than 3d"}, silent: []string{"nats", "not looked at"},
+	},
+	{
+		name: "a broker's retention that isn't covered", in: settled(ages(minute, 1000)), want: hour,
+		but: func(in *retention.AdviceInput) {
+			in.Window, in.Generation, in.Horizon = hour, 10*minute, 70*minute
+			in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka", Keeps: 7 * day}}
+		},
+		says: []string{"what is older than the window of 1h is applied again. Only a window of 7d or longer prevents that. It would take 6.8 GiB on disk."},
+	},
+	{
+		name: "a broker that keeps everything", in: settled(ages(minute, 1000)), want: hour,
+		but: func(in *retention.AdviceInput) {
+			in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka"}}
+		},
+		says: []string{"kafka keeps messages without limit."},
+	},
+	{
+		name: "the window is kept, and a broker's retention is longer", in: settled(nil), want: 7 * day,
+		but: func(in *retention.AdviceInput) {
+			in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka", Keeps: 30 * day}}
+		},
+		says: []string{"Only a window of 30d or longer prevents that."},
+	},
+	{
+		name: "filters need more memory", in: settled(ages(minute, 900, 7*day, 100)), want: 14 * day,
+		but:  func(in *retention.AdviceInput) { in.ClaimsPerSecond = 1000 },
+		says: []string{"The filters of 1229600000 claims take 2.6 GiB: set retention.filter_memory to 2752MiB"},
+	},
+	{
+		name: "too many generations", in: settled(ages(minute, 900, 7*day, 100)), want: 14 * day,
+		but:  func(in *retention.AdviceInput) { in.Generation = 15 * minute },
+		says: []string{"Set retention.generation to 4h at least: a window may have no more than 1000 generations."},
+	},
+	{
+		name: "no rate", in: settled(ages(minute, 1000)), want: hour,
+		but:  func(in *retention.AdviceInput) { in.ClaimsPerSecond = 0 },
+		says: []string{"there are no sizes"},
+	},
+}
+
 func TestAdvice(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		in   retention.AdviceInput
-		but  func(in *retention.AdviceInput)
-		want time.Duration
-		// says are parts of reasons and warnings, one each, that must be there;
-		// silent are those that must not.
-		says, silent []string
-	}{
-		{
-			name: "nothing was seen", in: settled(nil), want: 7 * day,
-			says: []string{"Only 0 duplicates were counted", "How long the brokers keep messages was not looked at."}, silent: []string{"Twice"},
-		},
-		{
-			name: "too few duplicates", in: settled(ages(minute, 98, 6*day, 1)), want: 7 * day,
-			says: []string{"Only 99 duplicates were counted: fewer than 100 say little"}, silent: []string{"Twice", "last quarter"},
-		},
-		{
-			name: "too short a time", in: settled(ages(minute, 1000)), want: 7 * day,
-			but:  func(in *retention.AdviceInput) { in.Observed, in.Horizon = 20*day, 7*day },
-			says: []string{"Ages were counted for 20d only.", "until 21d have been counted"}, silent: []string{"Twice"},
-		},
-		{
-			name: "less than a week", in: settled(ages(minute, 1000)), want: hour,
-			but: func(in *retention.AdviceInput) {
-				in.Window, in.Generation, in.Observed, in.Horizon = hour, 10*minute, 6*day, 70*minute
-			},
-			says: []string{"until 7d have been counted"},
-		},
-		{
-			name: "the window was just lengthened", in: settled(ages(minute, 900, hour, 100)), want: 7 * day,
-			but:  func(in *retention.AdviceInput) { in.Horizon = 30 * hour },
-			says: []string{"All 1000 duplicates came within 1h.", "But claims reach back 1d6h only, of a window of 7d: copies that came later could not be recognised so far"},
-		},
-		{
-			name: "the window is just lengthened, and too short still", in: settled(ages(minute, 900, 6*day, 100)), want: 14 * day,
-			but: func(in *retention.AdviceInput) { in.Horizon = 6 * day }, silent: []string{"claims reach back"},
-		},
-		{
-			name: "a part of the time was asked for", in: settled(ages(minute, 1000)), want: 7 * day,
-			but:    func(in *retention.AdviceInput) { in.Since, in.Observed = 2*day, day },
-			says:   []string{"Only the last 2d were looked at, as --since asks.", "judged by less than 21d"},
-			silent: []string{"Ages were counted", "Twice"},
-		},
-		{
-			name: "a part of the time was asked for, and few came", in: settled(ages(minute, 10)), want: 7 * day,
-			but:  func(in *retention.AdviceInput) { in.Since, in.Observed = 2*day, day },
-			says: []string{"Only 10 duplicates were counted in the 2d that --since asks for: fewer than 100"},
-		},
-		{
-			name: "more time was asked for than there is", in: settled(ages(minute, 1000)), want: 7 * day,
-			but:  func(in *retention.AdviceInput) { in.Since, in.Observed = 30*day, 20*day },
-			says: []string{"Ages were counted for 20d only."}, silent: []string{"--since"},
-		},
-		{
-			name: "three windows are longer than ages are kept", in: settled(ages(minute, 1000)), want: hour,
-			but: func(in *retention.AdviceInput) {
-				in.Window, in.MaxHold, in.Horizon, in.Observed = 200*day, 400*day, 201*day, 366*day
-			},
-		},
-		{
-			name: "less than a year of a long window", in: settled(ages(minute, 1000)), want: 200 * day,
-			but: func(in *retention.AdviceInput) {
-				in.Window, in.MaxHold, in.Horizon, in.Observed = 200*day, 400*day, 201*day, 364*day
-			},
-			says: []string{"until 365d have been counted"},
-		},
-		{
-			name: "a broker that could not be asked", in: settled(ages(minute, 1000)), want: hour,
-			but:    func(in *retention.AdviceInput) { in.Asked, in.Unknown = true, []string{"kafka: dial\nrefused"} },
-			says:   []string{"How long a broker keeps messages could not be found out: kafka: dial; refused. Whoever resets"},
-			silent: []string{"not looked at"},
-		},
-		{
-			name: "all came early", in: settled(ages(time.Second, 900, 6*hour, 100)), want: 12 * hour,
-			says:   []string{"All 1000 duplicates came within 6h.", "is 12h: the shortest window compared that reaches it is 12h", "The oldest claim is 7d6h old."},
-			silent: []string{"last quarter", "filter_memory", "max_hold", "retention.generation"},
-		},
-		{
-			name: "between two candidates", in: settled(ages(minute, 1000, 2*day, 1)), want: 7 * day,
-			says: []string{"is 4d: the shortest window compared that reaches it is 7d"},
-		},
-		{
-			name: "the configured window is a candidate, too", in: settled(ages(minute, 1000, 2*day, 1)), want: 5 * day,
-			but: func(in *retention.AdviceInput) { in.Window = 5 * day },
-		},
-		{
-			name: "shorter than a generation", in: settled(ages(60*time.Second, 1000)), want: hour,
-			says: []string{"Set retention.generation to 10m, a sixth of the window"},
-		},
-		{
-			name: "many come just before their claims go", in: settled(ages(minute, 900, 7*day, 100)), want: 14 * day,
-			says: []string{"10.0 % of the duplicates may have come in the last quarter of the time for which claims are kept (7d6h)", "probably not recognised"},
-		},
-		{
-			name: "a short time is enough to see that", in: settled(ages(minute, 900, 7*day, 100)), want: 14 * day,
-			but:  func(in *retention.AdviceInput) { in.Observed = 8 * day },
-			says: []string{"last quarter"}, silent: []string{"counted for"},
-		},
-		{
-			name: "one late copy is not many", in: settled(ages(minute, 999, 7*day, 1)), want: 14 * day,
-			says: []string{"All 1000 duplicates came within 7d."}, silent: []string{"last quarter"},
-		},
-		{
-			name: "nothing has expired yet", in: settled(ages(minute, 900, 2*day, 100)), want: 7 * day,
-			but:    func(in *retention.AdviceInput) { in.Horizon, in.Observed = 2*day, 2*day },
-			says:   []string{"Ages were counted for 2d only."},
-			silent: []string{"last quarter"},
-		},
-		{
-			name: "more was kept once", in: settled(ages(minute, 900, 7*day, 100)), want: 14 * day,
-			but:  func(in *retention.AdviceInput) { in.Window, in.Generation, in.Horizon = day, hour, 25*hour },
-			says: []string{"last quarter"},
-		},
-		{
-			name: "longer than any candidate", in: settled(ages(minute, 999, 42*day, 1)), want: 84 * day,
-			but: func(in *retention.AdviceInput) {
-				in.Window, in.MaxHold, in.Horizon, in.Observed = 30*day, 60*day, 31*day, 90*day
-			},
-			says: []string{"the shortest window compared that reaches it is 84d", "Set retention.max_hold above the window, such as 336d"},
-		},
-		{
-			name: "older than the ages that are counted", in: settled(ages(minute, 999, older, 1)), want: 203 * day,
-			but: func(in *retention.AdviceInput) {
-				in.Window, in.MaxHold, in.Horizon, in.Observed = 100*day, 400*day, 101*day, 400*day
-			},
-			says: []string{"1 of 1000 duplicates were older than the ages that are counted", "101d"}, silent: []string{"All 1000"},
-		},
-		{
-			name: "a broker's retention that is covered stays covered", in: settled(ages(minute, 1000)), want: 3 * day,
-			but: func(in *retention.AdviceInput) {
-				in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka", Keeps: 3 * day}, {Name: "nats", Keeps: 2 * day}}
-			},
-			says: []string{"kafka keeps messages for 3d at least. Whoever resets a group to the earliest offset replays that much, and no less than 3d"}, silent: []string{"nats", "not looked at"},
-		},
-		{
-			name: "a broker's retention that isn't covered", in: settled(ages(minute, 1000)), want: hour,
-			but: func(in *retention.AdviceInput) {
-				in.Window, in.Generation, in.Horizon = hour, 10*minute, 70*minute
-				in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka", Keeps: 7 * day}}
-			},
-			says: []string{"what is older than the window of 1h is applied again. Only a window of 7d or longer prevents that. It would take 6.8 GiB on disk."},
-		},
-		{
-			name: "a broker that keeps everything", in: settled(ages(minute, 1000)), want: hour,
-			but: func(in *retention.AdviceInput) {
-				in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka"}}
-			},
-			says: []string{"kafka keeps messages without limit."},
-		},
-		{
-			name: "the window is kept, and a broker's retention is longer", in: settled(nil), want: 7 * day,
-			but: func(in *retention.AdviceInput) {
-				in.Asked, in.Brokers = true, []retention.BrokerRetention{{Name: "kafka", Keeps: 30 * day}}
-			},
-			says: []string{"Only a window of 30d or longer prevents that."},
-		},
-		{
-			name: "filters need more memory", in: settled(ages(minute, 900, 7*day, 100)), want: 14 * day,
-			but:  func(in *retention.AdviceInput) { in.ClaimsPerSecond = 1000 },
-			says: []string{"The filters of 1229600000 claims take 2.6 GiB: set retention.filter_memory to 2752MiB"},
-		},
-		{
-			name: "too many generations", in: settled(ages(minute, 900, 7*day, 100)), want: 14 * day,
-			but:  func(in *retention.AdviceInput) { in.Generation = 15 * minute },
-			says: []string{"Set retention.generation to 4h at least: a window may have no more than 1000 generations."},
-		},
-		{
-			name: "no rate", in: settled(ages(minute, 1000)), want: hour,
-			but:  func(in *retention.AdviceInput) { in.ClaimsPerSecond = 0 },
-			says: []string{"there are no sizes"},
-		},
-	} {
+	for _, c := range adviceCases {
 		t.Run(c.name, func(t *testing.T) {
 			if c.but != nil {
 				c.but(&c.in)

@@ -61,10 +61,10 @@ func TestWhatToAskFor(t *testing.T) {
 		bytes        int64
 		want         int
 	}{
-		{"small messages, by their number", 400, 2, 1000, 8 << 20, 200_000},
-		{"large ones, by their bytes", 10_000, 1, 4000, 1 << 20, 1 << 20},
-		{"compressed ones, by what they become", 10_000, 8, 4000, 1 << 20, 128 << 10},
-		{"no messages in what came last", 0, 1, 256, 1 << 20, 1 << 20},
+		{name: "small messages, by their number", size: 400, growth: 2, messages: 1000, bytes: 8 << 20, want: 200_000},
+		{name: "large ones, by their bytes", size: 10_000, growth: 1, messages: 4000, bytes: 1 << 20, want: 1 << 20},
+		{name: "compressed ones, by what they become", size: 10_000, growth: 8, messages: 4000, bytes: 1 << 20, want: 128 << 10},
+		{name: "no messages in what came last", growth: 1, messages: 256, bytes: 1 << 20, want: 1 << 20},
 	} {
 		f := &fetcher{size: test.size, growth: test.growth}
 		if got := f.fitting(test.messages, test.bytes); got != test.want {

@@ -78,155 +78,159 @@ func TestHonestSinkPasses(t *testing.T) {
 	Run(t, config(t))
 }
 
+// brokenSink breaks a rule, which says so.
+type brokenSink struct {
+	rule string
+	make func(pool *pgxpool.Pool) sinks.Sink
+	says string
+}
+
+var writeHonestly = honest{}.Write
+
+var brokenSinks = map[string]brokenSink{
+	"own connection": {rule: "WritesWithinTheTransaction", make: func(pool *pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(ctx context.Context, _ sinks.Tx, msgs []message.Message) error {
+			return writeHonestly(ctx, poolTx{pool}, msgs)
+		})
+	}, says: "before the commit, seen from outside"},
+	"commits": {rule: "LeavesTheTransactionOpen", make: func(*pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			if err := writeHonestly(ctx, tx, msgs); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, "COMMIT AND CHAIN")
+			return err
+		})
+	}, says: "ended the transaction"},
+	"commits and is seen": {rule: "WritesWithinTheTransaction", make: func(*pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			if err := writeHonestly(ctx, tx, msgs); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, "COMMIT AND CHAIN")
+			return err
+		})
+	}, says: "after the rollback"},
+	"leaves some out": {rule: "AllOfABatchOrAnError", make: func(*pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			return writeHonestly(ctx, tx, msgs[:min(len(msgs), 500)])
+		})
+	}, says: "503 effects are there, want 1003"},
+	"remembers": {rule: "WritesAgainAfterARollback", make: func(*pgxpool.Pool) sinks.Sink {
+		var seen sync.Map
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			for i := range msgs {
+				if _, ok := seen.LoadOrStore(msgs[i].ID, true); !ok {
+					if err := writeHonestly(ctx, tx, msgs[i:i+1]); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	}, says: "0 effects"},
+	"swallows poison": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			for i := range msgs {
+				if msgs[i].ID != "poison" {
+					if err := writeHonestly(ctx, tx, msgs[i:i+1]); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	}, says: "says that it is written"},
+	"hides poison": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			if err := writeHonestly(ctx, tx, msgs); err != nil {
+				return fmt.Errorf("it failed: %v", err) // %v, not %w
+			}
+			return nil
+		})
+	}, says: "tried for ever"},
+	"hangs on poison": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(_ context.Context, _ sinks.Tx, msgs []message.Message) error {
+			if msgs[0].ID == "poison" {
+				select {} // for ever
+			}
+			return sinks.Permanent(fmt.Errorf("bad"))
+		})
+	}, says: "hangs"},
+	"blames another": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			return sinks.PermanentAt(0, writeHonestly(ctx, tx, msgs))
+		})
+	}, says: "names message 0"},
+	"shares its transaction": {rule: "TransactionsAreApart", make: func(*pgxpool.Pool) sinks.Sink {
+		var first sinks.Tx
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			if first == nil {
+				first = tx
+			}
+			return writeHonestly(ctx, first, msgs)
+		})
+	}, says: "in the first of two transactions: 7"},
+	"one at a time": {rule: "ManyWriteAtATime", make: func(*pgxpool.Pool) sinks.Sink {
+		var mu sync.Mutex
+		var buf []message.Message // shared, though each call has its own
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			mu.Lock()
+			buf = append(buf[:0], msgs...)
+			mine := buf
+			mu.Unlock()
+			time.Sleep(time.Millisecond)
+			mu.Lock()
+			defer mu.Unlock()
+			seen := map[string]bool{}
+			for i := range msgs {
+				if mine[i].ID != msgs[i].ID || seen[mine[i].ID] {
+					return fmt.Errorf("another batch overwrote message %d", i)
+				}
+			}
+			return writeHonestly(ctx, tx, msgs)
+		})
+	}, says: "overwrote"},
+	"own context": {rule: "EndsWithItsContext", make: func(*pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(_ context.Context, tx sinks.Tx, msgs []message.Message) error {
+			return writeHonestly(context.Background(), tx, msgs)
+		})
+	}, says: "doesn't end with its context"},
+	"succeeds after the end": {rule: "EndsWithItsContext", make: func(*pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			_ = writeHonestly(ctx, tx, msgs)
+			return nil
+		})
+	}, says: "context that has ended says that all is written"},
+	"changes bytes": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			err := writeHonestly(ctx, tx, msgs)
+			msgs[2].Headers[0].Value[0] = 'X'
+			return err
+		})
+	}, says: "changed message 2"},
+	"sorts": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			msgs[0], msgs[1] = msgs[1], msgs[0]
+			return writeHonestly(ctx, tx, msgs)
+		})
+	}, says: "changed the order"},
+	"keeps": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
+		var kept []message.Message
+		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+			late := kept
+			kept = msgs[len(msgs)-1:]
+			return writeHonestly(ctx, tx, append(late[:len(late):len(late)], msgs[:len(msgs)-1]...))
+		})
+	}, says: "after the commit: 19"},
+	"prepares once": {rule: "PreparesMoreThanOnce", make: func(*pgxpool.Pool) sinks.Sink {
+		return &preparesOnce{}
+	}, says: "Prepare: "},
+}
+
 func TestEveryRuleFindsASinkThatBreaksIt(t *testing.T) {
 	t.Parallel()
-	// The context of the test's own, for sinks that ignore the one they get.
-	type maker func(pool *pgxpool.Pool) sinks.Sink
-	write := honest{}.Write
-	for name, bad := range map[string]struct {
-		rule string
-		make maker
-		says string
-	}{
-		"own connection": {rule: "WritesWithinTheTransaction", make: func(pool *pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(ctx context.Context, _ sinks.Tx, msgs []message.Message) error {
-				return write(ctx, poolTx{pool}, msgs)
-			})
-		}, says: "before the commit, seen from outside"},
-		"commits": {rule: "LeavesTheTransactionOpen", make: func(*pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				if err := write(ctx, tx, msgs); err != nil {
-					return err
-				}
-				_, err := tx.Exec(ctx, "COMMIT AND CHAIN")
-				return err
-			})
-		}, says: "ended the transaction"},
-		"commits and is seen": {rule: "WritesWithinTheTransaction", make: func(*pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				if err := write(ctx, tx, msgs); err != nil {
-					return err
-				}
-				_, err := tx.Exec(ctx, "COMMIT AND CHAIN")
-				return err
-			})
-		}, says: "after the rollback"},
-		"leaves some out": {rule: "AllOfABatchOrAnError", make: func(*pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				return write(ctx, tx, msgs[:min(len(msgs), 500)])
-			})
-		}, says: "503 effects are there, want 1003"},
-		"remembers": {rule: "WritesAgainAfterARollback", make: func(*pgxpool.Pool) sinks.Sink {
-			var seen sync.Map
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				for i := range msgs {
-					if _, ok := seen.LoadOrStore(msgs[i].ID, true); !ok {
-						if err := write(ctx, tx, msgs[i:i+1]); err != nil {
-							return err
-						}
-					}
-				}
-				return nil
-			})
-		}, says: "0 effects"},
-		"swallows poison": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				for i := range msgs {
-					if msgs[i].ID != "poison" {
-						if err := write(ctx, tx, msgs[i:i+1]); err != nil {
-							return err
-						}
-					}
-				}
-				return nil
-			})
-		}, says: "says that it is written"},
-		"hides poison": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				if err := write(ctx, tx, msgs); err != nil {
-					return fmt.Errorf("it failed: %v", err) // %v, not %w
-				}
-				return nil
-			})
-		}, says: "tried for ever"},
-		"hangs on poison": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(_ context.Context, _ sinks.Tx, msgs []message.Message) error {
-				if msgs[0].ID == "poison" {
-					select {} // for ever
-				}
-				return sinks.Permanent(fmt.Errorf("bad"))
-			})
-		}, says: "hangs"},
-		"blames another": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				return sinks.PermanentAt(0, write(ctx, tx, msgs))
-			})
-		}, says: "names message 0"},
-		"shares its transaction": {rule: "TransactionsAreApart", make: func(*pgxpool.Pool) sinks.Sink {
-			var first sinks.Tx
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				if first == nil {
-					first = tx
-				}
-				return write(ctx, first, msgs)
-			})
-		}, says: "in the first of two transactions: 7"},
-		"one at a time": {rule: "ManyWriteAtATime", make: func(*pgxpool.Pool) sinks.Sink {
-			var mu sync.Mutex
-			var buf []message.Message // shared, though each call has its own
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				mu.Lock()
-				buf = append(buf[:0], msgs...)
-				mine := buf
-				mu.Unlock()
-				time.Sleep(time.Millisecond)
-				mu.Lock()
-				defer mu.Unlock()
-				seen := map[string]bool{}
-				for i := range msgs {
-					if mine[i].ID != msgs[i].ID || seen[mine[i].ID] {
-						return fmt.Errorf("another batch overwrote message %d", i)
-					}
-				}
-				return write(ctx, tx, msgs)
-			})
-		}, says: "overwrote"},
-		"own context": {rule: "EndsWithItsContext", make: func(*pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(_ context.Context, tx sinks.Tx, msgs []message.Message) error {
-				return write(context.Background(), tx, msgs)
-			})
-		}, says: "doesn't end with its context"},
-		"succeeds after the end": {rule: "EndsWithItsContext", make: func(*pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				_ = write(ctx, tx, msgs)
-				return nil
-			})
-		}, says: "context that has ended says that all is written"},
-		"changes bytes": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				err := write(ctx, tx, msgs)
-				msgs[2].Headers[0].Value[0] = 'X'
-				return err
-			})
-		}, says: "changed message 2"},
-		"sorts": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				msgs[0], msgs[1] = msgs[1], msgs[0]
-				return write(ctx, tx, msgs)
-			})
-		}, says: "changed the order"},
-		"keeps": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
-			var kept []message.Message
-			return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-				late := kept
-				kept = msgs[len(msgs)-1:]
-				return write(ctx, tx, append(late[:len(late):len(late)], msgs[:len(msgs)-1]...))
-			})
-		}, says: "after the commit: 19"},
-		"prepares once": {rule: "PreparesMoreThanOnce", make: func(*pgxpool.Pool) sinks.Sink {
-			return &preparesOnce{}
-		}, says: "Prepare: "},
-	} {
+	for name, bad := range brokenSinks {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := config(t)
