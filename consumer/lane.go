@@ -242,16 +242,6 @@ func (l *Lane) nextLocked() *queuedBatch {
 	return l.pending
 }
 
-// endFlightLocked is called when the flight is gone: committed or abandoned.
-func (l *Lane) endFlightLocked() {
-	l.running = false
-	if l.closed {
-		l.closeLocked()
-		return
-	}
-	l.enqueueLocked()
-}
-
 // recoverLocked forgets what failed: the lane's last batch is durable.
 func (l *Lane) recoverLocked() {
 	l.attempts, l.alone = 0, false

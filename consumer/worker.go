@@ -288,9 +288,13 @@ func (w *Worker) committed(group []*Lane) {
 			w.Logger.Info("lane goes on", "source", l.options.Lane.Source, "lane", l.options.Lane.Name, "attempts", l.attempts+1)
 		}
 		l.position, l.unmoved = l.flight.batch.Next, false
-		l.flight = nil
+		l.flight, l.running = nil, false
 		l.recoverLocked()
-		l.endFlightLocked()
+		if l.closed {
+			l.closeLocked()
+		} else {
+			l.enqueueLocked()
+		}
 	}
 }
 

@@ -113,9 +113,5 @@ func (c *cursor) bytes() []byte {
 	if n == -1 {
 		return nil
 	}
-	if n < 0 || n > int64(len(c.b)) {
-		c.b, c.bad = nil, true
-		return nil
-	}
 	return c.take(int(n))
 }

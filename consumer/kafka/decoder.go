@@ -157,7 +157,7 @@ func (r *reading) batch(b *batch) error {
 			r.aborts.end(b.producer)
 		}
 	case b.last < r.next: // all of it is below what was asked for
-	case r.decoder.readCommitted && b.has(isTransactional) && r.aborts.has(b.producer):
+	case r.decoder.readCommitted && b.has(isTransactional) && r.aborts.open[b.producer]:
 	default:
 		if err := r.deliver(b); err != nil {
 			return err
@@ -209,7 +209,9 @@ func (r *reading) deliver(b *batch) error {
 	if !r.memory.take(more) {
 		return errNoRoom
 	}
-	r.grow(n)
+	if n > cap(r.messages)-len(r.messages) { // for these and no more: there may be many
+		r.messages = append(make([]message.Message, 0, len(r.messages)+n), r.messages...)
+	}
 	before := len(r.messages)
 	headers, err := r.add(b, plain, headers)
 	if err != nil {
@@ -233,13 +235,6 @@ func (r *reading) fits(bytes int64) error {
 // forMessages is the memory that n more messages take, beside their bytes.
 func (r *reading) forMessages(n int64) int64 {
 	return max(int64(len(r.messages))+n-int64(cap(r.messages)), 0) * messageBytes
-}
-
-// grow makes room for n more messages, and no more: there may be many.
-func (r *reading) grow(n int) {
-	if n > cap(r.messages)-len(r.messages) {
-		r.messages = append(make([]message.Message, 0, len(r.messages)+n), r.messages...)
-	}
 }
 
 // add makes messages of a batch's records at next and above: all of them, or none with
@@ -312,27 +307,22 @@ func footprint(messages []message.Message) int64 {
 // aborts are the aborted transactions among a fetch's records. A producer's records
 // are aborted from the first offset of such a transaction to its marker.
 type aborts struct {
-	coming []transaction      // by first offset
-	open   map[int64]struct{} // by producer
+	coming []transaction  // by first offset
+	open   map[int64]bool // by producer
 }
 
 func newAborts(all []transaction) aborts {
 	slices.SortFunc(all, func(a, b transaction) int {
 		return cmp.Compare(a.first, b.first)
 	})
-	return aborts{coming: all, open: make(map[int64]struct{})}
+	return aborts{coming: all, open: make(map[int64]bool)}
 }
 
 func (a *aborts) upTo(offset int64) {
 	for len(a.coming) > 0 && a.coming[0].first <= offset {
-		a.open[a.coming[0].producer] = struct{}{}
+		a.open[a.coming[0].producer] = true
 		a.coming = a.coming[1:]
 	}
-}
-
-func (a *aborts) has(producer int64) bool {
-	_, ok := a.open[producer]
-	return ok
 }
 
 func (a *aborts) end(producer int64) { delete(a.open, producer) }
