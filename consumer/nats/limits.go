@@ -34,22 +34,14 @@ func (d *durable) withinLimits(ctx context.Context, c jetstream.ConsumerConfig, 
 		case err != nil:
 			return nil, err
 		default:
-			if c.MaxAckPending < wanted {
-				d.allow(c.MaxAckPending, wanted)
+			if c.MaxAckPending < wanted && c.MaxAckPending != d.allowed {
+				d.allowed = c.MaxAckPending
+				d.log.Warn("the server or the account allows the durable fewer pending acks than wanted, which may slow reading down",
+					"durable", d.config.Durable, "wanted", wanted, "allowed", d.allowed)
 			}
 			return made, nil
 		}
 	}
-}
-
-// allow remembers how many pending acks were allowed.
-func (d *durable) allow(allowed, wanted int) {
-	if d.allowed == allowed {
-		return
-	}
-	d.allowed = allowed
-	d.log.Warn("the server or the account allows the durable fewer pending acks than wanted, which may slow reading down",
-		"durable", d.config.Durable, "wanted", wanted, "allowed", allowed)
 }
 
 // within keeps a pull within limits; 0: none.
