@@ -95,12 +95,6 @@ const selectDeadLetters = `SELECT d.id, d.scope, d.source, d.lane, d.position, d
 // whereDeadLetters is a filter in SQL. Every condition is always there, so that it is one
 // statement.
 func (s *Store) whereDeadLetters(f DeadLetterFilter) (sql string, args []any) {
-	at := func(m Moment) *time.Time {
-		if m.At.IsZero() {
-			return nil
-		}
-		return &m.At
-	}
 	return `
 	WHERE d.scope = $1
 		AND ($2::bigint[] IS NULL OR d.id = ANY ($2))
@@ -110,7 +104,7 @@ func (s *Store) whereDeadLetters(f DeadLetterFilter) (sql string, args []any) {
 		AND ($8::timestamptz IS NULL OR d.created_at >= $8) AND ($9::float8 = 0 OR d.created_at >= ` + s.name("clock") + `() - make_interval(secs => $9))
 		AND ($10::timestamptz IS NULL OR d.created_at < $10) AND ($11::float8 = 0 OR d.created_at < ` + s.name("clock") + `() - make_interval(secs => $11))
 		AND ($12::bigint = 0 OR d.id < $12)`,
-		[]any{s.scope, f.IDs, f.Classes, f.Source, f.Lane, f.SQLState, f.Reason, at(f.Since), f.Since.Ago.Seconds(), at(f.Until), f.Until.Ago.Seconds(), f.Before, f.Limit}
+		[]any{s.scope, f.IDs, f.Classes, f.Source, f.Lane, f.SQLState, f.Reason, timestamp(f.Since.At), f.Since.Ago.Seconds(), timestamp(f.Until.At), f.Until.Ago.Seconds(), f.Before, f.Limit}
 }
 
 // DeadLetters lists the scope's dead letters that pass the filter, the newest

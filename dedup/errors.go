@@ -62,7 +62,9 @@ func react(err error) reaction {
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return retry // we ended it ourselves, or it took too long
-	case errors.As(err, &connect), errors.As(err, &network), pgconn.SafeToRetry(err), isLostConnection(err):
+	case errors.As(err, &connect), errors.As(err, &network), pgconn.SafeToRetry(err), pgconn.Timeout(err):
+		return retry
+	case errors.Is(err, net.ErrClosed), errors.Is(err, errConnection): // it ended in the middle of a message
 		return retry
 	}
 	return hold
@@ -133,12 +135,6 @@ func PoolerHint(err error) string {
 		return "see what the pooler's log says; its pool_mode must be session, or transaction with database.pooler: pgbouncer_transaction"
 	}
 	return "a pooler gives each transaction another connection: set database.pooler: pgbouncer_transaction"
-}
-
-// isLostConnection recognises the plain errors that pgx returns when a connection ends in
-// the middle of a message.
-func isLostConnection(err error) bool {
-	return errors.Is(err, net.ErrClosed) || pgconn.Timeout(err) || errors.Is(err, errConnection)
 }
 
 // errConnection marks an error of a round trip that left the connection closed: whatever

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
@@ -16,10 +17,6 @@ import (
 // record already, and returns all of it. A gap that may hold none of the queue's messages
 // is recorded only if the queue's clock hasn't come so far.
 func (s *Store) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (recorded lane.Gap, err error) {
-	var before *time.Time
-	if !found.Before.IsZero() {
-		before = &found.Before
-	}
 	err = s.pool.QueryRow(ctx, `
 		WITH l AS (SELECT id, stream_time FROM `+s.name("lanes")+` WHERE scope = $1 AND source = $2 AND lane = $3 AND NOT ordered),
 		recorded AS (
@@ -31,7 +28,7 @@ func (s *Store) ReportGap(ctx context.Context, l message.Lane, found lane.Gap) (
 		SELECT first, next FROM recorded WHERE next > accepted
 		UNION ALL
 		SELECT g.first, g.next FROM `+s.name("gaps")+` g JOIN l ON l.id = g.lane WHERE g.next > g.accepted AND NOT EXISTS (SELECT FROM recorded)`,
-		s.scope, l.Source, l.Name, found.From, found.Next, before).Scan(&recorded.From, &recorded.Next)
+		s.scope, l.Source, l.Name, found.From, found.Next, timestamp(found.Before)).Scan(&recorded.From, &recorded.Next)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return lane.Gap{}, fmt.Errorf("record the gap of lane %s: %w", l, err)
 	}
@@ -82,4 +79,9 @@ func (s *Store) skipGap(ctx context.Context, tx pgx.Tx, m *LaneMove) error {
 	}
 	_, err = tx.Exec(ctx, s.acceptGap(), s.scope, m.Source, m.Lane, m.To)
 	return err
+}
+
+// timestamp is NULL for the zero time.
+func timestamp(t time.Time) pgtype.Timestamptz {
+	return pgtype.Timestamptz{Time: t, Valid: !t.IsZero()}
 }

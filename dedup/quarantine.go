@@ -326,7 +326,7 @@ func (s *Store) deleteAttempt(ctx context.Context, n unclearedAttempt) error {
 		WITH mine AS (DELETE FROM `+s.name("attempts")+` WHERE lane = $1 AND position = ANY ($2) AND worker = $3::uuid AND last_at <= coalesce($4::timestamptz, now()))
 		UPDATE `+s.name("attempts")+` SET tries = tries - 1
 		WHERE lane = $1 AND position = ANY ($2) AND worker <> $3::uuid AND first_at <= $4 AND tries > 1`,
-		n.lane, n.positions, s.process, pgtype.Timestamptz{Time: n.at, Valid: !n.at.IsZero()})
+		n.lane, n.positions, s.process, timestamp(n.at))
 	return err
 }
 

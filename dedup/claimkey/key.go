@@ -8,7 +8,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"strings"
 
 	"github.com/cespare/xxhash/v2"
 )
@@ -58,17 +57,8 @@ func hashKey(namespace, id string) Key {
 
 // String writes a key as Postgres writes a uuid.
 func (k Key) String() string {
-	const digits = "0123456789abcdef"
-	var b strings.Builder
-	b.Grow(36)
-	for i, c := range k {
-		if i == 4 || i == 6 || i == 8 || i == 10 {
-			b.WriteByte('-')
-		}
-		b.WriteByte(digits[c>>4])
-		b.WriteByte(digits[c&15])
-	}
-	return b.String()
+	text := hex.EncodeToString(k[:])
+	return text[:8] + "-" + text[8:12] + "-" + text[12:16] + "-" + text[16:20] + "-" + text[20:]
 }
 
 func parseUUID(s string) (k Key, ok bool) {

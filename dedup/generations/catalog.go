@@ -52,9 +52,7 @@ func (c *Catalog) Has(identity claimkey.Key) bool {
 // OldestFirst lists the generations that may hold claims. An id that was claimed twice,
 // by whatever hand, was seen first in the oldest.
 func (c *Catalog) OldestFirst() []*Table {
-	all := make([]*Table, 0, len(c.Sealed)+1)
-	for i := len(c.Sealed) - 1; i >= 0; i-- {
-		all = append(all, c.Sealed[i])
-	}
+	all := slices.Clone(c.Sealed)
+	slices.Reverse(all)
 	return append(all, c.Open)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dedupd/dedupd/internal/sqlstate"
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 // migrationFiles are the schema's versions: numbered files, applied in order. Once released,
@@ -160,9 +161,7 @@ func (s *Schema) Migrate(ctx context.Context) (applied []Migration, err error) {
 		if done {
 			return applied, nil
 		}
-		select {
-		case <-time.After(100*time.Millisecond + rand.N(200*time.Millisecond)):
-		case <-ctx.Done():
+		if !wait.For(ctx, 100*time.Millisecond+rand.N(200*time.Millisecond)) {
 			return nil, fmt.Errorf("migrate: another process has held the migration lock for too long: %w", ctx.Err())
 		}
 	}
