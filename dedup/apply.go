@@ -65,15 +65,15 @@ func (p *Processor) respond(ctx context.Context, g *group, all []tally, began ti
 		err := p.reload(ctx, g, err)
 		return err == nil, err
 	case isolate:
-		return false, p.isolate(ctx, g, err, g.handOver)
+		return false, p.isolate(ctx, g, err)
 	case internal:
 		p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
 		if g.internal++; g.internal > internalTries {
-			return false, p.doubt(ctx, g, err, g.handOver)
+			return false, p.doubt(ctx, g, err)
 		}
 		return wait.For(ctx, doubtPause), err
 	case doubt:
-		return false, p.doubt(ctx, g, err, g.handOver)
+		return false, p.doubt(ctx, g, err)
 	case retry:
 		p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
 		return false, p.slow.timedOut(g, time.Since(began), err)

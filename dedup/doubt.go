@@ -150,16 +150,16 @@ func (p *Processor) prove(g *group) error {
 }
 
 // doubt finds the message at fault, unless the table is.
-func (p *Processor) doubt(ctx context.Context, g *group, cause error, h *handOver) error {
+func (p *Processor) doubt(ctx context.Context, g *group, cause error) error {
 	var own *ownError
 	if errors.As(cause, &own) {
 		return p.held(cause)
 	}
-	h.doubted = true
-	if err := p.examine(ctx, h); err != nil {
+	g.doubted = true
+	if err := p.examine(ctx, g.handOver); err != nil {
 		return err
 	}
-	return p.isolate(ctx, g, cause, h)
+	return p.isolate(ctx, g, cause)
 }
 
 // examine asks the sink, once in a hand-over, whether the table is at fault: a table that

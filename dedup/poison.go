@@ -173,7 +173,7 @@ func (g *group) belongTo(h *handOver) {
 // made durable by itself, in order, down to one message: about 2·log2(n) transactions for
 // each such message among n. If the cause leaves open whether a message is at fault at
 // all, the message found becomes a suspect.
-func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handOver) error {
+func (p *Processor) isolate(ctx context.Context, g *group, cause error) error {
 	candidates := len(g.newMessages())
 	if candidates == 0 {
 		// The database refuses data although the sink was given none.
@@ -182,29 +182,29 @@ func (p *Processor) isolate(ctx context.Context, g *group, cause error, h *handO
 	bad := sinks.AllPermanent(cause)
 	if candidates == 1 {
 		if react(cause) != isolate {
-			if !h.suspect(g.message(g.newItem(0)), cause) && !wait.For(ctx, doubtPause) {
+			if !g.suspect(g.message(g.newItem(0)), cause) && !wait.For(ctx, doubtPause) {
 				return ctx.Err()
 			}
-			return p.apply(ctx, g.batches, h)
+			return p.apply(ctx, g.batches, g.handOver)
 		}
 		bad = map[int]error{0: cause}
 	}
 	found := false
 	for at, why := range bad {
 		if at >= 0 && at < candidates {
-			h.reject(g.message(g.newItem(at)), &rejection{class: classPoison, reason: why.Error(), sqlstate: sqlstate.Of(why)})
+			g.reject(g.message(g.newItem(at)), &rejection{class: classPoison, reason: why.Error(), sqlstate: sqlstate.Of(why)})
 			found = true
 		}
 	}
 	if found {
-		return p.apply(ctx, g.batches, h)
+		return p.apply(ctx, g.batches, g.handOver)
 	}
 	p.Metrics.retries.WithLabelValues("poison").Inc()
 	left, right := g.divide(candidates)
-	if err := p.apply(ctx, left, h); err != nil {
+	if err := p.apply(ctx, left, g.handOver); err != nil {
 		return err
 	}
-	return p.apply(ctx, right, h)
+	return p.apply(ctx, right, g.handOver)
 }
 
 // divide cuts a group in two: between lanes, or within its only lane so that each part
