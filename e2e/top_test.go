@@ -112,6 +112,8 @@ type topRig struct {
 	worker *worker
 	binary string
 	config string
+	// endLoad ends what is published, and has to be called.
+	endLoad func()
 }
 
 func newTopRig(t *testing.T) *topRig {
@@ -128,12 +130,11 @@ func newTopRig(t *testing.T) *topRig {
 	w := newWorker(t, "worker", config)
 	w.start()
 	w.probe("/readyz", 200, time.Minute)
-	st.produceUntilTheEnd()
-	return &topRig{tmux: newTerminal(t, 100, 30), server: server, worker: w, binary: dedupd(t), config: config}
+	return &topRig{tmux: newTerminal(t, 100, 30), server: server, worker: w, binary: dedupd(t), config: config, endLoad: st.produceOn()}
 }
 
-// produceUntilTheEnd publishes as long as the test takes. A third are copies.
-func (st *stream) produceUntilTheEnd() {
+// produceOn publishes until it is ended. A third are copies.
+func (st *stream) produceOn() (end func()) {
 	st.t.Helper()
 	plan, _ := newPlan(dice(st.t), 300_000, 100_000, 4)
 	produced := make(chan error, 1)
@@ -156,12 +157,12 @@ func (st *stream) produceUntilTheEnd() {
 		}
 		produced <- nil
 	}()
-	st.t.Cleanup(func() {
+	return func() {
 		close(quit)
 		if err := <-produced; err != nil {
 			st.t.Error("publish: ", err)
 		}
-	})
+	}
 }
 
 // What people see of a worker at work: on a terminal, with its keys, in other
@@ -169,6 +170,7 @@ func (st *stream) produceUntilTheEnd() {
 func TestTop(t *testing.T) {
 	needServices(t)
 	m := newTopRig(t)
+	defer m.endLoad()
 	m.shows("a shell", "prompt>")
 	m.run(m.binary + " top -c " + m.config + " --interval 250ms")
 	m.showsWork()

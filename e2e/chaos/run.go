@@ -135,10 +135,23 @@ func (g *servers) do(ctx context.Context, j job) (outcome, error) {
 }
 
 // prepare makes everything up to workers that have lanes and a load that lands.
-func (r *run) prepare(kind string) (err error) {
+func (r *run) prepare(kind string) error {
 	if err := os.MkdirAll(r.folder, 0o700); err != nil {
 		return err
 	}
+	if err := r.makeServers(kind); err != nil {
+		return err
+	}
+	if err := r.makeWorkers(); err != nil {
+		return err
+	}
+	if err := r.makeSchema(); err != nil {
+		return err
+	}
+	return r.begin()
+}
+
+func (r *run) makeServers(kind string) (err error) {
 	b, err := r.newBroker(kind, strings.ReplaceAll(r.database, "_", "-"))
 	if err != nil {
 		return err
@@ -150,15 +163,15 @@ func (r *run) prepare(kind string) (err error) {
 	if err := execute(r.ctx, r.server.URL("postgres"), "CREATE DATABASE "+r.database); err != nil {
 		return err
 	}
-	if err := r.connect(); err != nil {
-		return err
-	}
+	return r.connect()
+}
+
+func (r *run) makeWorkers() error {
 	file, err := os.Create(filepath.Join(r.folder, "events"))
 	if err != nil {
 		return err
 	}
 	r.events = json.NewEncoder(file)
-
 	for i := range max(r.fault.workers, 3) {
 		w, err := newWorker(r.binary, r.folder, fmt.Sprint("worker-", i+1), r.broker.Source(), r.url(), r.fault.config)
 		if err != nil {
@@ -166,6 +179,10 @@ func (r *run) prepare(kind string) (err error) {
 		}
 		r.workers = append(r.workers, w)
 	}
+	return nil
+}
+
+func (r *run) makeSchema() error {
 	if _, err := command(r.ctx, r.binary, "migrate", "up", "-c", r.workers[0].config); err != nil {
 		return err
 	}
@@ -179,10 +196,13 @@ func (r *run) prepare(kind string) (err error) {
 		return err
 	}
 	if r.fault.replicated {
-		if err := r.replicate(); err != nil {
-			return err
-		}
+		return r.replicate()
 	}
+	return nil
+}
+
+// begin starts the workers and the load, and waits for its first messages.
+func (r *run) begin() (err error) {
 	if r.load, err = newLoad(r.broker, rand.New(rand.NewPCG(r.rng.Uint64(), 1)), filepath.Join(r.folder, "intents")); err != nil {
 		return err
 	}
@@ -196,11 +216,7 @@ func (r *run) prepare(kind string) (err error) {
 			return err
 		}
 	}
-	rate := r.fault.rate
-	if rate == 0 {
-		rate = 1500
-	}
-	r.load.start(r.ctx, rate)
+	r.load.start(r.ctx, cmp.Or(r.fault.rate, 1500))
 	return r.await("the first messages land", time.Minute, func() error {
 		n, err := r.applied()
 		if err == nil && n == 0 {
