@@ -71,7 +71,7 @@ func startServer(t *testing.T, change ...func(*server.Options)) *server.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go s.Start()
+	s.Start()
 	t.Cleanup(func() { stopServer(s) })
 	if !s.ReadyForConnections(10 * time.Second) {
 		t.Fatal("the server is not ready")

@@ -109,7 +109,8 @@ func (c *choice) hunt(ctx context.Context, g *servers) error {
 			return fmt.Errorf("not caught: %s", h.mutant.name)
 		}
 	}
-	return os.RemoveAll(g.folder)
+	g.discard = true
+	return nil
 }
 
 func (c *choice) doFaults(ctx context.Context, g *servers) error {
@@ -145,7 +146,8 @@ func (c *choice) doFaults(ctx context.Context, g *servers) error {
 		say("everything is in %s", g.folder)
 		return nil
 	}
-	return os.RemoveAll(g.folder)
+	g.discard = true
+	return nil
 }
 
 // note writes the report anew after each run, so that what is cut short has one, too.

@@ -23,6 +23,7 @@ import (
 type servers struct {
 	folder  string
 	keep    bool // of all runs, not only of those that went wrong
+	discard bool // the folder, with the servers: nothing went wrong
 	version string
 
 	dedupd, check, natsBinary string
@@ -85,6 +86,9 @@ func (g *servers) stop() error {
 	}
 	if g.postgres != nil {
 		all = append(all, g.postgres.Stop())
+	}
+	if g.discard { // not before: a server that stops still writes there
+		all = append(all, os.RemoveAll(g.folder))
 	}
 	return errors.Join(all...)
 }
