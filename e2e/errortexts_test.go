@@ -19,6 +19,7 @@ import (
 var comparedTexts = map[string]string{
 	"internal/pgtest/server.go StartServer": "the server's log is all that there is of a port that is taken; for tests only",
 	"internal/pgtest/server.go Restart":     "the same",
+	"internal/logonce/logonce.go IsNew":     "it decides only whether the log has that text already",
 }
 
 // Errors are told apart by type, by errors.Is and by code, never by their text: that

@@ -57,7 +57,7 @@ func TestWorkersNoticeAnotherFilter(t *testing.T) {
 	w := r.start(reading("orders.1", "orders.2"))
 	w.untilReady()
 	r.publish(0, 70)
-	r.wait(20)
+	r.readAll(20) // a worker that writes its checkpoint in this moment would undo the edit
 	r.alter(func(c *jetstream.ConsumerConfig) {
 		c.FilterSubjects, c.Metadata["dedupd-subjects"] = []string{"orders.1"}, "orders.1"
 	})
