@@ -20,11 +20,19 @@ var errNotJSON = errors.New("it is not valid JSON")
 // ValidJSON returns why a document can't be read: it is no JSON, or nests deeper than
 // MaxJSONDepth. It doesn't check the UTF-8 within strings.
 func ValidJSON(doc []byte) error {
-	if tooDeep(doc) {
-		return fmt.Errorf("its JSON nests deeper than %d levels", MaxJSONDepth)
+	if err := ShallowJSON(doc); err != nil {
+		return err
 	}
 	if !gjson.ValidBytes(doc) {
 		return errNotJSON
+	}
+	return nil
+}
+
+// ShallowJSON refuses what nests deeper than MaxJSONDepth, be it JSON or not.
+func ShallowJSON(doc []byte) error {
+	if tooDeep(doc) {
+		return fmt.Errorf("its JSON nests deeper than %d levels", MaxJSONDepth)
 	}
 	return nil
 }

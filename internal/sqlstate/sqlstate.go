@@ -48,6 +48,8 @@ const (
 	// Outdated says that the server may not understand a statement that it understood
 	// before: a type is gone, or the column's has no cast from what it was.
 	Outdated
+	// Unreadable says that the server couldn't read a value.
+	Unreadable
 	// Pooler says that a pooler is set up wrongly, or isn't in the configuration.
 	Pooler
 )
@@ -60,7 +62,7 @@ var meanings = map[string]Meaning{
 	"0A000":               Unclear,                              // feature_not_supported: a numeric NaN as an integer, or a plan that is out of date
 	"20":                  Unclear,                              // case_not_found: a CASE of a trigger that lacks this value
 	"21":                  Data,                                 // cardinality violation: two rows of one batch hit the same target row
-	"22":                  Data,                                 // data exception
+	"22":                  Data | Unreadable,                    // data exception
 	"23":                  Data,                                 // integrity constraint violation
 	"25006":               Transient | Setup,                    // read_only_sql_transaction: we still talk to a former primary
 	"25P03":               Transient | Outside,                  // idle_in_transaction_session_timeout

@@ -9,6 +9,7 @@ import (
 
 	"github.com/dedupd/dedupd/internal/pgtest"
 	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
 
 // BenchmarkWrite writes batches of three columns (uuid, jsonb of 220 bytes,
@@ -65,9 +66,11 @@ func BenchmarkEncode(b *testing.B) {
 	for _, c := range []struct {
 		name    string
 		columns map[string]string
+		encode  func(*columns.Set, []message.Message) (*columns.Values, error)
 	}{
-		{"three columns", three},
-		{"with a path", map[string]string{"id": "id", "payload": "value", "at": "time", "customer": "json:customer"}},
+		{"three columns", three, (*columns.Set).Encode},
+		{"three columns, unread", three, (*columns.Set).EncodeUnread},
+		{"with a path", map[string]string{"id": "id", "payload": "value", "at": "time", "customer": "json:customer"}, (*columns.Set).Encode},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			s, msgs := build(b, Config{Name: "public.heap", Columns: c.columns}), benchMessages(4000)
@@ -77,7 +80,7 @@ func BenchmarkEncode(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := p.set.Encode(msgs); err != nil {
+				if _, err := c.encode(p.set, msgs); err != nil {
 					b.Fatal(err)
 				}
 			}

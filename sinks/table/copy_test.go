@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -84,7 +85,8 @@ func TestCopyWritesWhatInsertWrites(t *testing.T) {
 	}
 }
 
-// All documents at fault are named at once, and before anything is sent.
+// Documents go to the server unread. When it refuses them, all that are at fault
+// are named at once; for a while they are then named before anything is sent.
 func TestCopyNamesBadDocuments(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t).Pool(t)
@@ -95,40 +97,71 @@ func TestCopyNamesBadDocuments(t *testing.T) {
 		msgs[i] = msg(fmt.Sprintf("00000000-0000-0000-0000-%012d", i), `{"a":1}`)
 		msgs[i].Key, msgs[i].Headers = []byte(`[2]`), []message.Header{{Key: "h", Value: []byte(`"\u0000"`)}}
 	}
+	// The copies that a Write asks for, and its error.
+	try := func(msgs []message.Message) (copies int, err error) {
+		err = inTx(t, pool, func(tx pgx.Tx) error {
+			c := &countCopies{Tx: tx}
+			defer func() { copies = c.n }()
+			return s.Write(t.Context(), c, msgs)
+		})
+		return copies, err
+	}
 	named := func(err error) []int { return slices.Sorted(maps.Keys(sinks.AllPermanent(err))) }
+
 	for name, c := range map[string]struct {
-		spoil func(bad []message.Message)
-		want  []int
+		spoil  func(bad []message.Message)
+		want   []int
+		unread int // copies that were asked for before anybody looked
 	}{
 		"documents": {func(bad []message.Message) {
 			bad[7].Value, bad[200].Key, bad[300].Headers = []byte(`{"a":`), []byte(`x`), []message.Header{{Key: "h", Value: nil}, {Key: "h", Value: []byte(`'`)}}
-		}, []int{7, 200, 300}},
-		"an escaped NUL":     {func(bad []message.Message) { bad[9].Value = []byte(`{"a":"\u0000"}`) }, []int{9}},
-		"an empty one":       {func(bad []message.Message) { bad[9].Value = []byte{} }, []int{9}},
-		"and other faults":   {func(bad []message.Message) { bad[3].Value, bad[5].ID = []byte(`}`), "no uuid" }, []int{3, 5}},
-		"no text":            {func(bad []message.Message) { bad[4].Value = []byte("\"\xff\"") }, []int{4}},
-		"depth, as we count": {func(bad []message.Message) { bad[4].Value = deep(message.MaxJSONDepth + 1) }, []int{4}},
+		}, []int{7, 200, 300}, 1},
+		"an escaped NUL":     {func(bad []message.Message) { bad[9].Value = []byte(`{"a":"\u0000"}`) }, []int{9}, 1},
+		"an empty one":       {func(bad []message.Message) { bad[9].Value = []byte{} }, []int{9}, 1},
+		"and other faults":   {func(bad []message.Message) { bad[3].Value, bad[5].ID = []byte(`}`), "no uuid" }, []int{3, 5}, 0},
+		"no text":            {func(bad []message.Message) { bad[4].Value = []byte("\"\xff\"") }, []int{4}, 0},
+		"depth, as we count": {func(bad []message.Message) { bad[4].Value = deep(message.MaxJSONDepth + 1) }, []int{4}, 0},
 	} {
+		s.doubt.Store(0)
 		bad := slices.Clone(msgs)
 		c.spoil(bad)
-		if err := write(t, pool, s, bad...); !slices.Equal(named(err), c.want) {
-			t.Errorf("%s: %v, want %v: %v", name, named(err), c.want, err)
+		copies, err := try(bad)
+		if !slices.Equal(named(err), c.want) || copies != c.unread {
+			t.Errorf("%s: %v after %d copies, want %v after %d: %v", name, named(err), copies, c.want, c.unread, err)
+		}
+		if copies, err = try(bad); !slices.Equal(named(err), c.want) || copies != 0 {
+			t.Errorf("%s, in doubt: %v after %d copies: %v", name, named(err), copies, err)
 		}
 	}
+	s.doubt.Store(time.Now().Add(-time.Second).UnixNano())
+	if copies, err := try(msgs); err != nil || copies != 1 {
+		t.Errorf("good ones: %d copies, %v", copies, err)
+	}
 	msgs[0].Value = deep(message.MaxJSONDepth)
-	if err := write(t, pool, s, msgs...); err != nil {
+	if _, err := try(msgs); err != nil {
 		t.Errorf("as deep as may be: %v", err)
 	}
 	// Only the server minds this one: what it says is what there is to say.
+	s.doubt.Store(0)
 	msgs[1].Value = []byte(`"\ud800"`)
 	var pg *pgconn.PgError
-	if err := write(t, pool, s, msgs...); !errors.As(err, &pg) || len(named(err)) > 0 {
-		t.Errorf("half a pair: %v", err)
+	if _, err := try(msgs); !errors.As(err, &pg) || sinks.AllPermanent(err) != nil && len(named(err)) > 0 || s.readsFirst() {
+		t.Errorf("half a pair: %v; documents are read from now on: %v", err, s.readsFirst())
 	}
 }
 
 func deep(levels int) []byte {
 	return []byte(strings.Repeat("[", levels) + strings.Repeat("]", levels))
+}
+
+type countCopies struct {
+	pgx.Tx
+	n int
+}
+
+func (c *countCopies) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	c.n++
+	return c.Tx.CopyFrom(ctx, table, columns, rows)
 }
 
 func TestNoCopyWhereItWouldDiffer(t *testing.T) {

@@ -3,6 +3,7 @@ package table
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -10,6 +11,7 @@ import (
 	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
+	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
 
 // copyFrom is the number of messages from which on COPY is used, if it can be. A row takes a
@@ -21,22 +23,30 @@ func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Me
 	if !p.copies || len(msgs) < copyFrom || s.changed.Load() {
 		return s.insert(ctx, tx, p, msgs)
 	}
-	values, err := p.set.Encode(msgs)
+	if s.readsFirst() {
+		values, err := p.set.Encode(msgs)
+		if err != nil {
+			s.refused()
+			return s.blame(ctx, tx, p, err)
+		}
+		return s.copy(ctx, tx, p, values)
+	}
+	values, err := p.set.EncodeUnread(msgs)
 	if err != nil {
+		if _, bad := p.set.Encode(msgs); bad != nil {
+			s.refused()
+			err = bad
+		}
 		return s.blame(ctx, tx, p, err)
 	}
-	_, err = tx.CopyFrom(ctx, pgx.Identifier{s.schema, s.table}, p.names, values.Source())
-	if err == nil {
-		// COPY takes any bytes for a value of the type that it finds. Its lock keeps the
-		// columns as they are. (If the bytes make no sense for a new type, COPY fails as if a
-		// message were bad. The batch is then divided until it is too small for COPY, and
-		// INSERT says what is wrong.)
-		return s.blame(ctx, tx, p, nil)
+	if err = s.copy(ctx, tx, p, values); !sqlstate.Means(sqlstate.Of(err), sqlstate.Unreadable) {
+		return err
 	}
-	if sqlstate.Of(err) == "" && ctx.Err() == nil {
-		// The driver itself couldn't encode a value for the type it takes the column for.
-		// (Or the connection is gone; then reading the catalog again costs little.)
-		s.distrust(p)
+	// Encode names every message at fault. If it finds none, the server is stricter than we
+	// are, and its error stands.
+	if _, bad := p.set.Encode(msgs); bad != nil {
+		s.refused()
+		return bad
 	}
 	return err
 }
@@ -107,6 +117,31 @@ func (s *Sink) blame(ctx context.Context, tx sinks.Tx, p *plan, bad error) error
 // queueShape adds a query for the shape of the plan's columns to a batch.
 func (s *Sink) queueShape(b *pgx.Batch, p *plan, shape *string) {
 	b.Queue(shapeSQL, s.schema, s.table, p.names).QueryRow(func(row pgx.Row) error { return row.Scan(shape) })
+}
+
+// doubtHolds is how long documents are read here after one was no JSON. A bad one is seldom
+// alone, and each that the server refuses costs it a group's rows and a line in its log.
+// Otherwise documents are sent unread, since the server checks them anyway.
+const doubtHolds = time.Minute
+
+func (s *Sink) readsFirst() bool { return time.Now().UnixNano() < s.doubt.Load() }
+func (s *Sink) refused()         { s.doubt.Store(time.Now().Add(doubtHolds).UnixNano()) }
+
+func (s *Sink) copy(ctx context.Context, tx sinks.Tx, p *plan, values *columns.Values) error {
+	_, err := tx.CopyFrom(ctx, pgx.Identifier{s.schema, s.table}, p.names, values.Source())
+	if err == nil {
+		// COPY takes any bytes for a value of the type that it finds. Its lock keeps the
+		// columns as they are. (If the bytes make no sense for a new type, COPY fails as if a
+		// message were bad. The batch is then divided until it is too small for COPY, and
+		// INSERT says what is wrong.)
+		return s.blame(ctx, tx, p, nil)
+	}
+	if sqlstate.Of(err) == "" && ctx.Err() == nil {
+		// The driver itself couldn't encode a value for the type it takes the column for.
+		// (Or the connection is gone; then reading the catalog again costs little.)
+		s.distrust(p)
+	}
+	return err
 }
 
 var errChanged = errors.New("the table's columns have changed meanwhile; nothing was written, and the next try will see them as they are")

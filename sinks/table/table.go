@@ -30,7 +30,8 @@ type Sink struct {
 	acceptReordering bool
 	cols             []columns.Column // without their types
 	current          atomic.Pointer[plan]
-	changed          atomic.Bool // the target has changed once: see distrust
+	changed          atomic.Bool  // the target has changed once: see distrust
+	doubt            atomic.Int64 // until when documents are read before they are sent, in Unix nanoseconds: see readsFirst
 }
 
 var (

@@ -24,10 +24,23 @@ import (
 // server may not get to say what it expects, and bytes taken for a bytea would be cast to
 // hexadecimal text.
 func (s *Set) Encode(msgs []message.Message) (*Values, error) {
+	return s.encode(msgs, newEncoder(s, len(msgs)))
+}
+
+// EncodeUnread is Encode for COPY. There the server reads every value, so it is left to the
+// server to check a document that goes into a JSON column as it is. If it refuses the batch,
+// Encode names the messages at fault. (Nesting is checked here in any case: what is too deep
+// must not depend on the way it takes.)
+func (s *Set) EncodeUnread(msgs []message.Message) (*Values, error) {
 	e := newEncoder(s, len(msgs))
+	e.unread = true
+	return s.encode(msgs, e)
+}
+
+func (s *Set) encode(msgs []message.Message, e *encoder) (*Values, error) {
 	var faults []error
 	for i := range msgs {
-		e.m, e.read = &msgs[i], false
+		e.m, e.doc = &msgs[i], docUnread
 		if err := e.message(i); err != nil {
 			faults = append(faults, sinks.PermanentAt(i, err))
 		}
@@ -49,11 +62,12 @@ type slot struct {
 
 // encoder fills the slots, message by message.
 type encoder struct {
-	set   *Set
-	slots []slot
-	m     *message.Message
-	read  bool  // m's value was read as a document
-	why   error // that is none
+	set    *Set
+	slots  []slot
+	unread bool // see EncodeUnread
+	m      *message.Message
+	doc    docState // of m
+	why    error    // with docBad
 }
 
 func newEncoder(s *Set, n int) *encoder {
@@ -131,15 +145,18 @@ func (e *encoder) text(col *Column) (text string, ok bool, err error) {
 		if v == nil {
 			return "", false, nil
 		}
-		return view(v), true, checkJSON(col.Type, v)
+		return view(v), true, e.checkJSON(col.Type, v)
 	case message.FieldKey:
 		if m.Key == nil {
 			return "", false, nil
 		}
-		return view(m.Key), true, checkJSON(col.Type, m.Key)
+		return view(m.Key), true, e.checkJSON(col.Type, m.Key)
 	case message.FieldValue:
 		if m.Value == nil {
 			return "", false, nil
+		}
+		if col.Type.json() && e.unread {
+			return view(m.Value), true, message.ShallowJSON(m.Value)
 		}
 		if col.Type.json() {
 			if err := e.document(); err != nil {
@@ -205,19 +222,34 @@ func checkTime(t time.Time) error {
 	return nil
 }
 
+// docState reports whether a message's value is a JSON document.
+type docState int
+
+const (
+	docUnread docState = iota
+	docGood
+	docBad
+)
+
 // document is an error if the value is no JSON document. It is computed once a message,
 // however many columns ask.
 func (e *encoder) document() error {
-	if !e.read {
-		e.read, e.why = true, validJSON(e.m.Value)
+	if e.doc == docUnread {
+		e.doc = docGood
+		if e.why = validJSON(e.m.Value); e.why != nil {
+			e.doc = docBad
+		}
 	}
 	return e.why
 }
 
 // checkJSON checks a key or a header that goes into a JSON column.
-func checkJSON(t Type, b []byte) error {
+func (e *encoder) checkJSON(t Type, b []byte) error {
 	if !t.json() {
 		return nil
+	}
+	if e.unread {
+		return message.ShallowJSON(b)
 	}
 	if err := validJSON(b); err != nil {
 		return err
