@@ -8,6 +8,7 @@ import (
 
 	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
+	"github.com/dedupd/dedupd/message"
 )
 
 // apply runs a group's transaction until the group is durable or put off, or the
@@ -173,6 +174,44 @@ func (p *Processor) landed(g *group, all []tally) {
 	if len(p.unknown) > 0 {
 		for _, b := range g.batches {
 			delete(p.unknown, b.Lane) // it had not landed
+		}
+	}
+}
+
+// handOver is what all parts of a divided hand-over share.
+type handOver struct {
+	clocks clocks
+	// known are the messages known to be poison, by their places.
+	known map[message.Position]*rejection
+	// recorded is set if attempts at its messages are on record.
+	recorded bool
+
+	// What is in doubt: see doubt.go.
+	suspects map[message.Position]*suspect
+	putOff   []lane.Batch
+	landed   []*group // since the first doubt
+	doubted  bool
+	examined bool
+	internal int // errors so far
+}
+
+func (h *handOver) reject(m *message.Message, why *rejection) {
+	if h.known == nil {
+		h.known = make(map[message.Position]*rejection)
+	}
+	h.known[m.Position] = why
+}
+
+// belongTo makes a group part of a hand-over, which may know some of its messages to be
+// poison.
+func (g *group) belongTo(h *handOver) {
+	g.handOver = h
+	if len(h.known) == 0 {
+		return
+	}
+	for i := range g.items {
+		if why := h.known[g.message(&g.items[i]).Position]; why != nil {
+			g.items[i].reject = why
 		}
 	}
 }

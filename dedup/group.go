@@ -82,7 +82,7 @@ type group struct {
 	// sealed generation to look through.
 	keys   []claimkey.Key
 	hashes []uint64
-	// claims are the unique items that no sealed generation holds: what is claimed.
+	// claims are what is left to claim: the unique items that no look-up has found.
 	claims []int32
 	// metDuplicate is set once a copy has met a concurrent duplicate.
 	metDuplicate bool

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
-	"slices"
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
@@ -14,7 +12,6 @@ import (
 	"github.com/segmentio/kafka-go/protocol/describeconfigs"
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 	"github.com/segmentio/kafka-go/protocol/metadata"
-	"github.com/segmentio/kafka-go/protocol/offsetcommit"
 	"github.com/segmentio/kafka-go/protocol/offsetfetch"
 	"github.com/segmentio/kafka-go/sasl"
 
@@ -296,46 +293,6 @@ func (c *cluster) committed(ctx context.Context, topic string, partition int) (c
 		return committed{}, fmt.Errorf("fetch the group's offset: %w", kafkago.Error(p.ErrorCode))
 	}
 	return committed{max(p.CommittedOffset, -1), p.Metadata}, nil
-}
-
-// membership commits for a member of the group. kafka-go's own commit has no field for
-// offset metadata.
-type membership struct {
-	cluster         *cluster
-	groupGeneration int32
-	member          string
-}
-
-// commit commits positions, and calls confirmed for each that the broker confirms. The
-// error is of the first that it doesn't.
-func (m membership) commit(all map[string]map[int]committed, confirmed func(topic string, partition int)) (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
-	defer cancel()
-	req := &offsetcommit.Request{GroupID: m.cluster.group, GenerationID: m.groupGeneration, MemberID: m.member, RetentionTimeMs: -1}
-	for _, topic := range slices.Sorted(maps.Keys(all)) { // so that the error is the same each time
-		t := offsetcommit.RequestTopic{Name: topic}
-		for partition, c := range all[topic] {
-			t.Partitions = append(t.Partitions, offsetcommit.RequestPartition{
-				PartitionIndex: int32(partition), CommittedOffset: c.offset, CommittedLeaderEpoch: -1, CommittedMetadata: c.metadata,
-			})
-		}
-		req.Topics = append(req.Topics, t)
-	}
-	res, err := ask[*offsetcommit.Response](ctx, m.cluster, req)
-	if err != nil {
-		return fmt.Errorf("commit the group's offsets: %w", err)
-	}
-	for _, t := range res.Topics {
-		for _, p := range t.Partitions {
-			switch {
-			case p.ErrorCode == 0:
-				confirmed(t.Name, int(p.PartitionIndex))
-			case err == nil:
-				err = fmt.Errorf("commit the group's offsets of topic %s: %w", t.Name, kafkago.Error(p.ErrorCode))
-			}
-		}
-	}
-	return err
 }
 
 // topics is what a broker says about the configured topics.

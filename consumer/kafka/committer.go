@@ -2,11 +2,16 @@ package kafka
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol/offsetcommit"
 
 	"github.com/dedupd/dedupd/internal/logonce"
 	"github.com/dedupd/dedupd/lane"
@@ -217,4 +222,44 @@ func (c *committer) changed() (offsets map[string]map[int]committed, marks map[t
 		marks[topicPartition{m.topic, m.partition}] = m
 	}
 	return offsets, marks
+}
+
+// offsetSender sends a member's offsets to the consumer group. kafka-go's own commit has no field for
+// offset metadata.
+type offsetSender struct {
+	cluster         *cluster
+	groupGeneration int32
+	member          string
+}
+
+// commit commits positions, and calls confirmed for each that the broker confirms. The
+// error is of the first that it doesn't.
+func (m offsetSender) commit(all map[string]map[int]committed, confirmed func(topic string, partition int)) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
+	defer cancel()
+	req := &offsetcommit.Request{GroupID: m.cluster.group, GenerationID: m.groupGeneration, MemberID: m.member, RetentionTimeMs: -1}
+	for _, topic := range slices.Sorted(maps.Keys(all)) { // so that the error is the same each time
+		t := offsetcommit.RequestTopic{Name: topic}
+		for partition, c := range all[topic] {
+			t.Partitions = append(t.Partitions, offsetcommit.RequestPartition{
+				PartitionIndex: int32(partition), CommittedOffset: c.offset, CommittedLeaderEpoch: -1, CommittedMetadata: c.metadata,
+			})
+		}
+		req.Topics = append(req.Topics, t)
+	}
+	res, err := ask[*offsetcommit.Response](ctx, m.cluster, req)
+	if err != nil {
+		return fmt.Errorf("commit the group's offsets: %w", err)
+	}
+	for _, t := range res.Topics {
+		for _, p := range t.Partitions {
+			switch {
+			case p.ErrorCode == 0:
+				confirmed(t.Name, int(p.PartitionIndex))
+			case err == nil:
+				err = fmt.Errorf("commit the group's offsets of topic %s: %w", t.Name, kafkago.Error(p.ErrorCode))
+			}
+		}
+	}
+	return err
 }

@@ -32,7 +32,7 @@ type groupGeneration struct {
 }
 
 func newGroupGeneration(r *run, g *group, mine *assignment) *groupGeneration {
-	member := membership{cluster: r.cluster, groupGeneration: mine.groupGeneration, member: mine.member}
+	member := offsetSender{cluster: r.cluster, groupGeneration: mine.groupGeneration, member: mine.member}
 	return &groupGeneration{
 		run:        r,
 		group:      g,
