@@ -161,7 +161,7 @@ var mutants = []mutant{
 `}},
 	},
 	{
-		name: "a held lane's neighbours are told to the broker", fault: "one lane is held", broker: "kafka", times: 8, by: "I7",
+		name: "a held lane's neighbours are told to the broker", fault: "one lane is held", broker: "kafka", times: 16, by: "I7",
 		edits: []edit{{"consumer/worker.go", "			l.retryLocked(0)\n", `			l.options.Committed(l.flight.batch.Next, l.flight.tokens)
 			l.flight.tokens = nil
 			l.retryLocked(time.Second)
