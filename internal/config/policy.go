@@ -32,12 +32,12 @@ type SequenceGapPolicy string
 // What may become of a gap.
 const (
 	SequenceGapAllow      SequenceGapPolicy = "allow"
-	SequenceGapWait       SequenceGapPolicy = "wait"
 	SequenceGapDeadLetter SequenceGapPolicy = "dead_letter"
+	SequenceGapStop       SequenceGapPolicy = "stop"
 )
 
 func (SequenceGapPolicy) Values() []string {
-	return policy.Values(SequenceGapAllow, SequenceGapWait, SequenceGapDeadLetter)
+	return policy.Values(SequenceGapAllow, SequenceGapDeadLetter, SequenceGapStop)
 }
 
 // LogLevel is a level by the name that slog reads.
