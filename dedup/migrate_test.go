@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -97,20 +96,7 @@ func asRole(t *testing.T, db *pgtest.DB, pool *pgxpool.Pool, role string) *pgxpo
 	t.Cleanup(func() {
 		_, _ = pool.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role)
 	})
-	config, err := pgxpool.ParseConfig(db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
-		_, err := c.Exec(ctx, `SET ROLE `+role)
-		return err
-	}
-	limited, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(limited.Close)
-	return limited
+	return as(t, db, role)
 }
 
 // granted is a scope whose worker has no rights but the grants: in a schema with an
