@@ -110,7 +110,7 @@ func verdict(rows []order, log map[string][]string, ordered bool) map[string][]s
 			// Of the copies in one lane the lowest position comes first. Among
 			// lanes any may win, but then by its first copy.
 			case ordered && o.Lane == lane && int64(position) < o.Position:
-				add("winner", "%s landed from %s %d, though a copy stands at %d", id, lane, o.Position, position)
+				add("second", "%s landed from %s %d, though a copy stands at %d", id, lane, o.Position, position)
 			}
 		}
 	}
@@ -137,11 +137,11 @@ func TestVerdict(t *testing.T) {
 		{name: "twice", rows: append(good[:4:4], row(2, "a", 4)), want: "twice", unordered: "twice"},
 		{name: "missing", rows: good[:3], want: "missing", unordered: "missing"},
 		{name: "nothing", want: "missing", unordered: "missing"},
-		{name: "another position", rows: append(good[:3:3], row(3, "b", 3)), want: "phantom winner", unordered: "phantom"},
+		{name: "another position", rows: append(good[:3:3], row(3, "b", 3)), want: "phantom second", unordered: "phantom"},
 		{name: "another lane", rows: append(good[:3:3], row(3, "c", 1)), want: "phantom", unordered: "phantom"},
 		{name: "another payload", rows: append(good[:3:3], order{id(3), "b", 1, 7}), want: "phantom", unordered: "phantom"},
 		{name: "order", rows: []order{row(1, "a", 1), row(0, "a", 0), row(2, "b", 0), row(3, "b", 1)}, want: "order"},
-		{name: "the later copy", rows: append(good[:3:3], row(3, "b", 2)), want: "winner"},
+		{name: "the later copy", rows: append(good[:3:3], row(3, "b", 2)), want: "second"},
 	} {
 		for ordered, want := range map[bool]string{true: c.want, false: c.unordered} {
 			kinds := slices.Sorted(maps.Keys(verdict(c.rows, log, ordered)))

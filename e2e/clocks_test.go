@@ -71,7 +71,7 @@ var ahead = func() (seconds int64) {
 
 // No worker's clock decides anything about claims, lanes or dead letters. Workers
 // that are more than a year ahead, behind and right share lanes of both brokers,
-// take them from each other, rotate, expire and bury; all of it by the database's
+// take them from each other, rotate, expire and dead-letter; all of it by the database's
 // clock.
 func TestWorkersWithWrongClocks(t *testing.T) {
 	needServices(t)

@@ -302,7 +302,7 @@ var faults = []*fault{
 		// Groups of many lanes fail, and their lanes are tried alone.
 		name: "transactions that fail", each: true, workers: 2, partitions: 16, short: 1, long: 10,
 		prepare: func(r *run) error {
-			r.load.twins.Store(50)
+			r.load.copiesAtOnce.Store(50)
 			return failingTransactions(r)
 		},
 		strike: (*run).killAmidFailures,
@@ -317,7 +317,7 @@ var faults = []*fault{
 	{
 		name: "concurrent duplicates on two lanes", each: true, workers: 4, short: 1, long: 10,
 		prepare: func(r *run) error {
-			r.load.twins.Store(100)
+			r.load.copiesAtOnce.Store(100)
 			return nil
 		},
 		strike: func(r *run, _ int) error {

@@ -22,13 +22,13 @@ type load struct {
 	cancel context.CancelFunc
 	ended  chan struct{}
 
-	rate   atomic.Int64 // messages a second
-	hot    atomic.Int64 // of a hundred messages so many carry the one hot id
-	poison atomic.Int64 // of a thousand so many can't be applied
-	twins  atomic.Int64 // of a hundred so many are sent to two lanes at once; 1 unless set
-	far    atomic.Int64 // how many ids a copy may lie back; 0: any number
-	differ atomic.Int64 // of a hundred copies so many have another payload
-	total  atomic.Int64
+	rate         atomic.Int64 // messages a second
+	hot          atomic.Int64 // of a hundred messages so many carry the one hot id
+	poison       atomic.Int64 // of a thousand so many can't be applied
+	copiesAtOnce atomic.Int64 // of a hundred so many are sent to two lanes at once; 1 unless set
+	far          atomic.Int64 // how many ids a copy may lie back; 0: any number
+	differ       atomic.Int64 // of a hundred copies so many have another payload
+	total        atomic.Int64
 
 	mu      sync.Mutex
 	lines   *json.Encoder
@@ -146,10 +146,10 @@ func (l *load) draw(next *int) []sent {
 	}
 	*next++
 	m := l.message(n, 0)
-	if int64(n%100) < max(l.twins.Load(), 1) && l.broker.Partitions() > 1 {
-		twin := l.message(n, 1)
-		twin.partition = (m.partition + 1) % l.broker.Partitions()
-		return []sent{m, twin}
+	if int64(n%100) < max(l.copiesAtOnce.Load(), 1) && l.broker.Partitions() > 1 {
+		other := l.message(n, 1)
+		other.partition = (m.partition + 1) % l.broker.Partitions()
+		return []sent{m, other}
 	}
 	return []sent{m}
 }

@@ -51,10 +51,10 @@ func good() *history {
 	h.take(120, first, 20, "w2", 5)
 	h.land(121, first, 8, "", books{fetched: 3, resent: 1, dead: 2})
 	h.land(121, second, 4, "h2", books{fetched: 2, applied: 1, resent: 1})
-	h.bury(121, first, 6, classNoID)
-	h.bury(121, first, 7, classPoison)
+	h.deadLetter(121, first, 6, classNoID)
+	h.deadLetter(121, first, 7, classPoison)
 	h.land(122, first, 10, "f9", books{fetched: 2, applied: 1, conflicts: 1})
-	h.bury(122, first, 8, classConflict)
+	h.deadLetter(122, first, 8, classConflict)
 	h.land(123, queue, 5, "j3", books{fetched: 2, applied: 1, resent: 1})
 	h.land(124, first, 10, "", books{}) // caught up
 	h.land(125, queue, 5, "", books{fetched: 1, redelivered: 1})
@@ -130,7 +130,7 @@ func (h *history) insert(xid uint64, lane laneID, position int64, id string) *ef
 	return &h.effects[len(h.effects)-1]
 }
 
-func (h *history) bury(xid uint64, lane laneID, position int64, class string) *letter {
+func (h *history) deadLetter(xid uint64, lane laneID, position int64, class string) *letter {
 	l := &h.lanes[lane]
 	d := letter{number: int64(len(h.letters) + 1), lane: lane, position: position, class: class, xmin: uint32(xid)}
 	if r := l.at(position); r != nil {

@@ -15,7 +15,7 @@ var invariants = []struct {
 	{"I1", "no loss", noLoss},
 	{"I2", "no double", noDouble},
 	{"I3", "no phantom", noPhantom},
-	{"I4", "right winner", rightWinner},
+	{"I4", "the first copy wins", firstCopyWins},
 	{"I5", "order", inOrder},
 	{"I6", "atomic", atomic},
 	{"I7", "never ahead", neverAhead},
@@ -204,7 +204,7 @@ func (x *view) phantom(d *letter) string {
 		return "has another id than " + x.nameOf(r)
 	case d.claimKey != claimKey:
 		return fmt.Sprintf("goes by the key %s, not by %s", d.claimKey, claimKey)
-	case d.class == classConflict && x.isCopyOfWinner(r):
+	case d.class == classConflict && x.isCopyOfLanded(r):
 		return "is no conflict: it is a copy of the message that has landed"
 	}
 	return ""
@@ -218,25 +218,25 @@ func (x *view) isLostConflict(id laneID, r *record, o outcome) bool {
 		return false
 	}
 	lane, position := x.where(o)
-	winner := x.lanes[lane].at(position)
-	return winner != nil && winner.sum != r.sum && !x.buried[place{id, r.position}]
+	landed := x.lanes[lane].at(position)
+	return landed != nil && landed.sum != r.sum && !x.deadLettered[place{id, r.position}]
 }
 
-// isCopyOfWinner reports whether the value that landed under a message's id is its
+// isCopyOfLanded reports whether the value that landed under a message's id is its
 // own.
-func (x *view) isCopyOfWinner(r *record) bool {
+func (x *view) isCopyOfLanded(r *record) bool {
 	o, ok := x.first[r.key]
 	if !ok {
 		return false
 	}
 	lane, position := x.where(o)
-	winner := x.lanes[lane].at(position)
-	return winner != nil && winner.sum == r.sum
+	landed := x.lanes[lane].at(position)
+	return landed != nil && landed.sum == r.sum
 }
 
-// rightWinner (I4): within an ordered lane, the first copy wins. Among lanes any
+// firstCopyWins (I4): within an ordered lane, the first copy wins. Among lanes any
 // may, and in a queue any copy.
-func rightWinner(x *view, f *finding) {
+func firstCopyWins(x *view, f *finding) {
 	for li := range x.lanes {
 		id, l := laneID(li), &x.lanes[li]
 		if l.row == nil || !l.row.ordered {
@@ -255,7 +255,7 @@ func rightWinner(x *view, f *finding) {
 			if lane != id || position <= r.position {
 				continue
 			}
-			if winner := l.at(position); winner != nil && winner.key == r.key {
+			if landed := l.at(position); landed != nil && landed.key == r.key {
 				f.add(ofKey(r.key), "%s landed by %s %d, though a copy stands at %d", x.texts.get(r.id), l, position, r.position)
 			}
 		}

@@ -100,7 +100,7 @@ var losses = []brokenHistory{
 		h.forget(keyOf([]byte("j")))
 		h.rebook(123, queue, applied, resent)
 	}, want: "I1", unsettled: "-"},
-	{name: "an id is lost, of which a conflict was buried", do: func(h *history) {
+	{name: "an id is lost, of which a conflict was dead-lettered", do: func(h *history) {
 		h.effects = slices.DeleteFunc(h.effects, func(e effect) bool { return e.key == keyOf([]byte("b")) })
 		h.claims = slices.DeleteFunc(h.claims, func(c claim) bool { return c.key == keyOf([]byte("b")) })
 		h.rebook(110, first, applied, resent)
@@ -111,7 +111,7 @@ var losses = []brokenHistory{
 		h.append(id, 0, "z")
 	}, want: "I1", unsettled: "-"},
 	{name: "beyond the end", do: func(h *history) { h.lanes[second].end = 3 }, want: "I1"},
-	{name: "buried without a cause", do: func(*history) {}, allow: "no_id,conflict", want: "I1"},
+	{name: "dead-lettered without a cause", do: func(*history) {}, allow: "no_id,conflict", want: "I1"},
 	{name: "a conflict without a cause", do: func(*history) {}, allow: "no_id,poison", want: "I1"},
 }
 
@@ -135,7 +135,7 @@ var doubles = []brokenHistory{
 		h.sortEffects()
 		h.rebook(110, first, resent, applied)
 	}, want: "I2 I5"},
-	{name: "landed and buried", do: func(h *history) {
+	{name: "landed and dead-lettered", do: func(h *history) {
 		h.letterOf(classConflict).class = classPoison
 		h.rebook(122, first, conflicts, dead)
 	}, want: "I2"},
@@ -200,7 +200,7 @@ var alterations = []brokenHistory{
 		h.claimOf(h.letterOf(classNoID).claimKey).key = keyOf([]byte("z"))
 		h.letterOf(classNoID).claimKey = keyOf([]byte("z"))
 	}, want: "I1 I3"},
-	{name: "a dead letter of nothing", do: func(h *history) { h.bury(110, first, 3, classDuplicate) }, want: "I3"},
+	{name: "a dead letter of nothing", do: func(h *history) { h.deadLetter(110, first, 3, classDuplicate) }, want: "I3"},
 	{name: "no id, where there is one", do: func(h *history) {
 		d := h.letterOf(classPoison)
 		h.claimOf(d.claimKey).key = placeKey("made", "main", "orders/0", 7)
@@ -386,12 +386,12 @@ var rareHistories = []brokenHistory{
 	{name: "good, a giant id", do: func(h *history) {
 		h.append(first, 10, strings.Repeat("x", longestID+1))
 		h.land(140, first, 11, "", books{fetched: 1, dead: 1})
-		h.bury(140, first, 10, classBadID)
+		h.deadLetter(140, first, 10, classBadID)
 	}},
 	{name: "an id that isn't giant", do: func(h *history) {
 		h.append(first, 10, strings.Repeat("x", longestID))
 		h.land(140, first, 11, "", books{fetched: 1, dead: 1})
-		h.bury(140, first, 10, classBadID)
+		h.deadLetter(140, first, 10, classBadID)
 	}, want: "I1 I3"},
 	{name: "good, transactions beyond 32 bits", do: func(h *history) {
 		const far = 7<<32 - 120 // between 119 and 121 the low half begins anew

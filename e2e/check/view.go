@@ -21,10 +21,10 @@ type view struct {
 	terms
 	// first is the first outcome of each key, and claimed its claim in the lowest
 	// generation.
-	first   map[key]outcome
-	claimed map[key]int
-	chains  []chain        // by lane
-	buried  map[place]bool // the places of all dead letters
+	first        map[key]outcome
+	claimed      map[key]int
+	chains       []chain        // by lane
+	deadLettered map[place]bool // the places of all dead letters
 	// landings are the moves that took messages over, by transaction.
 	landings map[transaction]int
 	// settledBy tells, of a queue, by when all up to each message of its log had its
@@ -66,7 +66,7 @@ type span struct{ from, to int64 }
 func newView(h *history, t terms) *view {
 	x := &view{
 		history: h, terms: t, chains: make([]chain, len(h.lanes)), landings: make(map[transaction]int, len(h.moves)),
-		first: make(map[key]outcome, len(h.effects)+len(h.letters)), claimed: make(map[key]int, len(h.claims)), buried: map[place]bool{},
+		first: make(map[key]outcome, len(h.effects)+len(h.letters)), claimed: make(map[key]int, len(h.claims)), deadLettered: map[place]bool{},
 	}
 	h.followCuts()
 	for i := range h.effects {
@@ -74,7 +74,7 @@ func newView(h *history, t terms) *view {
 	}
 	for i := range h.letters {
 		d := &h.letters[i]
-		x.buried[place{d.lane, d.position}] = true
+		x.deadLettered[place{d.lane, d.position}] = true
 		if d.isOutcome() {
 			x.end(d.claimKey, ^outcome(i))
 		}
