@@ -55,7 +55,7 @@ type DeadLetter struct {
 
 // Classes are the classes of dead letters.
 func Classes() []string {
-	return []string{classNoID, classBadID, classPoison, classConflict, classDuplicate}
+	return []string{classNoID, classBadID, classPoison, classConflict, classDuplicate, classSequence}
 }
 
 // Moment is a point in time: At, or Ago before the database's time. The zero

@@ -69,6 +69,9 @@ var ErrNoLane = errors.New("no such lane")
 // ErrUnorderedLane says that a lane has no position to move.
 var ErrUnorderedLane = errors.New("it is a queue, whose broker knows what is left to do: there is no position to move")
 
+// ErrReapplies says that messages would be applied again.
+var ErrReapplies = errors.New("with dedup.strategy position no ids are kept, so what is read again is applied again: insist with --reapply")
+
 // LaneMove is a lane that an operator has moved.
 type LaneMove struct {
 	Source string `json:"source"`
@@ -88,8 +91,9 @@ type LaneMove struct {
 
 // SetPosition moves an ordered lane to a position. A worker that owns it is fenced at its
 // next batch or heartbeat, and begins there when it acquires the lane anew. A queue that
-// is held for a gap can only go on behind it.
-func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, position int64) (m LaneMove, err error) {
+// is held for a gap can only go on behind it. Without reapply, a lane doesn't go
+// back: ErrReapplies.
+func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, position int64, reapply bool) (m LaneMove, err error) {
 	if position < 0 {
 		return m, fmt.Errorf("position %d is below 0", position)
 	}
@@ -110,6 +114,9 @@ func (s *Store) SetPosition(ctx context.Context, actor, source, lane string, pos
 				return err
 			}
 			return admin.Audit(ctx, tx, s.schema, actor, "lanes set-position", laneSubject(source, lane), m)
+		}
+		if position < m.From && !reapply {
+			return ErrReapplies
 		}
 		// The epoch as acquire_lane() makes it. No broker position is known any more: a
 		// group's offset below a confirmed one passes for an operator's reset, and would

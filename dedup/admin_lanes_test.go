@@ -62,7 +62,7 @@ func (f *fixture) laneStates() map[string]dedup.LaneState {
 
 func (f *fixture) setPosition(l *ownedLane, position int64) dedup.LaneMove {
 	f.t.Helper()
-	m, err := f.Store.SetPosition(f.t.Context(), "ann@host", l.Source, l.Name, position)
+	m, err := f.Store.SetPosition(f.t.Context(), "ann@host", l.Source, l.Name, position, true)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -213,7 +213,7 @@ func TestALaneInHandIsMovedAfterwards(t *testing.T) {
 	}
 	moved := make(chan dedup.LaneMove)
 	go func() {
-		m, err := f.Store.SetPosition(context.Background(), "ann@host", l.Source, l.Name, 3)
+		m, err := f.Store.SetPosition(context.Background(), "ann@host", l.Source, l.Name, 3, true)
 		if err != nil {
 			t.Error(err)
 		}
@@ -251,7 +251,7 @@ func TestLanesThatCantBeMoved(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	set := func(source, lane string, position int64) error {
-		_, err := f.Store.SetPosition(t.Context(), "ann@host", source, lane, position)
+		_, err := f.Store.SetPosition(t.Context(), "ann@host", source, lane, position, true)
 		return err
 	}
 	if err := set("kafka", "orders/0", 1); !errors.Is(err, dedup.ErrNoLane) || !strings.Contains(err.Error(), "has none yet") {
@@ -427,7 +427,7 @@ func TestAdminWorkNeedsTheOwner(t *testing.T) {
 	f.exec(f.Store.Schema().GrantSQL(role))
 	store := newStore(t, as(t, f.db, role), "dedupd", "test")
 	for what, do := range map[string]func() error{
-		"set-position": func() error { _, err := store.SetPosition(t.Context(), "x", "kafka", "orders/0", 0); return err },
+		"set-position": func() error { _, err := store.SetPosition(t.Context(), "x", "kafka", "orders/0", 0, true); return err },
 		"forget":       func() error { _, err := store.ForgetLane(t.Context(), "x", "kafka", "orders/0", true); return err },
 		"claim":        func() error { _, err := store.ForgetClaim(t.Context(), "x", "a"); return err },
 		"import": func() error {

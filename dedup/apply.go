@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
@@ -99,7 +100,7 @@ func (p *Processor) transactOn(ctx context.Context, t *txn) (all []tally, err er
 	start := time.Now()
 	t.reset()
 	t.began = p.doubts.now.Load()
-	if err := p.claim(ctx, t); err != nil {
+	if err := p.open(ctx, t); err != nil {
 		return nil, &ownError{fmt.Errorf("claim: %w", err)}
 	}
 	claimed := time.Now()
@@ -127,14 +128,18 @@ func (p *Processor) transactOn(ctx context.Context, t *txn) (all []tally, err er
 	return all, nil
 }
 
-// claim opens the transaction, claims the group's keys, and gives every message its
-// outcome.
-func (p *Processor) claim(ctx context.Context, t *txn) error {
-	var err error
+// open opens the transaction and gives every message its outcome, by the strategy.
+func (p *Processor) open(ctx context.Context, t *txn) (err error) {
 	if t.lanes, err = p.Store.laneIDs(t.batches); err != nil {
 		return err
 	}
-	t.fingerprint, t.byCopy = !p.Fingerprint.None(), p.claimsByCopy(t.group)
+	switch p.Strategy {
+	case policy.StrategyPosition:
+		return t.byPosition(ctx)
+	case policy.StrategySequence:
+		return p.bySequence(ctx, t)
+	}
+	t.fingerprint, t.byCopy = p.comparesPayloads(), p.claimsByCopy(t.group)
 	err = t.claim(ctx, beginStep, t.enterStep())
 	p.Metrics.probed(t.probed)
 	if err != nil {

@@ -143,7 +143,8 @@ func (f *fixture) dump() (restore func()) {
 		f.t.Helper()
 		exec(`DO $$ DECLARE s text; t text; BEGIN
 			FOR s, t IN SELECT schemaname, tablename FROM pg_tables WHERE schemaname IN ('dedupd', 'public') ORDER BY 1, 2 LOOP
-				EXECUTE format('` + sql + `', s, t);
+				EXECUTE format('` + sql + `', s, t, (SELECT string_agg(quote_ident(column_name), ', ')
+					FROM information_schema.columns WHERE table_schema = s AND table_name = t AND is_generated = 'NEVER'));
 			END LOOP; END $$`)
 	}
 	exec(`CREATE SCHEMA dump`)
@@ -151,7 +152,7 @@ func (f *fixture) dump() (restore func()) {
 	return func() {
 		exec(`SET session_replication_role = replica`)
 		each(`TRUNCATE ONLY %1$I.%2$I CASCADE`)
-		each(`INSERT INTO %1$I.%2$I OVERRIDING SYSTEM VALUE SELECT * FROM dump.%2$I`)
+		each(`INSERT INTO %1$I.%2$I (%3$s) OVERRIDING SYSTEM VALUE SELECT %3$s FROM dump.%2$I`)
 		f.pool.Reset()
 	}
 }

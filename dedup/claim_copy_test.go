@@ -70,7 +70,7 @@ func TestTheSinkIsPlannedAsEver(t *testing.T) {
 			if writes++; seqscan != "on" {
 				t.Errorf("enable_seqscan is %s", seqscan)
 			}
-			return f.sink.Write(ctx, tx, msgs)
+			return f.sink.Write(ctx, tx, sinks.NewBatch(msgs))
 		})
 		f.handle(l.batch("a", "b")) // a look-up that finds something, too
 		if writes != 1 {

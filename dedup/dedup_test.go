@@ -35,7 +35,8 @@ type rows struct {
 
 const createRows = `CREATE TABLE IF NOT EXISTS public.rows (n bigint GENERATED ALWAYS AS IDENTITY, id text, lane text, position bigint, value text CHECK (value <> 'check'))`
 
-func (s *rows) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+func (s *rows) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	msgs := batch.Messages()
 	var ids, lanes, values []string
 	var positions []int64
 	for i := range msgs {
@@ -185,10 +186,11 @@ func (f *fixture) wantLanded(ids ...string) {
 	}
 }
 
-// books are what a lane's row counts, and its position.
+// books are what a lane's row counts, and its position. What was applied was written, but
+// for what the sink says is not.
 type books struct {
-	applied, redelivered, resent, crossSource, conflicts, dead int64
-	next                                                       int64
+	applied, alreadyPresent, stale, rejected, redelivered, resent, crossSource, conflicts, dead int64
+	next                                                                                        int64
 }
 
 func (f *fixture) wantBooks(l *ownedLane, want books) {
@@ -201,11 +203,14 @@ func (f *fixture) wantBooks(l *ownedLane, want books) {
 		if b.Source != l.Source || b.Lane != l.Name {
 			continue
 		}
-		if got := (books{b.Applied, b.Redelivered, b.Resent, b.CrossSource, b.Conflicts, b.Dead, b.NextPosition}); got != want {
+		if got := (books{b.Applied, b.AlreadyPresent, b.Stale, b.Rejected, b.Redelivered, b.Resent, b.CrossSource, b.Conflicts, b.Dead, b.NextPosition}); got != want {
 			f.t.Errorf("books of %s: %+v, want %+v", l.Lane, got, want)
 		}
 		if sum := b.Applied + b.Duplicates + b.Conflicts + b.Dead; sum != b.Fetched {
 			f.t.Errorf("books of %s don't balance: fetched %d, outcomes %d", l.Lane, b.Fetched, sum)
+		}
+		if sum := b.Written + b.AlreadyPresent + b.Stale + b.Rejected; sum != b.Applied {
+			f.t.Errorf("books of %s don't balance: applied %d, by the sink %d", l.Lane, b.Applied, sum)
 		}
 		return
 	}

@@ -111,7 +111,7 @@ func (d *doubts) landed(g *group) {
 // source.
 func (g *group) wrote(lane message.Lane, topic string) bool {
 	for i := range g.items {
-		if g.items[i].outcome != applied {
+		if g.items[i].outcome != written {
 			continue
 		}
 		m := g.message(&g.items[i])

@@ -150,7 +150,7 @@ func TestProofIsNewer(t *testing.T) {
 	inner := f.Sink
 	entered, release := make(chan struct{}), make(chan struct{})
 	f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-		err := inner.Write(ctx, tx, msgs)
+		err := inner.Write(ctx, tx, sinks.NewBatch(msgs))
 		if msgs[0].ID == "slow" {
 			close(entered)
 			<-release
@@ -214,7 +214,7 @@ func TestTableIsMendedInTheMiddle(t *testing.T) {
 		if writes.Load() == mendAt {
 			f.exec(`DROP TRIGGER IF EXISTS refuse ON public.rows`)
 		}
-		return written.Write(ctx, tx, msgs)
+		return written.Write(ctx, tx, sinks.NewBatch(msgs))
 	})
 	for reached := true; reached; mendAt++ {
 		f.exec(triggerBefore)

@@ -190,12 +190,12 @@ type settings struct {
 	synchronous, isolation string
 }
 
-func (s *settings) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+func (s *settings) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
 	err := tx.QueryRow(ctx, `SELECT current_setting('synchronous_commit'), current_setting('transaction_isolation')`).Scan(&s.synchronous, &s.isolation)
 	if err != nil {
 		return err
 	}
-	return s.sink.Write(ctx, tx, msgs)
+	return s.sink.Write(ctx, tx, batch)
 }
 
 // Whatever the sink's table does to the setting, and when, the transaction commits

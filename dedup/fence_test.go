@@ -160,7 +160,7 @@ func TestALogCreatedAnewHoldsItsLane(t *testing.T) {
 	}
 	setPosition := func(to int64) {
 		t.Helper()
-		if _, err := f.Store.SetPosition(t.Context(), "ann@host", l.Source, l.Name, to); err != nil {
+		if _, err := f.Store.SetPosition(t.Context(), "ann@host", l.Source, l.Name, to, true); err != nil {
 			t.Fatal(err)
 		}
 	}

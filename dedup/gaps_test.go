@@ -34,10 +34,10 @@ func TestGaps(t *testing.T) {
 		t.Errorf("the lane is listed as %+v", s)
 	}
 
-	if _, err := f.Store.SetPosition(t.Context(), "test", "nats", "queue", 29); err == nil || !strings.Contains(err.Error(), "30 or above") {
+	if _, err := f.Store.SetPosition(t.Context(), "test", "nats", "queue", 29, true); err == nil || !strings.Contains(err.Error(), "30 or above") {
 		t.Errorf("a position within the gap: %v", err)
 	}
-	m, err := f.Store.SetPosition(t.Context(), "test", "nats", "queue", 40)
+	m, err := f.Store.SetPosition(t.Context(), "test", "nats", "queue", 40, true)
 	if err != nil || !m.Queue || m.To != 40 || m.Epoch != l.Epoch {
 		t.Errorf("%+v: %v", m, err)
 	}
@@ -49,7 +49,7 @@ func TestGaps(t *testing.T) {
 		t.Errorf("the lane is at %+v", s)
 	}
 	f.handle(l.batch("c")) // its owner is no other
-	if _, err := f.Store.SetPosition(t.Context(), "test", "nats", "queue", 50); !errors.Is(err, dedup.ErrUnorderedLane) {
+	if _, err := f.Store.SetPosition(t.Context(), "test", "nats", "queue", 50, true); !errors.Is(err, dedup.ErrUnorderedLane) {
 		t.Errorf("without a gap: %v", err)
 	}
 

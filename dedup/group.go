@@ -18,13 +18,16 @@ import (
 type outcome uint8
 
 const (
-	pending outcome = iota // not known yet
-	applied
-	redelivered // duplicate: the same place was claimed before
-	resent      // duplicate: claimed from another place of the source
-	crossSource // duplicate: claimed from another source
-	conflict    // the id was claimed with another payload
-	dead        // no usable id, or poison
+	pending        outcome = iota // not known yet
+	written                       // given to the sink, which may say one of the next three of it
+	alreadyPresent                // applied: the target had it
+	stale                         // applied: the target has a newer state
+	rejected                      // applied: the target isn't in the state that it expects
+	redelivered                   // duplicate: the same place was claimed before
+	resent                        // duplicate: claimed from another place of the source
+	crossSource                   // duplicate: claimed from another source
+	conflict                      // the id was claimed with another payload
+	dead                          // no usable id, or poison
 	outcomes
 )
 
@@ -32,8 +35,10 @@ const (
 type item struct {
 	key         claimkey.Key
 	fingerprint int64
-	batch       int32 // index into the group's batches
-	message     int32 // index into the batch's messages
+	// sequenced is set with strategy sequence; key is then that of the producer.
+	sequenced sequenced
+	batch     int32 // index into the group's batches
+	message   int32 // index into the batch's messages
 	// duplicateOf is the first item of this group with the same key; -1 if this is the
 	// first.
 	duplicateOf int32
@@ -67,6 +72,7 @@ const (
 	classPoison    = "poison"
 	classConflict  = "conflict"
 	classDuplicate = "duplicate"
+	classSequence  = "sequence"
 )
 
 // group is what one transaction works on: the messages of a few batches, keyed, folded
@@ -86,6 +92,8 @@ type group struct {
 	claims []int32
 	// metDuplicate is set once a copy has met a concurrent duplicate.
 	metDuplicate bool
+	// marks are those of the producers, by their keys. Strategy sequence only.
+	marks map[claimkey.Key]*mark
 	// lanes are the numbers by which claims know the batches' lanes; nil: the claims have
 	// no lane.
 	lanes []int32
@@ -123,13 +131,21 @@ func (p *Processor) prepare(batches []lane.Batch) (*group, error) {
 			g.items = append(g.items, it)
 		}
 	}
-	g.fold()
+	if p.Strategy != policy.StrategyPosition {
+		g.fold()
+	}
 	return g, nil
 }
 
 func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error {
 	id, err := p.Identity.ID(m, b.StreamID)
+	if err == nil && p.Strategy == policy.StrategySequence {
+		it.sequenced, err = p.Sequence.read(m, b.StreamID)
+	}
 	switch {
+	case err == nil && p.Strategy == policy.StrategySequence:
+		m.ID = id
+		it.key = claimkey.Of(it.sequenced.producer)
 	case err == nil:
 		m.ID = id
 		it.key = claimkey.Of(id)
@@ -142,6 +158,7 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 		// Only its place identifies it. A dead letter claims that place, too, so that a
 		// redelivery doesn't make a second one.
 		place := message.PositionID(b.StreamID, m.Position)
+		it.sequenced = sequenced{}
 		it.key = claimkey.OfPlace(place)
 		m.ID = place
 		if p.Missing == policy.MissingDeadLetter || !errors.Is(err, message.ErrNoID) {
@@ -160,7 +177,7 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 			it.reject.reason += "; " + m.Damaged
 		}
 	}
-	if !p.Fingerprint.None() {
+	if p.comparesPayloads() {
 		it.fingerprint = p.Fingerprint.Of(m)
 	}
 	return nil
@@ -196,11 +213,15 @@ func (g *group) fold() {
 	}
 }
 
-// reset forgets what a try has found. Rejections stay: they are facts about messages.
+// reset forgets what a try has found. Rejections stay, but for those by a mark: they are
+// facts about messages.
 func (g *group) reset() {
 	for i := range g.items {
 		it := &g.items[i]
 		it.outcome, it.isNew, it.deadLettered, it.original = pending, false, false, nil
+		if it.reject != nil && it.reject.class == classSequence {
+			it.reject = nil // by a mark that may have moved since
+		}
 	}
 	g.ages = g.ages[:0]
 }
@@ -236,8 +257,22 @@ func (g *group) hash() {
 	}
 }
 
+// applied tells whether the message was given to the sink, which has taken it or not yet
+// said anything.
+func (o outcome) applied() bool { return o >= written && o <= rejected }
+
+func (o outcome) duplicate() bool { return o >= redelivered && o <= crossSource }
+
+// outcomeNames are those of the books' columns.
+var outcomeNames = [outcomes]string{
+	written: "written", alreadyPresent: "already_present", stale: "stale", rejected: "rejected",
+	redelivered: "redelivered", resent: "resent", crossSource: "cross_source", conflict: "conflicts", dead: "dead",
+}
+
 // tally counts a lane's outcomes.
 type tally [outcomes]int64
+
+func (t *tally) applied() int64 { return t[written] + t[alreadyPresent] + t[stale] + t[rejected] }
 
 func (t *tally) duplicates() int64 { return t[redelivered] + t[resent] + t[crossSource] }
 

@@ -178,7 +178,7 @@ func TestAHalfThatFailsWhilePoisonIsFound(t *testing.T) {
 					case msgs[0].ID == "wrong":
 						return wrong
 					}
-					return f.sink.Write(ctx, tx, msgs)
+					return f.sink.Write(ctx, tx, sinks.NewBatch(msgs))
 				})
 				l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 				group := []lane.Batch{l.batch(ids.first...)}
@@ -218,7 +218,7 @@ func TestASinkThatNamesAMessageItWasNotGiven(t *testing.T) {
 				if bad := slices.IndexFunc(msgs, func(m message.Message) bool { return m.ID == "bad" }); bad >= 0 {
 					return blame(bad, len(msgs))
 				}
-				return f.sink.Write(ctx, tx, msgs)
+				return f.sink.Write(ctx, tx, sinks.NewBatch(msgs))
 			})
 			l := f.acquire("kafka", "orders/0")
 			f.handle(l.batch("a", "b", "bad", "c", "d"))

@@ -224,22 +224,26 @@ func (s *Store) lanePositions(ctx context.Context, batches []lane.Batch) ([]lane
 
 // Books are one lane's, as the view of the same name shows them.
 type Books struct {
-	Scope        string     `json:"scope"`
-	Source       string     `json:"source"`
-	Lane         string     `json:"lane"`
-	Fetched      int64      `json:"fetched"`
-	Applied      int64      `json:"applied"`
-	Duplicates   int64      `json:"duplicates"`
-	Redelivered  int64      `json:"redelivered"`
-	Resent       int64      `json:"resent"`
-	CrossSource  int64      `json:"cross_source"`
-	Conflicts    int64      `json:"conflicts"`
-	Dead         int64      `json:"dead"`
-	NextPosition int64      `json:"next_position"`
-	Lag          *int64     `json:"lag"`         // nil: not known
-	StreamTime   *time.Time `json:"stream_time"` // nil: nothing committed yet
-	Owner        string     `json:"owner"`
-	UpdatedAt    time.Time  `json:"updated_at"`
+	Scope          string     `json:"scope"`
+	Source         string     `json:"source"`
+	Lane           string     `json:"lane"`
+	Fetched        int64      `json:"fetched"`
+	Applied        int64      `json:"applied"`
+	Written        int64      `json:"written"`
+	AlreadyPresent int64      `json:"already_present"`
+	Stale          int64      `json:"stale"`
+	Rejected       int64      `json:"rejected"`
+	Duplicates     int64      `json:"duplicates"`
+	Redelivered    int64      `json:"redelivered"`
+	Resent         int64      `json:"resent"`
+	CrossSource    int64      `json:"cross_source"`
+	Conflicts      int64      `json:"conflicts"`
+	Dead           int64      `json:"dead"`
+	NextPosition   int64      `json:"next_position"`
+	Lag            *int64     `json:"lag"`         // nil: not known
+	StreamTime     *time.Time `json:"stream_time"` // nil: nothing committed yet
+	Owner          string     `json:"owner"`
+	UpdatedAt      time.Time  `json:"updated_at"`
 }
 
 // Books lists the scope's lanes with their books, by source and lane.

@@ -203,7 +203,7 @@ func TestABatchThatKnowsLessOfTheBroker(t *testing.T) {
 	// A lane that an operator set back knows nothing of it, and an old batch doesn't
 	// change that.
 	old := l.batch("h")
-	if _, err := f.Store.SetPosition(t.Context(), "test", l.Lane.Source, l.Lane.Name, 0); err != nil {
+	if _, err := f.Store.SetPosition(t.Context(), "test", l.Lane.Source, l.Lane.Name, 0, true); err != nil {
 		t.Fatal(err)
 	}
 	old.BrokerPosition = 3

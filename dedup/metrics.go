@@ -9,6 +9,7 @@ import (
 // Metrics are the processor's.
 type Metrics struct {
 	messages    *prometheus.CounterVec
+	applied     *prometheus.CounterVec
 	duplicates  *prometheus.CounterVec
 	age         prometheus.Histogram
 	delay       prometheus.Histogram
@@ -40,6 +41,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	durations := prometheus.ExponentialBuckets(0.0005, 2, 16)
 	m := &Metrics{
 		messages:   counter("dedupd_messages_total", "Messages by what became of them: applied, duplicate, conflict or dead. Each one counts once.", "source", "outcome"),
+		applied:    counter("dedupd_applied_total", "Applied messages by what the sink says of them: written, already_present (the target had it), stale (the target is newer) or rejected (the target isn't in the expected state).", "source", "outcome"),
 		duplicates: counter("dedupd_duplicates_total", "Duplicates by cause: redelivery (the broker), resend (the producer), cross_source (another source brought it).", "source", "cause"),
 		age: histogram("dedupd_duplicate_age_seconds", "Time between the first claim of an id and its duplicate: how long the window must be.",
 			prometheus.ExponentialBuckets(0.001, 6, 14)),
@@ -66,7 +68,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 
 // count books a lane's outcomes.
 func (m *Metrics) count(source string, t tally) {
-	m.messages.WithLabelValues(source, "applied").Add(float64(t[applied]))
+	for o := written; o.applied(); o++ {
+		m.applied.WithLabelValues(source, outcomeNames[o]).Add(float64(t[o]))
+	}
+	m.messages.WithLabelValues(source, "applied").Add(float64(t.applied()))
 	m.messages.WithLabelValues(source, "duplicate").Add(float64(t.duplicates()))
 	m.messages.WithLabelValues(source, "conflict").Add(float64(t[conflict]))
 	m.messages.WithLabelValues(source, "dead").Add(float64(t[dead]))

@@ -277,7 +277,7 @@ func (g *granted) wantDenied() {
 	if _, err := g.Store.ForgetClaim(ctx, "ann@host", "f"); !isDenied(err) {
 		g.t.Errorf("forget a claim: %v, want insufficient_privilege", err)
 	}
-	if _, err := g.Store.SetPosition(ctx, "ann@host", "kafka", "orders/0", 0); !isDenied(err) {
+	if _, err := g.Store.SetPosition(ctx, "ann@host", "kafka", "orders/0", 0, true); !isDenied(err) {
 		g.t.Errorf("set a position: %v, want insufficient_privilege", err)
 	}
 	for _, sql := range []string{

@@ -49,7 +49,7 @@ func (s *lostLane) forget() {
 
 func (s *lostLane) setPosition(position int64) {
 	s.t.Helper()
-	if _, err := s.Store.SetPosition(s.t.Context(), "somebody", offsetLane.Source, offsetLane.Name, position); err != nil {
+	if _, err := s.Store.SetPosition(s.t.Context(), "somebody", offsetLane.Source, offsetLane.Name, position, true); err != nil {
 		s.t.Fatal(err)
 	}
 }

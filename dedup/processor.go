@@ -25,6 +25,11 @@ type Processor struct {
 	Sink        sinks.Sink
 	Identity    *message.Identity
 	Fingerprint claimkey.Fingerprint
+	// Strategy says how each message takes effect once; empty: claim. Only claim compares
+	// ids and payloads.
+	Strategy policy.Strategy
+	// Sequence is for strategy sequence.
+	Sequence *Sequence
 	// The policies. OnDuplicate is for copies that the producer sent, not for those
 	// that the broker delivers again.
 	Missing     policy.Missing
@@ -69,8 +74,12 @@ type unknownCommit struct {
 // Start checks the policies, and prepares the sink and the guards. Call it once, before
 // Handle.
 func (p *Processor) Start(ctx context.Context) error {
-	if err := errors.Join(policy.Check(p.Missing), policy.Check(p.OnDuplicate), policy.Check(p.OnConflict)); err != nil {
+	p.Strategy = cmp.Or(p.Strategy, policy.StrategyClaim)
+	if err := errors.Join(policy.Check(p.Strategy), policy.Check(p.Missing), policy.Check(p.OnDuplicate), policy.Check(p.OnConflict)); err != nil {
 		return fmt.Errorf("the processor's policies: %w", err)
+	}
+	if p.Strategy == policy.StrategySequence && p.Sequence == nil {
+		return errors.New("strategy sequence needs to be told where the numbers are: Processor.Sequence")
 	}
 	p.MaxMessages = cmp.Or(p.MaxMessages, 4000)
 	p.unknown = make(map[message.Lane]unknownCommit)

@@ -247,7 +247,7 @@ func newCountedFixture(t *testing.T) (*fixture, *writes) {
 	f.MaxMessages = 100
 	f.Sink = sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 		w.sizes = append(w.sizes, len(msgs))
-		return f.sink.Write(ctx, tx, msgs)
+		return f.sink.Write(ctx, tx, sinks.NewBatch(msgs))
 	})
 	return f, w
 }
@@ -343,7 +343,7 @@ func quarantineEndsByAnOperator(t *testing.T) {
 	if f.recorded() != 1 {
 		t.Fatalf("%d attempts are on record", f.recorded())
 	}
-	if _, err := f.Store.SetPosition(t.Context(), "somebody", "kafka", "orders/0", 1); err != nil {
+	if _, err := f.Store.SetPosition(t.Context(), "somebody", "kafka", "orders/0", 1, true); err != nil {
 		t.Fatal(err)
 	}
 	w := f.life()
@@ -529,7 +529,7 @@ func TestAttemptsAreAlone(t *testing.T) {
 		if msgs[0].Position.Lane == quarantined.Lane && (n > 1 || inside.Load() > 1) {
 			together.Add(1)
 		}
-		return f.sink.Write(ctx, tx, msgs)
+		return f.sink.Write(ctx, tx, sinks.NewBatch(msgs))
 	})
 	done := make(chan error)
 	go func() {

@@ -14,6 +14,7 @@ import (
 	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/dedup/internal/admin"
 	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
@@ -22,7 +23,7 @@ import (
 
 // What becomes of a dead letter that is replayed.
 const (
-	// ReplayApplied: the sink has written it, and the dead letter is gone.
+	// ReplayApplied: the sink has taken it, and the dead letter is gone.
 	ReplayApplied = "applied"
 	// ReplayDuplicate: another message has claimed the id, with the same payload.
 	// The dead letter is gone.
@@ -42,6 +43,9 @@ const (
 type Replayed struct {
 	ID      int64
 	Outcome string
+	// SinkOutcome is what the sink said if it was applied: written, already_present, stale
+	// or rejected.
+	SinkOutcome string
 	// MessageID is nil where the message has no usable id.
 	MessageID []byte
 	// Reason says why the dead letter stays, SQLState what Postgres said.
@@ -251,8 +255,8 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 		return r, &sinkError{err}
 	}
 	r.Outcome = ReplayDuplicate
-	if it.outcome == applied {
-		r.Outcome = ReplayApplied
+	if it.outcome.applied() {
+		r.Outcome, r.SinkOutcome = ReplayApplied, outcomeNames[it.outcome]
 	}
 	steps, err := p.Store.replayedSteps(actor, &d, r, it.outcome)
 	if err != nil {
@@ -271,7 +275,19 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 // whoever's it is, before the transaction ends.
 func (p *Processor) claimAgain(ctx context.Context, t *txn, d *DeadLetter) error {
 	t.lanes = []int32{d.LaneNumber}
-	t.fingerprint = !p.Fingerprint.None()
+	if p.Strategy == policy.StrategyPosition || p.Strategy == policy.StrategySequence {
+		// The dead letter's row, which is locked, alone keeps others from replaying it. A
+		// mark has passed it already, and stays.
+		if err := t.send(ctx, t.enterStep()); err != nil {
+			return &ownError{err}
+		}
+		t.newByPosition(&t.items[0])
+		if d.Class == classDuplicate { // nothing that was mended makes it new
+			t.items[0].outcome = resent
+		}
+		return nil
+	}
+	t.fingerprint = p.comparesPayloads()
 	err := t.claim(ctx, t.enterStep())
 	p.Metrics.probed(t.probed)
 	if err != nil {
@@ -284,7 +300,7 @@ func (p *Processor) claimAgain(ctx context.Context, t *txn, d *DeadLetter) error
 			return &ownError{fmt.Errorf("claim: %w", err)}
 		}
 		if own {
-			it.outcome = applied
+			it.outcome = written
 		}
 	}
 	err = p.settle(ctx, t)
@@ -322,8 +338,7 @@ var limitsStep = pipeline.Step{
 
 // replayedSteps delete a dead letter, book its outcome, and record that in the audit.
 func (s *Store) replayedSteps(actor string, d *DeadLetter, r Replayed, o outcome) ([]pipeline.Step, error) {
-	booked := map[outcome]string{applied: "applied", redelivered: "redelivered", resent: "resent", crossSource: "cross_source"}[o]
-	if booked == "" {
+	if !o.applied() && !o.duplicate() {
 		return nil, fmt.Errorf("bug: the dead letter %d was left without an outcome", d.ID)
 	}
 	detail, err := d.auditedReplay(r)
@@ -334,7 +349,7 @@ func (s *Store) replayedSteps(actor string, d *DeadLetter, r Replayed, o outcome
 		Name:   "dedupd_replayed",
 		SQL:    `SELECT ` + s.name("replayed") + `($1::bigint, $2::integer, $3::text)`,
 		OIDs:   []uint32{pgtype.Int8OID, pgtype.Int4OID, pgtype.TextOID},
-		Params: [][]byte{pipeline.Int8(d.ID), pipeline.Int4(d.LaneNumber), []byte(booked)},
+		Params: [][]byte{pipeline.Int8(d.ID), pipeline.Int4(d.LaneNumber), []byte(outcomeNames[o])},
 	}, {
 		Name:   "dedupd_note_dead_letter",
 		SQL:    `SELECT ` + s.name("note_dead_letter") + `($1::text, $2::text, 'replay', $3::bigint, $4::text)`,

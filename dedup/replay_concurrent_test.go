@@ -128,10 +128,10 @@ func newGate(t *testing.T, s sinks.Sink) *gate {
 	return g
 }
 
-func (g *gate) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+func (g *gate) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
 	g.entered <- struct{}{}
 	<-g.opened
-	return g.Sink.Write(ctx, tx, msgs)
+	return g.Sink.Write(ctx, tx, batch)
 }
 
 // replayHeld begins a replay whose sink waits; end lets it on and gives its
@@ -349,7 +349,7 @@ func TestDeadLetteringDoesntWaitForAReplay(t *testing.T) {
 			if len(msgs) > 1 {
 				return sinks.PermanentAt(0, errors.New("no good"))
 			}
-			return g.Write(ctx, tx, msgs)
+			return g.Write(ctx, tx, sinks.NewBatch(msgs))
 		})
 		handled := make(chan error, 1)
 		go func() { handled <- worker.Handle(context.Background(), []lane.Batch{l.batch("a=check", "b")}) }()

@@ -395,7 +395,7 @@ func TestReplayBooksNothingBelowZero(t *testing.T) {
 	f.OnDuplicate = policy.DuplicateDeadLetter
 	l, other := f.acquire("kafka", "orders/0"), f.acquire("nats", "x")
 	f.handle(l.batch("a=1", "a=2", "a=1", "b=check"), other.batch("a=1"))
-	f.exec(`UPDATE dedupd.lanes SET fetched = 0, applied = 0, resent = 0, cross_source = 0, conflicts = 0, dead = 0`)
+	f.exec(`UPDATE dedupd.lanes SET fetched = 0, written = 0, resent = 0, cross_source = 0, conflicts = 0, dead = 0`)
 	f.mend()
 	f.forget("a")
 	for _, d := range f.deadLetters() {
@@ -434,7 +434,7 @@ func TestReplayWaitsForWhatPasses(t *testing.T) {
 			_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'in the way' USING ERRCODE = '40P01'; END $$`)
 			return err
 		}
-		return f.sink.Write(ctx, tx, msgs)
+		return f.sink.Write(ctx, tx, sinks.NewBatch(msgs))
 	})
 	f.replayAll("applied")
 	f.wantLanded("a")

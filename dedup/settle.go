@@ -22,7 +22,7 @@ func (p *Processor) settle(ctx context.Context, t *txn) error {
 		}
 		switch {
 		case root.isNew && root == it:
-			it.outcome = applied
+			it.outcome = written
 			if it.reject != nil {
 				it.outcome = dead
 			}

@@ -78,7 +78,7 @@ func TestPermanentAtNeedsNoSearch(t *testing.T) {
 		if err := errors.Join(bad...); err != nil {
 			return err
 		}
-		return f.sink.Write(ctx, tx, msgs)
+		return f.sink.Write(ctx, tx, sinks.NewBatch(msgs))
 	})
 	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a", "b=bad", "c", "d=bad", "e"))
@@ -91,7 +91,8 @@ func TestPermanentAtNeedsNoSearch(t *testing.T) {
 
 type sinkFunc func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error
 
-func (f sinkFunc) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+func (f sinkFunc) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	msgs := batch.Messages()
 	return f(ctx, tx, msgs)
 }
 

@@ -20,12 +20,13 @@ type slowSink struct {
 	each atomic.Int64
 }
 
-func (s *slowSink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+func (s *slowSink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	msgs := batch.Messages()
 	wait := time.Duration(s.each.Load()) * time.Duration(len(msgs))
 	if _, err := tx.Exec(ctx, `SELECT pg_sleep($1)`, wait.Seconds()); err != nil {
 		return err
 	}
-	return s.Sink.Write(ctx, tx, msgs)
+	return s.Sink.Write(ctx, tx, batch)
 }
 
 // handSlowly hands over as a worker does, again and again, with so long for each.
@@ -92,7 +93,7 @@ func TestAMessageThatIsTooSlowAlone(t *testing.T) {
 				return err
 			}
 		}
-		return f.sink.Write(ctx, tx, msgs)
+		return f.sink.Write(ctx, tx, sinks.NewBatch(msgs))
 	})
 	l := f.acquire("kafka", "orders/0")
 	err := f.handSlowly(1500*time.Millisecond, 30, l.batch("a", "b", "c", "s3cret", "d"))

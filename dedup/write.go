@@ -3,6 +3,7 @@ package dedup
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
@@ -19,7 +20,8 @@ func (t *txn) write(ctx context.Context, sink sinks.Sink) (err error) {
 			err = sinks.Recovered(r)
 		}
 	}()
-	if err := sink.Write(ctx, sinkTx{t.conn}, messages); err != nil {
+	batch := sinks.NewBatch(messages)
+	if err := sink.Write(ctx, sinkTx{t.conn}, batch); err != nil {
 		return err
 	}
 	switch status := t.conn.PgConn().TxStatus(); {
@@ -30,6 +32,23 @@ func (t *txn) write(ctx context.Context, sink sinks.Sink) (err error) {
 	case status != 'T':
 		return errors.New("the sink ended the transaction it was given: its effect may be committed without its claims; it must neither commit nor roll back")
 	}
+	return t.report(batch)
+}
+
+// report gives the messages that the sink was given the outcomes that it says.
+func (g *group) report(batch *sinks.Batch) error {
+	next := 0
+	for i := range g.items {
+		if !g.items[i].outcome.applied() {
+			continue
+		}
+		o := written + outcome(batch.OutcomeOf(next))
+		if !o.applied() {
+			return fmt.Errorf("the sink says outcome %d of a message, which isn't one of the package sinks", batch.OutcomeOf(next))
+		}
+		g.items[i].outcome = o
+		next++
+	}
 	return nil
 }
 
@@ -37,7 +56,7 @@ func (t *txn) write(ctx context.Context, sink sinks.Sink) (err error) {
 func (g *group) newMessages() []message.Message {
 	n := 0
 	for i := range g.items {
-		if g.items[i].outcome == applied {
+		if g.items[i].outcome.applied() {
 			n++
 		}
 	}
@@ -46,7 +65,7 @@ func (g *group) newMessages() []message.Message {
 	}
 	messages := make([]message.Message, 0, n)
 	for i := range g.items {
-		if it := &g.items[i]; it.outcome == applied {
+		if it := &g.items[i]; it.outcome.applied() {
 			messages = append(messages, *g.message(it))
 		}
 	}
@@ -56,7 +75,7 @@ func (g *group) newMessages() []message.Message {
 // newItem is the item behind newMessages()[index].
 func (g *group) newItem(index int) *item {
 	for i := range g.items {
-		if g.items[i].outcome == applied {
+		if g.items[i].outcome.applied() {
 			if index == 0 {
 				return &g.items[i]
 			}

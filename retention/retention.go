@@ -46,6 +46,9 @@ type Store interface {
 	CountDeadLetters(ctx context.Context) (int64, error)
 	// ExpireDeadLetters deletes dead letters older than age.
 	ExpireDeadLetters(ctx context.Context, age time.Duration) (n int64, led bool, err error)
+	// ExpireMarks deletes the marks of producers that weren't seen for the window, in
+	// stream time.
+	ExpireMarks(ctx context.Context, window time.Duration) (n int64, led bool, err error)
 
 	// FlushAges stores how old this process' duplicates were.
 	FlushAges(ctx context.Context) error
@@ -130,6 +133,8 @@ type Loop struct {
 	Logger        *slog.Logger
 	Metrics       *Metrics
 
+	marksExpired time.Time // when that was last done here
+
 	// The lane furthest behind, its clock, and since when that stands still.
 	lane          string
 	stream, still time.Time
@@ -194,6 +199,7 @@ type Report struct {
 	// Swept are tables that nothing referred to.
 	Swept       []string `json:"swept"`
 	DeadLetters int64    `json:"expired_dead_letters"`
+	Marks       int64    `json:"expired_marks"`
 }
 
 // errBusy is the error of a pass that had to rotate and wasn't the leader.
@@ -211,6 +217,7 @@ func (l *Loop) Pass(ctx context.Context, rotate bool) (Report, error) {
 	}
 	p.own(l.Store.FlushAges(ctx))
 	p.step(ctx, p.deadLetters)
+	p.step(ctx, p.marks)
 	led := p.step(ctx, func(ctx context.Context, s *Status) (bool, error) { return p.rotate(ctx, s, rotate) })
 	if rotate && !led {
 		p.own(errBusy)
@@ -280,6 +287,21 @@ func (p *pass) deadLetters(ctx context.Context, _ *Status) (bool, error) {
 	p.Metrics.expiredDeadLetters.Add(float64(n))
 	if n > 0 {
 		p.Logger.Info("dead letters expired", "count", n, "age", p.DeadLetterAge)
+	}
+	return led, err
+}
+
+// marks reads all of them, so it isn't for every pass.
+func (p *pass) marks(ctx context.Context, _ *Status) (bool, error) {
+	if time.Since(p.marksExpired) < p.Window/100 {
+		return true, nil
+	}
+	n, led, err := p.Store.ExpireMarks(ctx, p.Window)
+	if p.report.Marks = n; n > 0 {
+		p.Logger.Info("producers' marks expired", "count", n, "window", p.Window)
+	}
+	if led && err == nil {
+		p.marksExpired = time.Now()
 	}
 	return led, err
 }

@@ -179,6 +179,11 @@ func (s *store) ExpireDeadLetters(_ context.Context, age time.Duration) (int64, 
 	return 2, led, err
 }
 
+func (s *store) ExpireMarks(context.Context, time.Duration) (int64, bool, error) {
+	led, err := s.call("marks")
+	return 0, led, err
+}
+
 func (s *store) FlushAges(context.Context) error {
 	_, err := s.call("flush")
 	return err

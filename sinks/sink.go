@@ -12,8 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/dedupd/dedupd/message"
 )
 
 // Tx is the transaction that holds the claims of a sink's messages. It is the part of pgx.Tx
@@ -31,9 +29,10 @@ type Tx interface {
 
 // Sink applies messages, each id once.
 type Sink interface {
-	// Write applies msgs inside tx. Messages of one lane are in lane order; each is new,
-	// claimed in this very transaction, and its ID is set. Either Write applies all of them
-	// or it returns an error, and the transaction is rolled back.
+	// Write applies the batch's messages inside tx. Those of one lane are in lane order; each
+	// is new, claimed in this very transaction, and its ID is set. Either Write applies all
+	// of them or it returns an error, and the transaction is rolled back. A message whose
+	// effect the target doesn't need counts as applied, and Batch.Outcome says why.
 	//
 	// What the error means:
 	//   - Permanent or PermanentAt, or a Postgres error that blames the data (SQLSTATE
@@ -49,10 +48,9 @@ type Sink interface {
 	//
 	// Several goroutines may call Write at a time, each with its own tx. ctx ends with the
 	// transaction's deadline; a Write that goes on for 10 s more is taken to hang, and the
-	// worker ends. msgs and everything that they point to must not be kept or changed. A
-	// write outside tx isn't covered: it happens again whenever the transaction is tried
-	// again.
-	Write(ctx context.Context, tx Tx, msgs []message.Message) error
+	// worker ends. A write outside tx isn't covered: it happens again whenever the
+	// transaction is tried again.
+	Write(ctx context.Context, tx Tx, batch *Batch) error
 }
 
 // OrderSensitive is a Sink whose result may depend on the order of messages. A queue has no

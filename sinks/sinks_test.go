@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-
-	"github.com/dedupd/dedupd/message"
 )
 
 func TestPermanent(t *testing.T) {
@@ -52,7 +50,7 @@ func TestAllPermanent(t *testing.T) {
 
 type nothing struct{}
 
-func (nothing) Write(context.Context, Tx, []message.Message) error { return nil }
+func (nothing) Write(context.Context, Tx, *Batch) error { return nil }
 
 func TestRegistry(t *testing.T) {
 	var r Registry

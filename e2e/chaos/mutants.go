@@ -101,7 +101,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "dead letters outside the transaction", fault: "poison", broker: "kafka", times: 1, by: "I6",
-		edits: []edit{{"dedup/commit.go", "	steps := p.deadLetterSteps(t.group)\n", `	steps := p.deadLetterSteps(t.group)
+		edits: []edit{{"dedup/commit.go", "	steps := append(t.markSteps(), p.deadLetterSteps(t.group)...)\n", `	steps := p.deadLetterSteps(t.group)
 	if len(steps) > 0 {
 		other, err := p.Store.pool.Acquire(ctx)
 		if err != nil {
@@ -130,12 +130,12 @@ var mutants = []mutant{
 	},
 	{
 		name: "the sink beside the transaction", fault: "killed at a point", broker: "kafka", times: 7, by: "I6",
-		edits: []edit{{"dedup/write.go", "	if err := sink.Write(ctx, sinkTx{t.conn}, messages); err != nil {\n", `	other, err := t.store.pool.Acquire(ctx)
+		edits: []edit{{"dedup/write.go", "	if err := sink.Write(ctx, sinkTx{t.conn}, batch); err != nil {\n", `	other, err := t.store.pool.Acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer other.Release()
-	if err := sink.Write(ctx, sinkTx{other.Conn()}, messages); err != nil {
+	if err := sink.Write(ctx, sinkTx{other.Conn()}, batch); err != nil {
 `}},
 	},
 	{

@@ -441,7 +441,7 @@ var damages = []struct{ name, sql, want string }{
 	{name: "a lane is moved forward", sql: `UPDATE dedupd.lanes SET next_position = next_position + 1 WHERE lane = 'check-orders/1'`, want: "I1"},
 	{name: "the books are cooked", sql: `UPDATE dedupd.lanes SET fetched = fetched + 1, resent = resent + 1 WHERE lane = 'check-orders/1'`, want: "I8"},
 	{name: "the books are cooked in secret", sql: `ALTER TABLE dedupd.lanes DISABLE TRIGGER record_move;
-		UPDATE dedupd.lanes SET applied = applied - 1, resent = resent + 1 WHERE lane = 'check-orders/1'`, want: "I8"},
+		UPDATE dedupd.lanes SET written = written - 1, resent = resent + 1 WHERE lane = 'check-orders/1'`, want: "I8"},
 	{name: "a dead letter is deleted", sql: `DELETE FROM dedupd.dead_letters WHERE class = 'no_id'`, want: "I1 I6 I8"},
 	{name: "a dead letter has another header", sql: `UPDATE dedupd.dead_letters SET header_values[1] = '' WHERE class = 'no_id'`, want: "I3 I6"},
 }

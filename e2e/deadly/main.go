@@ -9,7 +9,6 @@ import (
 	"syscall"
 
 	"github.com/dedupd/dedupd/cmd/dedupd/cli"
-	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
 
@@ -21,11 +20,11 @@ func main() {
 type sink struct{}
 
 // Write lands messages in public.orders; a message's "do" may ask for the end.
-func (sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+func (sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
 	var ids, lanes, payloads []string
 	var positions, numbers []int64
-	for i := range msgs {
-		m := &msgs[i]
+	for i := range batch.Messages() {
+		m := &batch.Messages()[i]
 		var order struct {
 			N  int64  `json:"n"`
 			Do string `json:"do"`

@@ -19,6 +19,7 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
@@ -215,8 +216,14 @@ func startProcessor(ctx context.Context, cfg *config.Config, store *dedup.Store,
 	if err != nil {
 		return nil, err
 	}
+	var sequence *dedup.Sequence
+	if cfg.Dedup.Strategy == policy.StrategySequence {
+		if sequence, err = newSequence(cfg); err != nil {
+			return nil, err
+		}
+	}
 	processor := &dedup.Processor{
-		Store: store, Sink: sink, Identity: identity, Fingerprint: fingerprint,
+		Store: store, Strategy: cfg.Dedup.Strategy, Sequence: sequence, Sink: sink, Identity: identity, Fingerprint: fingerprint,
 		Missing: cfg.ID.Missing, OnDuplicate: cfg.Dedup.OnDuplicate, OnConflict: cfg.Dedup.OnConflict,
 		MaxDeadShare: cfg.DeadLetters.MaxShare, DeadWindow: cfg.DeadLetters.Window, Window: time.Duration(cfg.Retention.Window),
 		MaxMessages: cfg.Batch.MaxMessages, Metrics: dedup.NewMetrics(reg),
@@ -225,6 +232,24 @@ func startProcessor(ctx context.Context, cfg *config.Config, store *dedup.Store,
 		return nil, &ServerError{err}
 	}
 	return processor, nil
+}
+
+func newSequence(cfg *config.Config) (s *dedup.Sequence, err error) {
+	c, most := cfg.Dedup.Sequence, int(cfg.ID.MaxBytes)
+	s = &dedup.Sequence{Gaps: c.Gaps}
+	if s.Producer, err = message.NewIdentity(c.Producer, most); err != nil {
+		return nil, fmt.Errorf("dedup.sequence.producer: %w", err)
+	}
+	if s.Number, err = message.NewIdentity([]string{c.Seq}, most); err != nil {
+		return nil, fmt.Errorf("dedup.sequence.seq: %w", err)
+	}
+	if c.Epoch == "" {
+		return s, nil
+	}
+	if s.Epoch, err = message.NewIdentity([]string{c.Epoch}, most); err != nil {
+		return nil, fmt.Errorf("dedup.sequence.epoch: %w", err)
+	}
+	return s, nil
 }
 
 func newRegistry() *prometheus.Registry {

@@ -14,7 +14,6 @@ import (
 	"github.com/dedupd/dedupd/consumer"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/internal/pgtest"
-	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
 
@@ -25,7 +24,8 @@ type hanging struct {
 	free chan struct{}
 }
 
-func (s *hanging) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+func (s *hanging) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	msgs := batch.Messages()
 	var ids []string
 	for i := range msgs {
 		if msgs[i].ID == s.at {

@@ -151,8 +151,8 @@ type ID struct {
 
 // Dedup says what happens to a message whose id was seen before.
 type Dedup struct {
-	// claim: each id once; sequence: producers' sequence numbers (not in this version yet).
-	Strategy Strategy `yaml:"strategy"`
+	// claim: each id once; position: each position once, whatever was sent twice; sequence: each of a producer's numbers once.
+	Strategy policy.Strategy `yaml:"strategy"`
 	// What happens to a duplicate. reply: not in this version yet.
 	OnDuplicate policy.Duplicate `yaml:"on_duplicate"`
 	// What happens to a message with a known id and another payload.
@@ -165,12 +165,14 @@ type Dedup struct {
 
 // Sequence says where strategy sequence finds producer and number.
 type Sequence struct {
-	// Who produced the message.
-	Producer string `yaml:"producer"`
+	// Who produced the message: a place, or a list of them.
+	Producer StringList `yaml:"producer"`
 	// The producer's sequence number.
 	Seq string `yaml:"seq"`
+	// A number that rises when a producer begins its sequence numbers anew; empty: none does.
+	Epoch string `yaml:"epoch"`
 	// What a missing number means.
-	Gaps SequenceGapPolicy `yaml:"gaps"`
+	Gaps policy.SequenceGap `yaml:"gaps"`
 }
 
 // Batch bounds one transaction, and memory.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dedupd/dedupd/internal/policy"
@@ -24,8 +25,8 @@ func (c *Config) setDefaults() {
 	c.Database = Database{Schema: "dedupd", MaxConnections: 4, Migrate: true, Pooler: PoolerNone}
 	c.ID = ID{From: StringList{"header:message-id"}, Missing: policy.MissingDeadLetter, MaxBytes: 64 * kib}
 	c.Dedup = Dedup{
-		Strategy: StrategyClaim, OnDuplicate: policy.DuplicateDrop, OnConflict: policy.ConflictDeadLetter, Fingerprint: StringList{"value"},
-		Sequence: Sequence{Producer: "header:client-id", Seq: "header:client-seq", Gaps: SequenceGapAllow},
+		Strategy: policy.StrategyClaim, OnDuplicate: policy.DuplicateDrop, OnConflict: policy.ConflictDeadLetter, Fingerprint: StringList{"value"},
+		Sequence: Sequence{Producer: StringList{"header:client-id"}, Seq: "header:client-seq", Gaps: policy.SequenceGapAllow},
 	}
 	c.Batch = Batch{MaxMessages: 4000, MaxBytes: 8 * mib, InflightBytes: 128 * mib}
 	c.Retention = Retention{
@@ -54,10 +55,21 @@ func (c *Config) setDerived() {
 		if k := s.Kafka; k != nil {
 			c.derive(at+".name", &s.Name, "kafka", "the kind")
 			c.derive(at+".kafka.group", &k.Group, c.Scope, "the scope")
+			if at += ".kafka.on_group_reset"; c.byStrategy(at) && c.Dedup.Strategy == policy.StrategyPosition {
+				k.OnGroupReset = policy.GroupResetIgnore
+			}
 		}
 		if n := s.NATS; n != nil {
 			c.derive(at+".name", &s.Name, "nats", "the kind")
 			c.derive(at+".nats.durable", &n.Durable, c.Scope, "the scope")
+		}
+	}
+	if c.byStrategy("id.from") {
+		switch c.Dedup.Strategy {
+		case policy.StrategyPosition:
+			c.ID.From = StringList{"position"}
+		case policy.StrategySequence:
+			c.ID.From = append(slices.Clone(c.Dedup.Sequence.Producer), c.Dedup.Sequence.Seq)
 		}
 	}
 	if at := "batch.max_inflated_bytes"; c.Batch.MaxInflatedBytes == 0 && c.Batch.InflightBytes >= mib {
@@ -66,6 +78,18 @@ func (c *Config) setDerived() {
 		p.origin = "default: batch.inflight_bytes"
 		c.places[at] = p
 	}
+}
+
+// byStrategy tells whether a key isn't set, and its default is that of a strategy without
+// claims.
+func (c *Config) byStrategy(path string) bool {
+	p := c.places[path]
+	if c.Dedup.Strategy == policy.StrategyClaim || p.line > 0 {
+		return false
+	}
+	p.origin = "default: dedup.strategy"
+	c.places[path] = p
+	return true
 }
 
 // maxInflated is the most that batch.max_inflated_bytes may be.

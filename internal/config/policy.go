@@ -14,32 +14,6 @@ const (
 
 func (Pooler) Values() []string { return policy.Values(PoolerNone, PoolerTransaction) }
 
-// Strategy says how duplicates are recognised.
-type Strategy string
-
-const (
-	// StrategyClaim claims each id once.
-	StrategyClaim Strategy = "claim"
-	// StrategySequence isn't available yet.
-	StrategySequence Strategy = "sequence"
-)
-
-func (Strategy) Values() []string { return policy.Values(StrategyClaim, StrategySequence) }
-
-// SequenceGapPolicy says what a missing sequence number means.
-type SequenceGapPolicy string
-
-// What may become of a gap.
-const (
-	SequenceGapAllow      SequenceGapPolicy = "allow"
-	SequenceGapDeadLetter SequenceGapPolicy = "dead_letter"
-	SequenceGapStop       SequenceGapPolicy = "stop"
-)
-
-func (SequenceGapPolicy) Values() []string {
-	return policy.Values(SequenceGapAllow, SequenceGapDeadLetter, SequenceGapStop)
-}
-
 // LogLevel is a level by the name that slog reads.
 type LogLevel string
 

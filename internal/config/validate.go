@@ -152,6 +152,9 @@ func (v *validator) id() {
 	if len(v.ID.From) == 0 {
 		v.add("id.from", "is required: where the id is found, such as header:message-id")
 	}
+	if v.places["id.from"].line == 0 && v.Dedup.Strategy == policy.StrategySequence {
+		return // it is dedup.sequence's places
+	}
 	for i, from := range v.ID.From {
 		if _, err := message.NewIdentity([]string{from}, int(v.ID.MaxBytes)); err != nil {
 			v.add(v.item("id.from", i), "%v", err)
@@ -170,9 +173,23 @@ func (v *validator) item(path string, i int) string {
 
 func (v *validator) dedup() {
 	d := &v.Dedup
-	if d.Strategy == StrategySequence {
-		v.add("dedup.strategy", "sequence is %s; use claim", notYet)
+	if d.Strategy != policy.StrategyClaim {
+		for i, s := range v.Sources {
+			if s.NATS != nil && s.NATS.Mode == policy.ModeQueue {
+				v.add(index("sources", i)+".nats.mode", "a queue has no order to go by, so dedup.strategy can't be %s; use claim, which knows what was delivered again by its id", d.Strategy)
+			}
+		}
+		unread := []string{"dedup.on_conflict", "dedup.fingerprint"}
+		if d.Strategy == policy.StrategyPosition {
+			unread = append(unread, "dedup.on_duplicate")
+		}
+		for _, key := range unread {
+			if v.places[key].line > 0 {
+				v.add(key, "strategy %s doesn't read this; delete the line, or use claim", d.Strategy)
+			}
+		}
 	}
+	v.sequence()
 	if d.OnDuplicate == policy.DuplicateReply {
 		v.add("dedup.on_duplicate", "reply is %s; use drop or dead_letter", notYet)
 	}
@@ -190,6 +207,25 @@ func (v *validator) dedup() {
 		if f, err := message.ParseField(s); err != nil || f.Kind != message.FieldJSON {
 			v.add(at, "%q can't be compared; use value, none, or one or several json:PATH", s)
 		}
+	}
+}
+
+func (v *validator) sequence() {
+	s := &v.Dedup.Sequence
+	if len(s.Producer) == 0 {
+		v.add("dedup.sequence.producer", "names no place")
+	}
+	check := func(at, place string) {
+		if _, err := message.NewIdentity([]string{place}, 1); err != nil {
+			v.add(at, "%v", err)
+		}
+	}
+	for i, p := range s.Producer {
+		check(v.item("dedup.sequence.producer", i), p)
+	}
+	check("dedup.sequence.seq", s.Seq)
+	if s.Epoch != "" {
+		check("dedup.sequence.epoch", s.Epoch)
 	}
 }
 

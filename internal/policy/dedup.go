@@ -1,5 +1,24 @@
 package policy
 
+// Strategy says how each message takes effect once.
+type Strategy string
+
+const (
+	// StrategyClaim claims each message's id.
+	StrategyClaim Strategy = "claim"
+	// StrategyPosition claims nothing: the lane's position, moved in the transaction of the
+	// write, makes each position's effect exactly once. What the producer sends again is
+	// applied again. For ordered lanes.
+	StrategyPosition Strategy = "position"
+	// StrategySequence applies what is above its producer's mark, the number of the last
+	// message of that producer. For ordered lanes.
+	StrategySequence Strategy = "sequence"
+)
+
+func (Strategy) Values() []string {
+	return Values(StrategyClaim, StrategyPosition, StrategySequence)
+}
+
 // Missing says what happens to a message without an id.
 type Missing string
 
@@ -42,3 +61,19 @@ const (
 )
 
 func (Conflict) Values() []string { return Values(ConflictDeadLetter, ConflictDrop, ConflictStop) }
+
+// SequenceGap says what a missing sequence number means.
+type SequenceGap string
+
+const (
+	// SequenceGapAllow applies what comes after it.
+	SequenceGapAllow SequenceGap = "allow"
+	// SequenceGapDeadLetter makes the message after it a dead letter.
+	SequenceGapDeadLetter SequenceGap = "dead_letter"
+	// SequenceGapStop holds the lane.
+	SequenceGapStop SequenceGap = "stop"
+)
+
+func (SequenceGap) Values() []string {
+	return Values(SequenceGapAllow, SequenceGapDeadLetter, SequenceGapStop)
+}

@@ -15,6 +15,7 @@ const (
 	UniqueViolation       = "23505"
 	SequenceExhausted     = "2200H"
 	UndefinedSchema       = "3F000"
+	SerializationFailure  = "40001"
 	Deadlock              = "40P01"
 	InsufficientPrivilege = "42501"
 	UndefinedTable        = "42P01"

@@ -19,19 +19,24 @@ const (
 
 // Counts are numbers of messages: in all, or per second.
 type Counts struct {
-	Fetched     float64 `json:"fetched"`
-	Applied     float64 `json:"applied"`
-	Duplicates  float64 `json:"duplicates"`
-	Redelivered float64 `json:"redelivered"`
-	Resent      float64 `json:"resent"`
-	CrossSource float64 `json:"cross_source"`
-	Conflicts   float64 `json:"conflicts"`
-	Dead        float64 `json:"dead"`
+	Fetched        float64 `json:"fetched"`
+	Applied        float64 `json:"applied"`
+	Written        float64 `json:"written"`
+	AlreadyPresent float64 `json:"already_present"`
+	Stale          float64 `json:"stale"`
+	Rejected       float64 `json:"rejected"`
+	Duplicates     float64 `json:"duplicates"`
+	Redelivered    float64 `json:"redelivered"`
+	Resent         float64 `json:"resent"`
+	CrossSource    float64 `json:"cross_source"`
+	Conflicts      float64 `json:"conflicts"`
+	Dead           float64 `json:"dead"`
 }
 
 func counts(b *dedup.Books) Counts {
 	return Counts{
-		float64(b.Fetched), float64(b.Applied), float64(b.Duplicates), float64(b.Redelivered), float64(b.Resent),
+		float64(b.Fetched), float64(b.Applied), float64(b.Written), float64(b.AlreadyPresent), float64(b.Stale), float64(b.Rejected),
+		float64(b.Duplicates), float64(b.Redelivered), float64(b.Resent),
 		float64(b.CrossSource), float64(b.Conflicts), float64(b.Dead),
 	}
 }
@@ -39,7 +44,8 @@ func counts(b *dedup.Books) Counts {
 // each combines two Counts, number by number.
 func each(a, b Counts, f func(a, b float64) float64) Counts {
 	return Counts{
-		f(a.Fetched, b.Fetched), f(a.Applied, b.Applied), f(a.Duplicates, b.Duplicates), f(a.Redelivered, b.Redelivered), f(a.Resent, b.Resent),
+		f(a.Fetched, b.Fetched), f(a.Applied, b.Applied), f(a.Written, b.Written), f(a.AlreadyPresent, b.AlreadyPresent), f(a.Stale, b.Stale), f(a.Rejected, b.Rejected),
+		f(a.Duplicates, b.Duplicates), f(a.Redelivered, b.Redelivered), f(a.Resent, b.Resent),
 		f(a.CrossSource, b.CrossSource), f(a.Conflicts, b.Conflicts), f(a.Dead, b.Dead),
 	}
 }

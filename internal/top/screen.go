@@ -297,17 +297,27 @@ func (s *screen) rates() []line {
 		}
 		return plain
 	}
-	return []line{
+	lines := []line{
 		one(title, "%-13s%9s %9s %9s %9s %9s", "MESSAGES", "NOW", "AVERAGE", "SHARE", "IN ALL", "SHARE"),
 		row(bold, "fetched", func(c Counts) float64 { return c.Fetched }),
 		row(plain, "applied", func(c Counts) float64 { return c.Applied }),
+	}
+	// Most sinks write all that they are given.
+	if t := f.Totals; t.AlreadyPresent+t.Stale+t.Rejected > 0 {
+		lines = append(lines,
+			row(faint, " written", func(c Counts) float64 { return c.Written }),
+			row(faint, " present", func(c Counts) float64 { return c.AlreadyPresent }),
+			row(faint, " stale", func(c Counts) float64 { return c.Stale }),
+			row(faint, " rejected", func(c Counts) float64 { return c.Rejected }))
+	}
+	return append(lines,
 		row(plain, "duplicates", func(c Counts) float64 { return c.Duplicates }),
 		row(faint, " redelivered", func(c Counts) float64 { return c.Redelivered }),
 		row(faint, " resent", func(c Counts) float64 { return c.Resent }),
 		row(faint, " cross source", func(c Counts) float64 { return c.CrossSource }),
 		row(alarm(f.Rates.Conflicts), "conflicts", func(c Counts) float64 { return c.Conflicts }),
 		row(alarm(f.Rates.Dead), "dead", func(c Counts) float64 { return c.Dead }),
-	}
+	)
 }
 
 // history draws two lines.

@@ -79,8 +79,13 @@ func (h *harness) write(t sinks.Tx, msgs []message.Message) error {
 
 func (h *harness) writeIn(ctx context.Context, t sinks.Tx, msgs []message.Message) error {
 	h.Helper()
+	return h.writeBatch(ctx, t, sinks.NewBatch(msgs))
+}
+
+func (h *harness) writeBatch(ctx context.Context, t sinks.Tx, batch *sinks.Batch) error {
+	h.Helper()
 	const grace = 5 * time.Second
-	return h.within(h.Timeout+grace, "Write", func() error { return h.sink.Write(ctx, narrow{t}, msgs) })
+	return h.within(h.Timeout+grace, "Write", func() error { return h.sink.Write(ctx, narrow{t}, batch) })
 }
 
 // within ends the test when f takes too long. A panic of f is its error.

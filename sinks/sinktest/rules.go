@@ -59,6 +59,25 @@ func allOfABatch(h *harness) {
 	}
 }
 
+// Books count by what the sink says of each message. One with an effect was written.
+func saysWhatItWrote(h *harness) {
+	t := h.begin()
+	defer t.rollback(h)
+	before, batch := h.count(t), sinks.NewBatch(h.messages(5))
+	if err := h.writeBatch(h.Context(), t, batch); err != nil {
+		h.Fatalf("Write of 5 good messages failed: %v", err)
+	}
+	written := 0
+	for i := range batch.Messages() {
+		if batch.OutcomeOf(i) == sinks.Written {
+			written++
+		}
+	}
+	if effects := h.count(t) - before; effects != written {
+		h.Errorf("%d effects are there, but the sink says that it wrote %d of 5 messages: Batch.Outcome is for those that change nothing", effects, written)
+	}
+}
+
 // A transaction that was rolled back is tried again with the same messages. A sink that
 // remembers having written them would lose them.
 func writesAgainAfterARollback(h *harness) {
@@ -164,7 +183,7 @@ func (h *harness) commitBatch(msgs []message.Message) error {
 	ctx, cancel := context.WithTimeout(h.Context(), h.Timeout)
 	defer cancel()
 	for {
-		err := pgx.BeginFunc(ctx, h.Pool, func(t pgx.Tx) error { return h.sink.Write(ctx, narrow{t}, msgs) })
+		err := pgx.BeginFunc(ctx, h.Pool, func(t pgx.Tx) error { return h.sink.Write(ctx, narrow{t}, sinks.NewBatch(msgs)) })
 		if sqlstate.Of(err) != sqlstate.Deadlock {
 			return err
 		}
@@ -189,7 +208,7 @@ func endsWithItsContext(h *harness) {
 	defer close(stuck.release)
 	done := make(chan error, 1)
 	msgs := h.messages(3)
-	go func() { done <- h.sink.Write(ctx, stuck, msgs) }()
+	go func() { done <- h.sink.Write(ctx, stuck, sinks.NewBatch(msgs)) }()
 	select {
 	case <-stuck.called:
 	case err := <-done:

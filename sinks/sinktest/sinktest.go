@@ -75,6 +75,7 @@ var rules = []rule{
 	{"WritesWithinTheTransaction", writesWithinTheTransaction},
 	{"LeavesTheTransactionOpen", leavesTheTransactionOpen},
 	{"AllOfABatchOrAnError", allOfABatch},
+	{"SaysWhatItWrote", saysWhatItWrote},
 	{"WritesAgainAfterARollback", writesAgainAfterARollback},
 	{"NamesThePoison", namesThePoison},
 	{"TransactionsAreApart", transactionsAreApart},

@@ -23,7 +23,8 @@ type honest struct{}
 
 const insert = "INSERT INTO public.effects (id, n) VALUES ($1, $2)"
 
-func (honest) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+func (honest) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	msgs := batch.Messages()
 	for i := range msgs {
 		if _, err := tx.Exec(ctx, insert, msgs[i].ID, string(msgs[i].Value)); err != nil {
 			return fmt.Errorf("write %d: %w", i, err)
@@ -40,7 +41,16 @@ func (honest) Prepare(ctx context.Context, tx sinks.Tx) error {
 // sinkFunc is a sink that breaks one promise.
 type sinkFunc func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error
 
-func (f sinkFunc) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+// staleSink calls a message stale that it has written.
+type staleSink struct{ honest }
+
+func (s staleSink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	batch.Outcome(0, sinks.Stale)
+	return s.honest.Write(ctx, tx, batch)
+}
+
+func (f sinkFunc) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	msgs := batch.Messages()
 	return f(ctx, tx, msgs)
 }
 
@@ -90,12 +100,12 @@ var writeHonestly = honest{}.Write
 var brokenSinks = map[string]brokenSink{
 	"own connection": {rule: "WritesWithinTheTransaction", make: func(pool *pgxpool.Pool) sinks.Sink {
 		return sinkFunc(func(ctx context.Context, _ sinks.Tx, msgs []message.Message) error {
-			return writeHonestly(ctx, poolTx{pool}, msgs)
+			return writeHonestly(ctx, poolTx{pool}, sinks.NewBatch(msgs))
 		})
 	}, says: "before the commit, seen from outside"},
 	"commits": {rule: "LeavesTheTransactionOpen", make: func(*pgxpool.Pool) sinks.Sink {
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-			if err := writeHonestly(ctx, tx, msgs); err != nil {
+			if err := writeHonestly(ctx, tx, sinks.NewBatch(msgs)); err != nil {
 				return err
 			}
 			_, err := tx.Exec(ctx, "COMMIT AND CHAIN")
@@ -104,7 +114,7 @@ var brokenSinks = map[string]brokenSink{
 	}, says: "ended the transaction"},
 	"commits and is seen": {rule: "WritesWithinTheTransaction", make: func(*pgxpool.Pool) sinks.Sink {
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-			if err := writeHonestly(ctx, tx, msgs); err != nil {
+			if err := writeHonestly(ctx, tx, sinks.NewBatch(msgs)); err != nil {
 				return err
 			}
 			_, err := tx.Exec(ctx, "COMMIT AND CHAIN")
@@ -113,15 +123,16 @@ var brokenSinks = map[string]brokenSink{
 	}, says: "after the rollback"},
 	"leaves some out": {rule: "AllOfABatchOrAnError", make: func(*pgxpool.Pool) sinks.Sink {
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-			return writeHonestly(ctx, tx, msgs[:min(len(msgs), 500)])
+			return writeHonestly(ctx, tx, sinks.NewBatch(msgs[:min(len(msgs), 500)]))
 		})
 	}, says: "503 effects are there, want 1003"},
+	"says stale": {rule: "SaysWhatItWrote", make: func(*pgxpool.Pool) sinks.Sink { return staleSink{} }, says: "says that it wrote 4 of 5"},
 	"remembers": {rule: "WritesAgainAfterARollback", make: func(*pgxpool.Pool) sinks.Sink {
 		var seen sync.Map
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 			for i := range msgs {
 				if _, ok := seen.LoadOrStore(msgs[i].ID, true); !ok {
-					if err := writeHonestly(ctx, tx, msgs[i:i+1]); err != nil {
+					if err := writeHonestly(ctx, tx, sinks.NewBatch(msgs[i:i+1])); err != nil {
 						return err
 					}
 				}
@@ -133,7 +144,7 @@ var brokenSinks = map[string]brokenSink{
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 			for i := range msgs {
 				if msgs[i].ID != "poison" {
-					if err := writeHonestly(ctx, tx, msgs[i:i+1]); err != nil {
+					if err := writeHonestly(ctx, tx, sinks.NewBatch(msgs[i:i+1])); err != nil {
 						return err
 					}
 				}
@@ -143,7 +154,7 @@ var brokenSinks = map[string]brokenSink{
 	}, says: "says that it is written"},
 	"hides poison": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-			if err := writeHonestly(ctx, tx, msgs); err != nil {
+			if err := writeHonestly(ctx, tx, sinks.NewBatch(msgs)); err != nil {
 				return fmt.Errorf("it failed: %v", err) // %v, not %w
 			}
 			return nil
@@ -159,7 +170,7 @@ var brokenSinks = map[string]brokenSink{
 	}, says: "hangs"},
 	"blames another": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-			return sinks.PermanentAt(0, writeHonestly(ctx, tx, msgs))
+			return sinks.PermanentAt(0, writeHonestly(ctx, tx, sinks.NewBatch(msgs)))
 		})
 	}, says: "names message 0"},
 	"shares its transaction": {rule: "TransactionsAreApart", make: func(*pgxpool.Pool) sinks.Sink {
@@ -168,7 +179,7 @@ var brokenSinks = map[string]brokenSink{
 			if first == nil {
 				first = tx
 			}
-			return writeHonestly(ctx, first, msgs)
+			return writeHonestly(ctx, first, sinks.NewBatch(msgs))
 		})
 	}, says: "in the first of two transactions: 7"},
 	"one at a time": {rule: "ManyWriteAtATime", make: func(*pgxpool.Pool) sinks.Sink {
@@ -188,23 +199,23 @@ var brokenSinks = map[string]brokenSink{
 					return fmt.Errorf("another batch overwrote message %d", i)
 				}
 			}
-			return writeHonestly(ctx, tx, msgs)
+			return writeHonestly(ctx, tx, sinks.NewBatch(msgs))
 		})
 	}, says: "overwrote"},
 	"own context": {rule: "EndsWithItsContext", make: func(*pgxpool.Pool) sinks.Sink {
 		return sinkFunc(func(_ context.Context, tx sinks.Tx, msgs []message.Message) error {
-			return writeHonestly(context.Background(), tx, msgs)
+			return writeHonestly(context.Background(), tx, sinks.NewBatch(msgs))
 		})
 	}, says: "doesn't end with its context"},
 	"succeeds after the end": {rule: "EndsWithItsContext", make: func(*pgxpool.Pool) sinks.Sink {
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-			_ = writeHonestly(ctx, tx, msgs)
+			_ = writeHonestly(ctx, tx, sinks.NewBatch(msgs))
 			return nil
 		})
 	}, says: "context that has ended says that all is written"},
 	"changes bytes": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
-			err := writeHonestly(ctx, tx, msgs)
+			err := writeHonestly(ctx, tx, sinks.NewBatch(msgs))
 			msgs[2].Headers[0].Value[0] = 'X'
 			return err
 		})
@@ -212,7 +223,7 @@ var brokenSinks = map[string]brokenSink{
 	"sorts": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 			msgs[0], msgs[1] = msgs[1], msgs[0]
-			return writeHonestly(ctx, tx, msgs)
+			return writeHonestly(ctx, tx, sinks.NewBatch(msgs))
 		})
 	}, says: "changed the order"},
 	"keeps": {rule: "LeavesMessagesAlone", make: func(*pgxpool.Pool) sinks.Sink {
@@ -220,7 +231,7 @@ var brokenSinks = map[string]brokenSink{
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 			late := kept
 			kept = msgs[len(msgs)-1:]
-			return writeHonestly(ctx, tx, append(late[:len(late):len(late)], msgs[:len(msgs)-1]...))
+			return writeHonestly(ctx, tx, sinks.NewBatch(append(late[:len(late):len(late)], msgs[:len(msgs)-1]...)))
 		})
 	}, says: "after the commit: 19"},
 	"prepares once": {rule: "PreparesMoreThanOnce", make: func(*pgxpool.Pool) sinks.Sink {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
@@ -85,9 +84,10 @@ func batch(set *columns.Set) string {
 	return "batch(" + names.String() + ordinal + ") AS (SELECT " + exprs.String() + "u.ord FROM " + set.From() + ")"
 }
 
-// Write runs the statement over msgs. Its error is PermanentAt for a message that doesn't
+// Write runs the statement over the batch. Its error is PermanentAt for a message that doesn't
 // fit the columns' types, else Postgres' own.
-func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+func (s *Sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	msgs := batch.Messages()
 	if len(msgs) == 0 {
 		return nil
 	}

@@ -49,7 +49,7 @@ func inTx(t testing.TB, pool *pgxpool.Pool, f func(pgx.Tx) error) error {
 }
 
 func write(t testing.TB, pool *pgxpool.Pool, s *Sink, msgs ...message.Message) error {
-	return inTx(t, pool, func(tx pgx.Tx) error { return s.Write(t.Context(), tx, msgs) })
+	return inTx(t, pool, func(tx pgx.Tx) error { return s.Write(t.Context(), tx, sinks.NewBatch(msgs)) })
 }
 
 func wantRows(t testing.TB, pool *pgxpool.Pool, sql string, want ...string) {

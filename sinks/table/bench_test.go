@@ -9,6 +9,7 @@ import (
 
 	"github.com/dedupd/dedupd/internal/pgtest"
 	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
 
@@ -44,7 +45,7 @@ func BenchmarkWrite(b *testing.B) {
 						b.Fatal(err)
 					}
 					b.StartTimer()
-					if err := s.Write(b.Context(), tx, msgs); err != nil {
+					if err := s.Write(b.Context(), tx, sinks.NewBatch(msgs)); err != nil {
 						b.Fatal(err)
 					}
 					b.StopTimer()

@@ -76,7 +76,7 @@ func TestInsertFollowsAColumnThatChangesMeanwhile(t *testing.T) {
 	m := msg("a", `{"v":1.25}`)
 	written := make(chan error, 1)
 	go func() {
-		written <- pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return s.Write(t.Context(), tx, []message.Message{m}) })
+		written <- pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return s.Write(t.Context(), tx, sinks.NewBatch([]message.Message{m})) })
 	}()
 	for waits := 0; waits == 0; {
 		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 't'::regclass`).Scan(&waits); err != nil {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
@@ -26,8 +27,11 @@ const (
 	// the row.
 	ModeUpsert = "upsert"
 
-	modeVersioned = "versioned"
-	modeAppend    = "append"
+	// ModeVersioned is upsert for rows with a version: a message is stale unless its version
+	// is above its row's, and changes nothing. So the order of messages doesn't matter.
+	ModeVersioned = "versioned"
+
+	modeAppend = "append"
 )
 
 // Config has the keys under sink.table.
@@ -35,16 +39,22 @@ type Config struct {
 	// Name is "schema.table", exactly as the catalog has it: nothing is folded to lower
 	// case. A part that contains a dot is written in double quotes.
 	Name string `yaml:"name"`
-	// Mode is insert (the default) or upsert.
+	// Mode is insert (the default), upsert or versioned.
 	Mode string `yaml:"mode"`
 	// Key has the columns that tell whether two rows are the same. There must be a unique
-	// index on exactly these. Upsert requires it.
+	// index on exactly these. Upsert and versioned require it.
 	Key []string `yaml:"key"`
+	// OnPresent says what happens to a message whose row is there already: ignore (the
+	// default), compare or dead_letter. Only mode insert with a key reads it.
+	OnPresent policy.Present `yaml:"on_present"`
 	// AcceptReordering lets mode upsert read from a queue, where an older message may come
 	// last, and win.
 	AcceptReordering bool `yaml:"accept_reordering"`
-	// Version is for a mode that this version doesn't have.
+	// Version is the column with the version; for mode versioned.
 	Version string `yaml:"version"`
+	// OnStale says what happens to a message that is stale: ignore (the default) or
+	// dead_letter. Only mode versioned reads it.
+	OnStale policy.Stale `yaml:"on_stale"`
 	// Columns says which place in the message fills each column: id, key, value, topic,
 	// lane, position, time, header:NAME, json:PATH, now or const:TEXT.
 	Columns map[string]string `yaml:"columns"`
@@ -65,7 +75,7 @@ func (c Config) Sink() (*Sink, error) {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 
-	s := &Sink{mode: c.Mode, key: c.Key, acceptReordering: c.AcceptReordering}
+	s := &Sink{mode: c.Mode, key: c.Key, version: c.Version, onPresent: c.OnPresent, onStale: c.OnStale, acceptReordering: c.AcceptReordering}
 	var err error
 	if s.schema, s.table, err = splitName(c.Name); err != nil {
 		fail("name: %w", err)
@@ -74,17 +84,39 @@ func (c Config) Sink() (*Sink, error) {
 	case "":
 		s.mode = ModeInsert
 	case ModeInsert:
-	case ModeUpsert:
+	case ModeUpsert, ModeVersioned:
 		if len(c.Key) == 0 {
-			fail("key: mode upsert needs the columns that identify a row, such as [id]")
+			fail("key: mode %s needs the columns that identify a row, such as [id]", c.Mode)
 		}
-	case modeVersioned, modeAppend:
-		fail("mode: %s is not in this version yet; use insert or upsert", c.Mode)
+	case modeAppend:
+		fail("mode: append is not in this version yet; use insert, upsert or versioned")
 	default:
-		fail("mode: %q is none; use insert or upsert", c.Mode)
+		fail("mode: %q is none; use insert, upsert or versioned", c.Mode)
 	}
-	if c.Version != "" && c.Mode != modeVersioned {
+	switch {
+	case c.Mode != ModeVersioned && c.Version != "":
 		fail("version: only mode versioned reads it")
+	case c.Mode != ModeVersioned:
+	case c.Version == "":
+		fail("version: mode versioned needs the column that tells which of two states is newer")
+	case slices.Contains(c.Key, c.Version):
+		fail("version: %q is part of the key, so each version would be a row of its own", c.Version)
+	case len(c.Columns) > 0 && c.Columns[c.Version] == "":
+		fail("version: %q is not among the columns", c.Version)
+	}
+	if c.OnStale == "" {
+		s.onStale = policy.StaleIgnore
+	} else if err := policy.Check(c.OnStale); err != nil {
+		fail("on_stale: %w", err)
+	} else if c.Mode != ModeVersioned {
+		fail("on_stale: only mode versioned reads it")
+	}
+	if c.OnPresent == "" {
+		s.onPresent = policy.PresentIgnore
+	} else if err := policy.Check(c.OnPresent); err != nil {
+		fail("on_present: %w", err)
+	} else if s.mode != ModeInsert || len(c.Key) == 0 {
+		fail("on_present: only mode insert with a key reads it")
 	}
 	if c.AcceptReordering && c.Mode != ModeUpsert {
 		fail("accept_reordering: only mode upsert reads it")

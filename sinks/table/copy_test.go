@@ -102,7 +102,7 @@ func TestCopyNamesBadDocuments(t *testing.T) {
 		err = inTx(t, pool, func(tx pgx.Tx) error {
 			c := &countCopies{Tx: tx}
 			defer func() { copies = c.n }()
-			return s.Write(t.Context(), c, msgs)
+			return s.Write(t.Context(), c, sinks.NewBatch(msgs))
 		})
 		return copies, err
 	}
@@ -272,7 +272,7 @@ func TestCopyDistrustsWhatTheDriverRefuses(t *testing.T) {
 				if c.ended {
 					cancel()
 				}
-				return s.Write(ctx, &failingCopies{tx, c.err}, msgs)
+				return s.Write(ctx, &failingCopies{tx, c.err}, sinks.NewBatch(msgs))
 			})
 			if !errors.Is(err, c.err) {
 				t.Fatalf("the error is %v", err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dedupd/dedupd/internal/pgtest"
 	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
 )
 
 // Workers whose batches have keys in common lock the rows in one order, so they
@@ -36,7 +37,7 @@ func TestSharedKeysDoNotDeadlock(t *testing.T) {
 						for j, k := range random.Perm(len(msgs)) {
 							msgs[j] = msg(fmt.Sprint(w), fmt.Sprintf(`{"k":%d}`, k+i*200))
 						}
-						err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return s.Write(t.Context(), tx, msgs) })
+						err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return s.Write(t.Context(), tx, sinks.NewBatch(msgs)) })
 						var pg *pgconn.PgError
 						if errors.As(err, &pg) && pg.Code == "40P01" {
 							t.Error("a deadlock")

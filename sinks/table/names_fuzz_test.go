@@ -11,6 +11,7 @@ import (
 
 	"github.com/dedupd/dedupd/internal/pgtest"
 	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
 )
 
 // Whatever a schema, a table and a column are called, a row goes into just these, or
@@ -70,7 +71,7 @@ func FuzzNames(f *testing.F) {
 		if _, err := tx.Exec(ctx, create); err != nil {
 			return // such as a column called xmin, which every table has
 		}
-		if err := errors.Join(s.Prepare(ctx, tx), s.Write(ctx, tx, []message.Message{msg("the id", "")})); err != nil {
+		if err := errors.Join(s.Prepare(ctx, tx), s.Write(ctx, tx, sinks.NewBatch([]message.Message{msg("the id", "")}))); err != nil {
 			t.Fatalf("%s, column %q: %v", target, column, err)
 		}
 		var got string

@@ -23,6 +23,10 @@ type plan struct {
 	// constant: a column has the same text for all rows. The server may cast it when it
 	// plans sql, before sql compares the columns.
 	constant bool
+	// present is presentSQL, where an insert has a key.
+	present string
+	// stale is staleSQL, with mode versioned.
+	stale string
 	// targets are the tables that sql writes to, such as the one behind a view.
 	targets tables
 }
@@ -55,14 +59,19 @@ func (s *Sink) plan(t *target) (*plan, error) {
 	names, exprs := make([]string, len(cols)), make([]string, len(cols))
 	for i := range cols {
 		names[i], exprs[i] = quote(cols[i].Name), p.set.Expr(i)
-		// Keys must be compared as the index compares them.
-		if c := t.attribute(cols[i].Name).collation; c != "" && slices.Contains(s.key, cols[i].Name) {
-			exprs[i] += " COLLATE " + c
+		if cols[i].Name == s.version || slices.Contains(s.key, cols[i].Name) {
+			exprs[i] = s.comparedExpr(t, p.set, i)
 		}
 	}
 	distinct, order, conflict := s.keyed(t, p.set)
-	p.sql = fmt.Sprintf("INSERT INTO %s (%s) SELECT %s%s FROM %s WHERE (%s) = $%d%s%s", s.sql(),
+	p.sql = fmt.Sprintf("INSERT INTO %s AS t (%s) SELECT %s%s FROM %s WHERE (%s) = $%d%s%s", s.sql(),
 		strings.Join(names, ", "), distinct, strings.Join(exprs, ", "), p.set.From(), shapeFrom(unchanged), unchanged+3, order, conflict)
+	if s.mode == ModeInsert && len(s.key) > 0 && (t.kind == "r" || t.kind == "p") {
+		p.present = s.presentSQL(t, p.set)
+	}
+	if s.mode == ModeVersioned {
+		p.stale = s.staleSQL(t, p.set, unchanged)
+	}
 	return p, nil
 }
 
@@ -76,7 +85,8 @@ func (s *Sink) args(p *plan, values *columns.Values) []any {
 // Rows are written in key order, so that two workers with keys in common lock them in the
 // same order and can't deadlock. The key's columns are named by their number in the select
 // list: they are then cast once, and compared as they will be stored. An upsert first keeps
-// the last message of each key, since one statement can't update a row twice.
+// the last message of each key, since one statement can't update a row twice; a versioned
+// write keeps the one with the highest version, the first of several.
 func (s *Sink) keyed(t *target, set *columns.Set) (distinct, order, conflict string) {
 	if len(s.key) == 0 {
 		return "", "", ""
@@ -92,7 +102,7 @@ func (s *Sink) keyed(t *target, set *columns.Set) (distinct, order, conflict str
 	}
 	conflict = " ON CONFLICT (" + strings.Join(key, ", ") + ") DO NOTHING"
 	by := strings.Join(numbers, ", ")
-	if s.mode != ModeUpsert {
+	if s.mode == ModeInsert {
 		return "", " ORDER BY " + by + ", u.ord", conflict
 	}
 	if apart := s.nullsApart(t, set); apart != "" {
@@ -100,6 +110,12 @@ func (s *Sink) keyed(t *target, set *columns.Set) (distinct, order, conflict str
 	}
 	if len(others) > 0 {
 		conflict = strings.TrimSuffix(conflict, "NOTHING") + "UPDATE SET " + strings.Join(others, ", ")
+	}
+	if s.mode == ModeVersioned {
+		at := 1 + slices.IndexFunc(set.Columns(), func(c columns.Column) bool { return c.Name == s.version })
+		version := quote(s.version)
+		return "DISTINCT ON (" + by + ") ", fmt.Sprintf(" ORDER BY %s, %d DESC NULLS LAST, u.ord", by, at),
+			conflict + " WHERE " + newer("EXCLUDED."+version, "t."+version)
 	}
 	return "DISTINCT ON (" + by + ") ", " ORDER BY " + by + ", u.ord DESC", conflict
 }

@@ -44,6 +44,9 @@ func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
 	// runs nothing: no trigger fires.
 	values, err := p.set.Encode(nil)
 	var explained []byte
+	if err == nil && p.stale != "" {
+		_, err = tx.Exec(ctx, "EXPLAIN "+p.stale, s.args(p, values)...)
+	}
 	if err == nil {
 		err = tx.QueryRow(ctx, "EXPLAIN (VERBOSE, COSTS OFF, FORMAT JSON) "+p.sql, s.args(p, values)...).Scan(&explained)
 	}
@@ -98,10 +101,10 @@ func (s *Sink) check(t *target) error {
 			if !a.mayInsert {
 				noInsert = append(noInsert, quote(c.Name))
 			}
-			if isKey && !a.maySelect {
+			if (isKey || c.Name == s.version) && !a.maySelect {
 				noSelect = append(noSelect, quote(c.Name))
 			}
-			if s.mode == ModeUpsert && !isKey && !a.mayUpdate {
+			if s.mode != ModeInsert && !isKey && !a.mayUpdate {
 				noUpdate = append(noUpdate, quote(c.Name))
 			}
 		}

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/internal/sqlstate"
-	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
@@ -19,9 +18,10 @@ import (
 // is most of it. COPY costs two more round trips.
 const copyFrom = 256
 
-func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Message) error {
+func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batch) error {
+	msgs := batch.Messages()
 	if !p.copies || len(msgs) < copyFrom || s.changed.Load() {
-		return s.insert(ctx, tx, p, msgs)
+		return s.insert(ctx, tx, p, batch)
 	}
 	if s.readsFirst() {
 		values, err := p.set.Encode(msgs)
@@ -59,7 +59,10 @@ func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Me
 // COMMITTED. (The server may cast a constant when it plans, so with one the columns are read
 // first.) If they have changed, it writes no row. So if it wrote none, or can't tell, the
 // columns are read once more: a keyed insert of nothing new writes none either.
-func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.Message) error {
+//
+// A keyed insert that wrote fewer rows than there are messages then asks which it found.
+func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batch) error {
+	msgs := batch.Messages()
 	values, err := p.set.Encode(msgs)
 	if err != nil {
 		return s.blame(ctx, tx, p, err)
@@ -68,6 +71,10 @@ func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.
 	var b pgx.Batch
 	if p.constant {
 		s.queueShape(&b, p, &before)
+	}
+	var found staleness
+	if p.stale != "" {
+		s.queueStale(&b, p, values, &found)
 	}
 	b.Queue(p.sql, s.args(p, values)...).Exec(func(tag pgconn.CommandTag) error {
 		written = tag.RowsAffected()
@@ -91,7 +98,15 @@ func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, msgs []message.
 		s.distrust(p)
 		return errChanged
 	case p.counts && written == 0:
-		return s.blame(ctx, tx, p, nil)
+		if err := s.blame(ctx, tx, p, nil); err != nil {
+			return err
+		}
+	}
+	if p.stale != "" {
+		return s.settleStale(p, batch, found, written)
+	}
+	if p.present != "" && written < int64(len(msgs)) {
+		return s.settlePresent(ctx, tx, p, batch, values)
 	}
 	return nil
 }

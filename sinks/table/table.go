@@ -16,6 +16,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
@@ -26,6 +27,9 @@ type Sink struct {
 	schema, table string
 	mode          string
 	key           []string
+	version       string // a column's name
+	onPresent     policy.Present
+	onStale       policy.Stale
 	// acceptReordering: an older message may overwrite a newer one.
 	acceptReordering bool
 	cols             []columns.Column // without their types
@@ -48,7 +52,8 @@ func (s *Sink) sql() string { return pgx.Identifier{s.schema, s.table}.Sanitize(
 
 // Write adds or overwrites a row for each message, in one statement. Its error is
 // PermanentAt for a message that doesn't fit the columns' types, else Postgres' own.
-func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+func (s *Sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	msgs := batch.Messages()
 	if len(msgs) == 0 {
 		return nil
 	}
@@ -62,7 +67,7 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) e
 			return err
 		}
 	}
-	if err := s.send(ctx, tx, p, msgs); err != nil {
+	if err := s.send(ctx, tx, p, batch); err != nil {
 		return fmt.Errorf("write to %s: %w", s, err)
 	}
 	return nil
@@ -74,14 +79,14 @@ func (s *Sink) NeedsOrder() error {
 		return nil
 	}
 	return errors.New("mode: upsert lets the message that comes last win, and a NATS queue has no order: an older message would overwrite a newer one; " +
-		"set accept_reordering: true if that may be, or write by sink.statement with a condition on a version")
+		"use mode versioned if rows have a version, or set accept_reordering: true if that may be")
 }
 
 // tombstones refuses messages without a value if an upsert would write NULL over a row. Such
 // a message asks to delete the row, which this mode doesn't do. An empty value is no
 // tombstone, nor is JSON's null. NATS can't tell empty from absent, and so has none.
 func (s *Sink) tombstones(msgs []message.Message) error {
-	if s.mode != ModeUpsert || !slices.ContainsFunc(s.cols, func(c columns.Column) bool {
+	if s.mode == ModeInsert || !slices.ContainsFunc(s.cols, func(c columns.Column) bool {
 		return c.Field.Kind == message.FieldValue || c.Field.Kind == message.FieldJSON
 	}) {
 		return nil
@@ -95,5 +100,5 @@ func (s *Sink) tombstones(msgs []message.Message) error {
 	return errors.Join(bad...)
 }
 
-var errTombstone = errors.New("it is a tombstone (its value is null): mode upsert would write NULL over the row's columns, and deletes none; " +
+var errTombstone = errors.New("it is a tombstone (its value is null): an upsert would write NULL over the row's columns, and deletes none; " +
 	"use sink.statement to delete what tombstones name, or sink.table.mode insert to keep them as rows")

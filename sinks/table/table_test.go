@@ -54,7 +54,7 @@ func prepare(t testing.TB, pool *pgxpool.Pool, s *Sink) error {
 }
 
 func write(t testing.TB, pool *pgxpool.Pool, s *Sink, msgs ...message.Message) error {
-	return inTx(t, pool, func(tx pgx.Tx) error { return s.Write(t.Context(), tx, msgs) })
+	return inTx(t, pool, func(tx pgx.Tx) error { return s.Write(t.Context(), tx, sinks.NewBatch(msgs)) })
 }
 
 func inTx(t testing.TB, pool *pgxpool.Pool, f func(pgx.Tx) error) error {

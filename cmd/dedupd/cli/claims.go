@@ -44,7 +44,7 @@ well.`,
 			if err := checkID(args[0]); err != nil {
 				return err
 			}
-			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
+			return c.withClaims(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
 				answer, err := s.FindClaim(ctx, args[0])
 				if err != nil {
 					return err
@@ -120,7 +120,7 @@ claims why. This needs the rights of the schema's owner.`,
 			if err := checkID(args[0]); err != nil {
 				return err
 			}
-			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
+			return c.withClaims(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
 				claim, err := s.ForgetClaim(ctx, actor(), args[0])
 				if err != nil {
 					return err
@@ -173,7 +173,7 @@ This needs the rights of the schema's owner.`,
 			if (query == "") == (file == "") {
 				return usageError{errors.New("give the ids with either --query SQL or --file FILE (- for the standard input)")}
 			}
-			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
+			return c.withClaims(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
 				show := newProgress(c.stderr, "ids")
 				im := dedup.Import{Actor: actor(), MaxBytes: int(cfg.ID.MaxBytes), Told: func(n dedup.Imported) { show.update(n.Read) }}
 				if query != "" {

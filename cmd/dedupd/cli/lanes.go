@@ -13,6 +13,7 @@ import (
 
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 func (c *command) lanes() *cobra.Command {
@@ -33,7 +34,8 @@ of them.`,
 }
 
 func (c *command) setPosition() *cobra.Command {
-	return c.withFile(c.withOutput(&cobra.Command{
+	var reapply bool
+	set := &cobra.Command{
 		Use:   "set-position SOURCE LANE POSITION",
 		Short: "Moves a lane to another position, forward or back",
 		Long: `Moves a Kafka partition's lane to another position, forward or back. A worker that
@@ -42,7 +44,8 @@ half a minute. The command asks no question; the audit records the change.
 
 Going back, messages are read again. Those whose ids are still claimed are
 duplicates. Those that were claimed longer ago than claims are kept ARE APPLIED
-AGAIN. Claims then don't expire until the lane has moved.
+AGAIN. Claims then don't expire until the lane has moved. With dedup.strategy position
+there are no claims: all that is read again IS APPLIED AGAIN, which --reapply confirms.
 
 Going forward, the messages in between ARE NOT APPLIED, now or later.
 
@@ -58,19 +61,21 @@ This needs the rights of the schema's owner.`,
 			if err != nil || position < 0 {
 				return usageError{fmt.Errorf("%q is no position: it must be a whole number from 0 on", args[2])}
 			}
-			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
-				m, err := s.SetPosition(ctx, actor(), args[0], args[1], position)
+			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
+				m, err := s.SetPosition(ctx, actor(), args[0], args[1], position, reapply || cfg.Dedup.Strategy != policy.StrategyPosition)
 				if err != nil {
 					return err
 				}
 				return c.showMove(m)
 			})
 		},
-	}))
+	}
+	set.Flags().BoolVar(&reapply, "reapply", false, "with dedup.strategy position: go back, and apply again what is read again")
+	return c.withFile(c.withOutput(set))
 }
 
 func (c *command) forgetLane() *cobra.Command {
-	var force bool
+	var force, reapply bool
 	forget := &cobra.Command{
 		Use:   "forget SOURCE LANE",
 		Short: "Deletes a lane whose topic is gone, so that it no longer holds up expiry",
@@ -85,7 +90,10 @@ the group's offset or where "start" says.
 This needs the rights of the schema's owner.`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
+			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
+				if cfg.Dedup.Strategy == policy.StrategyPosition && !reapply {
+					return dedup.ErrReapplies
+				}
 				row, err := s.ForgetLane(ctx, actor(), args[0], args[1], force)
 				if err != nil {
 					return err
@@ -94,6 +102,7 @@ This needs the rights of the schema's owner.`,
 			})
 		},
 	}
+	forget.Flags().BoolVar(&reapply, "reapply", false, "with dedup.strategy position: apply again what is read again if the lane comes back")
 	forget.Flags().BoolVar(&force, "force", false, "delete it even if it seems to be in use")
 	return c.withFile(c.withOutput(forget))
 }

@@ -214,11 +214,12 @@ type ReplayResult struct {
 
 // Replayed is the JSON of what happened to one dead letter.
 type Replayed struct {
-	ID        int64  `json:"id"`
-	Outcome   string `json:"outcome"`
-	MessageID *Raw   `json:"message_id"`
-	Reason    string `json:"reason,omitempty"`
-	SQLState  string `json:"sqlstate,omitempty"`
+	ID          int64  `json:"id"`
+	Outcome     string `json:"outcome"`
+	SinkOutcome string `json:"sink_outcome,omitempty"` // of what was applied
+	MessageID   *Raw   `json:"message_id"`
+	Reason      string `json:"reason,omitempty"`
+	SQLState    string `json:"sqlstate,omitempty"`
 }
 
 func (r *ReplayResult) add(d dedup.Replayed) {
@@ -234,7 +235,7 @@ func (r *ReplayResult) add(d dedup.Replayed) {
 	case dedup.ReplayGone:
 		r.Gone++
 	}
-	r.DeadLetters = append(r.DeadLetters, Replayed{d.ID, d.Outcome, newRaw(d.MessageID), d.Reason, d.SQLState})
+	r.DeadLetters = append(r.DeadLetters, Replayed{d.ID, d.Outcome, d.SinkOutcome, newRaw(d.MessageID), d.Reason, d.SQLState})
 }
 
 func (c *command) replayAll(ctx context.Context, p *dedup.Processor, ids []int64) error {
@@ -262,11 +263,11 @@ func (c *command) showReplay(r ReplayResult) error {
 	t := table{columns: []column{right("ID"), left("OUTCOME"), left("MESSAGE ID"), left("REASON")}}
 	others := 0
 	for _, l := range r.DeadLetters {
-		if l.Outcome == dedup.ReplayApplied {
+		if l.SinkOutcome == "written" {
 			continue
 		}
 		if others++; others <= rowsShown {
-			t.add(l.ID, l.Outcome, shorten(l.MessageID.inLine(), 40), shorten(l.Reason, 100))
+			t.add(l.ID, strings.TrimSpace(l.Outcome+" "+l.SinkOutcome), shorten(l.MessageID.inLine(), 40), shorten(l.Reason, 100))
 		}
 	}
 	if others > 0 {

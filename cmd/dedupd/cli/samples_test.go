@@ -99,11 +99,11 @@ func TestGitHubWebhooksSample(t *testing.T) {
 			Headers: []message.Header{{Key: "X-GitHub-Delivery", Value: []byte(id)}, {Key: "X-GitHub-Event", Value: []byte(event)}},
 		}
 	}
-	err = sink.Write(t.Context(), tx, []message.Message{
+	err = sink.Write(t.Context(), tx, sinks.NewBatch([]message.Message{
 		delivery("72d3162e-cc78-11e3-81ab-4c9367dc0958", "pull_request",
 			`{"action": "opened", "repository": {"full_name": "octo/hello"}, "sender": {"login": "octocat"}}`),
 		delivery("82d3162e-cc78-11e3-81ab-4c9367dc0958", "ping", `{"zen": "Keep it logically awesome."}`),
-	})
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}

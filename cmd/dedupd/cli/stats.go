@@ -26,14 +26,18 @@ type Stats struct {
 
 // Totals are the sums of all lanes' books.
 type Totals struct {
-	Fetched     int64 `json:"fetched"`
-	Applied     int64 `json:"applied"`
-	Duplicates  int64 `json:"duplicates"`
-	Redelivered int64 `json:"redelivered"`
-	Resent      int64 `json:"resent"`
-	CrossSource int64 `json:"cross_source"`
-	Conflicts   int64 `json:"conflicts"`
-	Dead        int64 `json:"dead"`
+	Fetched        int64 `json:"fetched"`
+	Applied        int64 `json:"applied"`
+	Written        int64 `json:"written"`
+	AlreadyPresent int64 `json:"already_present"`
+	Stale          int64 `json:"stale"`
+	Rejected       int64 `json:"rejected"`
+	Duplicates     int64 `json:"duplicates"`
+	Redelivered    int64 `json:"redelivered"`
+	Resent         int64 `json:"resent"`
+	CrossSource    int64 `json:"cross_source"`
+	Conflicts      int64 `json:"conflicts"`
+	Dead           int64 `json:"dead"`
 	// Lag sums up the lanes whose lag is known; null: it is known of none.
 	Lag *int64 `json:"lag"`
 }
@@ -54,6 +58,10 @@ func newStats(scope string, books []dedup.Books, l []generations.Generation, dea
 	for _, b := range books {
 		t.Fetched += b.Fetched
 		t.Applied += b.Applied
+		t.Written += b.Written
+		t.AlreadyPresent += b.AlreadyPresent
+		t.Stale += b.Stale
+		t.Rejected += b.Rejected
 		t.Duplicates += b.Duplicates
 		t.Redelivered += b.Redelivered
 		t.Resent += b.Resent
@@ -128,7 +136,8 @@ func (c *command) writeStats(s Stats) error {
 	if err := lanes.write(c.stdout); err != nil {
 		return err
 	}
-	fmt.Fprintf(c.stdout, "\nduplicates  %s of the fetched: delivered again %s, sent again %s, by another source %s\n",
+	fmt.Fprintf(c.stdout, "\napplied     %d written, %d already present, %d stale, %d rejected\n", t.Written, t.AlreadyPresent, t.Stale, t.Rejected)
+	fmt.Fprintf(c.stdout, "duplicates  %s of the fetched: delivered again %s, sent again %s, by another source %s\n",
 		percent(s.Rates.Duplicates), percent(s.Rates.Redelivered), percent(s.Rates.Resent), percent(s.Rates.CrossSource))
 	fmt.Fprintf(c.stdout, "dead        %s of the fetched; %s kept\n\n", percent(s.Rates.Dead), count(int(s.DeadLetters), "dead letter"))
 

@@ -2,10 +2,12 @@ package cli
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/internal/app"
 	"github.com/dedupd/dedupd/internal/config"
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 // withStore runs work with the store of the configured database and scope. It doesn't
@@ -29,6 +31,16 @@ func (c *command) withScope(ctx context.Context, work func(ctx context.Context, 
 	return c.withStore(ctx, func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
 		if err := s.Load(ctx); err != nil {
 			return err
+		}
+		return work(ctx, s, cfg)
+	})
+}
+
+// withClaims is withScope for commands about claims, which only strategy claim makes.
+func (c *command) withClaims(ctx context.Context, work func(ctx context.Context, s *dedup.Store, cfg *config.Config) error) error {
+	return c.withScope(ctx, func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
+		if cfg.Dedup.Strategy != policy.StrategyClaim {
+			return usageError{fmt.Errorf("dedup.strategy is %s, which claims no ids", cfg.Dedup.Strategy)}
 		}
 		return work(ctx, s, cfg)
 	})

@@ -120,6 +120,8 @@ ALTER TABLE {{schema}}.filters ALTER COLUMN data SET STORAGE EXTERNAL;
 -- has its position for that.
 -- acquisitions counts how often an ordered lane was acquired since it last moved, was
 -- caught up, or was released properly.
+-- applied is split by what the sink says of a message: it has written it; or the target had
+-- it, has a newer state, or isn't in the state that the message expects.
 -- recent_dead are the lane's last dead letters, by their numbers as fetched counts them. A
 -- worker that ends must not make its successors forget how many there were.
 CREATE TABLE {{schema}}.lanes (
@@ -146,7 +148,11 @@ CREATE TABLE {{schema}}.lanes (
     stream_time      timestamptz,
     lag              bigint,
     fetched          bigint NOT NULL DEFAULT 0,
-    applied          bigint NOT NULL DEFAULT 0,
+    applied          bigint NOT NULL GENERATED ALWAYS AS (written + already_present + stale + rejected) STORED,
+    written          bigint NOT NULL DEFAULT 0,
+    already_present  bigint NOT NULL DEFAULT 0,
+    stale            bigint NOT NULL DEFAULT 0,
+    rejected         bigint NOT NULL DEFAULT 0,
     redelivered      bigint NOT NULL DEFAULT 0,
     resent           bigint NOT NULL DEFAULT 0,
     cross_source     bigint NOT NULL DEFAULT 0,
@@ -159,6 +165,21 @@ CREATE TABLE {{schema}}.lanes (
     CONSTRAINT lanes_scope_fkey FOREIGN KEY (scope) REFERENCES {{schema}}.scopes (scope),
     -- Every message has exactly one outcome, at every commit.
     CONSTRAINT lanes_books_balance CHECK (fetched = applied + redelivered + resent + cross_source + conflicts + dead)
+) WITH (fillfactor = 50);
+
+-- How far producers that number their messages have come, with strategy sequence: one row
+-- for each. producer is the key of its name. A mark belongs to the lane that it came by. If
+-- that is gone, the next one takes over. The fill factor leaves room for HOT updates.
+CREATE TABLE {{schema}}.sequences (
+    scope_id integer NOT NULL,
+    producer uuid NOT NULL,
+    lane     integer NOT NULL,
+    epoch    bigint NOT NULL,
+    number   bigint NOT NULL,
+    seen_at  timestamptz NOT NULL DEFAULT {{schema}}.clock(),
+    name     bytea NOT NULL,
+    CONSTRAINT sequences_pkey PRIMARY KEY (scope_id, producer),
+    CONSTRAINT sequences_scope_fkey FOREIGN KEY (scope_id) REFERENCES {{schema}}.scopes (id)
 ) WITH (fillfactor = 50);
 
 -- What a queue's broker discarded before it was read: the positions from first on, below
@@ -440,7 +461,7 @@ END $$;
 -- acquisitions begins again: a lane that moves is past what may have ended a process.
 CREATE FUNCTION {{schema}}.advance(
     p_lane integer, p_epoch bigint, p_from bigint, p_checkpoint bigint, p_instance text, p_next bigint, p_broker_position bigint, p_stream_time timestamptz, p_lag bigint,
-    p_applied bigint, p_redelivered bigint, p_resent bigint, p_cross_source bigint, p_conflicts bigint, p_dead bigint,
+    p_written bigint, p_already_present bigint, p_stale bigint, p_rejected bigint, p_redelivered bigint, p_resent bigint, p_cross_source bigint, p_conflicts bigint, p_dead bigint,
     p_leader_epochs bigint[])
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -461,8 +482,11 @@ BEGIN
         stream_time     = CASE WHEN p_stream_time IS NULL THEN stream_time
             ELSE greatest(CASE WHEN stream_time < {{schema}}.clock() + interval '1 minute' THEN stream_time END, least(p_stream_time, {{schema}}.clock())) END,
         lag             = coalesce(p_lag, lag),
-        fetched         = fetched + p_applied + p_redelivered + p_resent + p_cross_source + p_conflicts + p_dead,
-        applied         = applied + p_applied,
+        fetched         = fetched + p_written + p_already_present + p_stale + p_rejected + p_redelivered + p_resent + p_cross_source + p_conflicts + p_dead,
+        written         = written + p_written,
+        already_present = already_present + p_already_present,
+        stale           = stale + p_stale,
+        rejected        = rejected + p_rejected,
         redelivered     = redelivered + p_redelivered,
         resent          = resent + p_resent,
         cross_source    = cross_source + p_cross_source,
@@ -475,6 +499,30 @@ BEGIN
       AND CASE WHEN p_from IS NULL THEN checkpoint >= p_checkpoint AND {{schema}}.instance(tableoid) = p_instance ELSE next_position = p_from END;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'lane % is fenced', p_lane USING ERRCODE = 'DD001';
+    END IF;
+END $$;
+
+-- mark() moves producers' marks, which the transaction has locked. One with a name is new;
+-- if it isn't new any more, another worker has it from another lane, and the transaction is
+-- tried again with what that wrote. A plan that reads the whole table would be kept while
+-- the table grows.
+CREATE FUNCTION {{schema}}.mark(p_scope_id integer, p_producers uuid[], p_names bytea[], p_lanes integer[], p_epochs bigint[], p_numbers bigint[])
+RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_moved bigint;
+    v_new bigint;
+BEGIN
+    UPDATE {{schema}}.sequences s SET lane = u.lane, epoch = u.epoch, number = u.number, seen_at = {{schema}}.clock()
+    FROM unnest(p_producers, p_names, p_lanes, p_epochs, p_numbers) AS u (producer, name, lane, epoch, number)
+    WHERE s.scope_id = p_scope_id AND s.producer = u.producer AND u.name IS NULL;
+    GET DIAGNOSTICS v_moved = ROW_COUNT;
+    INSERT INTO {{schema}}.sequences (scope_id, producer, name, lane, epoch, number)
+    SELECT p_scope_id, u.producer, u.name, u.lane, u.epoch, u.number
+    FROM unnest(p_producers, p_names, p_lanes, p_epochs, p_numbers) AS u (producer, name, lane, epoch, number)
+    WHERE u.name IS NOT NULL ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS v_new = ROW_COUNT;
+    IF v_moved + v_new <> cardinality(p_producers) THEN
+        RAISE EXCEPTION 'another worker has moved a producer''s mark meanwhile' USING ERRCODE = '40001';
     END IF;
 END $$;
 
@@ -514,12 +562,15 @@ BEGIN
         WHEN 'duplicate' THEN CASE WHEN (SELECT source FROM {{schema}}.lanes WHERE id = v_dead_letter.original_lane) <> v_dead_letter.source THEN 'cross_source' ELSE 'resent' END
         ELSE 'dead' END;
     UPDATE {{schema}}.lanes SET
-        applied      = applied + (p_outcome = 'applied')::integer,
-        redelivered  = redelivered + (p_outcome = 'redelivered')::integer,
-        resent       = resent + (p_outcome = 'resent')::integer - (v_was = 'resent')::integer,
-        cross_source = cross_source + (p_outcome = 'cross_source')::integer - (v_was = 'cross_source')::integer,
-        conflicts    = conflicts - (v_was = 'conflict')::integer,
-        dead         = dead - (v_was = 'dead')::integer
+        written         = written + (p_outcome = 'written')::integer,
+        already_present = already_present + (p_outcome = 'already_present')::integer,
+        stale           = stale + (p_outcome = 'stale')::integer,
+        rejected        = rejected + (p_outcome = 'rejected')::integer,
+        redelivered     = redelivered + (p_outcome = 'redelivered')::integer,
+        resent          = resent + (p_outcome = 'resent')::integer - (v_was = 'resent')::integer,
+        cross_source    = cross_source + (p_outcome = 'cross_source')::integer - (v_was = 'cross_source')::integer,
+        conflicts       = conflicts - (v_was = 'conflict')::integer,
+        dead            = dead - (v_was = 'dead')::integer
     WHERE id = p_lane AND CASE v_was WHEN 'conflict' THEN conflicts WHEN 'resent' THEN resent WHEN 'cross_source' THEN cross_source ELSE dead END > 0;
 END $$;
 
@@ -689,7 +740,7 @@ END $$;
 
 -- For people with psql.
 CREATE VIEW {{schema}}.books AS
-SELECT scope, source, lane, fetched, applied,
+SELECT scope, source, lane, fetched, applied, written, already_present, stale, rejected,
        redelivered + resent + cross_source AS duplicates,
        redelivered, resent, cross_source, conflicts, dead,
        next_position, lag, stream_time, owner, updated_at
@@ -707,8 +758,8 @@ LEFT JOIN {{schema}}.lanes l ON l.id = c.lane;
 REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text, text, text), {{schema}}.leave(),
     {{schema}}.instance(oid), {{schema}}.stream_clock(text),
     {{schema}}.acquire_lane(text, text, text, text, integer, bigint, text, interval, bigint), {{schema}}.acquire_queue(text, text, text, text, text, bigint),
-    {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint[]),
-    {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
+    {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint[]),
+    {{schema}}.mark(integer, uuid[], bytea[], integer[], bigint[], bigint[]), {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
     {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),
     {{schema}}.drop_generation(text, integer, text), {{schema}}.sweep(text, text)
 FROM PUBLIC;

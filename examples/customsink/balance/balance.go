@@ -14,7 +14,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
 
@@ -52,12 +51,12 @@ type entry struct {
 	Cents   int64  `json:"cents"`
 }
 
-// Write applies msgs with one statement.
-func (s *Sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+// Write applies the batch with one statement.
+func (s *Sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
 	cents, count := map[string]int64{}, map[string]int64{}
-	for i := range msgs {
+	for i, m := range batch.Messages() {
 		var e entry
-		err := json.Unmarshal(msgs[i].Value, &e)
+		err := json.Unmarshal(m.Value, &e)
 		if err == nil && e.Account == "" {
 			err = errors.New("the entry names no account")
 		}

@@ -84,7 +84,8 @@ func (l *lanes) ReportLogCut(ctx context.Context, cut lane.LogCut) error {
 // sink writes plain rows, with the steps "claimed" before and "written" after it.
 type sink struct{ w *worker }
 
-func (s *sink) Write(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
+func (s *sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	msgs := batch.Messages()
 	if err := s.step(ctx, tx, claimed); err != nil {
 		return err
 	}

@@ -203,6 +203,18 @@ func (s *Set) From() string {
 	return "ROWS FROM (" + args.String() + ") WITH ORDINALITY AS u(" + names.String() + "ord)"
 }
 
+// Constants is a condition that is always true, for a statement that leaves out the columns
+// with one text for all rows: the server must be told the type of every parameter.
+func (s *Set) Constants() string {
+	var all strings.Builder
+	for i, w := range s.wires {
+		if w == wireConst {
+			fmt.Fprintf(&all, " AND $%d::pg_catalog.text IS NOT NULL", s.param[i])
+		}
+	}
+	return all.String()
+}
+
 // Expr is column i of row u as an SQL expression of the column's type.
 func (s *Set) Expr(i int) string {
 	cast := s.cols[i].Type.Cast

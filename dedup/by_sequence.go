@@ -1,0 +1,240 @@
+package dedup
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/dedupd/dedupd/dedup/claimkey"
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
+	"github.com/dedupd/dedupd/internal/policy"
+	"github.com/dedupd/dedupd/lane"
+	"github.com/dedupd/dedupd/message"
+)
+
+// Sequence says where strategy sequence finds who produced a message, and the number that
+// the producer gave it.
+type Sequence struct {
+	Producer, Number *message.Identity
+	// Epoch rises when a producer begins its numbers anew. Nil: producers have none.
+	Epoch *message.Identity
+	Gaps  policy.SequenceGap
+}
+
+// sequenced is where a message is among its producer's.
+type sequenced struct {
+	producer      string
+	epoch, number int64
+}
+
+// read finds a message's producer and number. The error wraps message.ErrNoID if one of
+// them is missing.
+func (s *Sequence) read(m *message.Message, streamID string) (at sequenced, err error) {
+	if at.producer, err = s.Producer.ID(m, streamID); err != nil {
+		return at, fmt.Errorf("dedup.sequence.producer: %w", err)
+	}
+	if at.number, err = number(s.Number, m, streamID); err != nil {
+		return at, fmt.Errorf("dedup.sequence.seq: %w", err)
+	}
+	if s.Epoch != nil {
+		if at.epoch, err = number(s.Epoch, m, streamID); err != nil {
+			return at, fmt.Errorf("dedup.sequence.epoch: %w", err)
+		}
+	}
+	return at, nil
+}
+
+func number(from *message.Identity, m *message.Message, streamID string) (int64, error) {
+	text, err := from.ID(m, streamID)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(text, 10, 63)
+	switch {
+	case errors.Is(err, strconv.ErrRange):
+		return 0, fmt.Errorf("%.30s is above %d", text, int64(math.MaxInt64))
+	case err != nil:
+		return 0, fmt.Errorf("%.30q is no whole number from 0 on", text)
+	}
+	return int64(n), nil
+}
+
+// mark is how far a producer's messages have been applied. It belongs to the lane that
+// they came by: over two lanes, a later number may come before an earlier one, and the
+// earlier would be taken for a duplicate.
+type mark struct {
+	lane          int32 // 0: it is gone, and the next one takes over
+	epoch, number int64
+	// first has an item of the producer's.
+	first *item
+	// isNew: there is no row yet. moved: this group has moved it.
+	isNew, moved bool
+}
+
+// bySequence opens a transaction, locks its producers' marks in the order of their keys,
+// and gives every message its outcome by them.
+func (p *Processor) bySequence(ctx context.Context, t *txn) error {
+	if err := t.needsOrder("sequence"); err != nil {
+		return err
+	}
+	t.marks = make(map[claimkey.Key]*mark)
+	steps := append([]pipeline.Step{beginStep, t.enterStep()}, byIndex([]pipeline.Step{t.marksStep()})...)
+	if err := t.send(ctx, steps...); err != nil {
+		return err
+	}
+	for i := range t.items {
+		it := &t.items[i]
+		if it.sequenced.producer == "" { // known only by its place
+			t.newByPosition(it)
+		} else if err := p.settleByMark(t, it); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// marksStep reads and locks the marks of a group's producers.
+func (t *txn) marksStep() pipeline.Step {
+	return pipeline.Step{
+		Name: "dedupd_marks",
+		SQL: `SELECT s.producer, coalesce(l.id, 0), s.epoch, s.number FROM ` + t.store.name("sequences") + ` s LEFT JOIN ` + t.store.name("lanes") + ` l ON l.id = s.lane
+			WHERE s.scope_id = $1::integer AND s.producer = ANY ($2::uuid[]) ORDER BY s.producer FOR UPDATE OF s`,
+		OIDs: []uint32{pgtype.Int4OID, pgtype.UUIDArrayOID},
+		Params: [][]byte{
+			pipeline.Int4(t.catalog.ScopeID),
+			pipeline.AppendKeys(nil, len(t.unique), func(i int) *claimkey.Key { return &t.items[t.unique[i]].key }),
+		},
+		Row: func(v [][]byte) error {
+			key, err := pipeline.ReadKey(v[0])
+			if err != nil {
+				return err
+			}
+			m := &mark{lane: int32(binary.BigEndian.Uint32(v[1]))}
+			if m.epoch, err = pipeline.ReadInt8(v[2]); err != nil {
+				return err
+			}
+			m.number, err = pipeline.ReadInt8(v[3])
+			t.marks[key] = m
+			return err
+		},
+	}
+}
+
+// settleByMark gives a message its outcome and moves its producer's mark. A dead letter
+// moves it too: what comes after it is applied, and its replay passes the mark by.
+func (p *Processor) settleByMark(t *txn, it *item) error {
+	at, l := it.sequenced, t.lanes[it.batch]
+	m := t.marks[it.key]
+	if m == nil {
+		m = &mark{lane: l, epoch: at.epoch, number: at.number - 1, isNew: true}
+		t.marks[it.key] = m
+	}
+	if m.first == nil {
+		m.first = it
+	}
+	gap := int64(0)
+	switch {
+	case at.epoch > m.epoch: // the producer has begun anew, here
+	case m.lane != l && m.lane != 0:
+		return t.deadByMark(it, fmt.Sprintf("the producer's messages came by another lane, up to number %d: on two lanes, an earlier number can come after a later one; "+
+			"keep a producer's messages in one partition, or raise its epoch when it moves (dedup.sequence.epoch)", m.number))
+	case at.epoch < m.epoch:
+		return t.deadByMark(it, fmt.Sprintf("the producer's epoch is %d, the message's %d: it was sent before the producer began anew", m.epoch, at.epoch))
+	case at.number <= m.number:
+		it.outcome, it.original = resent, &claimRow{lane: new(l)}
+		return nil
+	default:
+		gap = at.number - m.number - 1
+	}
+	before := m.number
+	m.lane, m.epoch, m.number, m.moved = l, at.epoch, at.number, true
+	if gap > 0 && it.reject == nil {
+		why := fmt.Sprintf("numbers %d to %d of the producer are missing", before+1, at.number-1)
+		switch p.Sequence.Gaps {
+		case policy.SequenceGapDeadLetter:
+			return t.deadByMark(it, why)
+		case policy.SequenceGapStop:
+			why = fmt.Sprintf("position %d: %s, and dedup.sequence.gaps is stop", t.message(it).Position.Offset, why)
+			return &lane.HoldError{Lane: t.batches[it.batch].Lane, Err: errors.New(why), Summary: why}
+		}
+	}
+	it.outcome = written
+	if it.reject != nil {
+		it.outcome = dead
+	}
+	return nil
+}
+
+// deadByMark makes a message a dead letter for what its producer's mark says.
+func (t *txn) deadByMark(it *item, why string) error {
+	it.outcome = dead
+	if it.reject == nil {
+		it.reject = &rejection{class: classSequence, reason: why}
+	}
+	return nil
+}
+
+// markSteps write the marks that have moved. The function refuses if a new one isn't new
+// any more: another worker marks the same producer on another lane.
+func (t *txn) markSteps() []pipeline.Step {
+	var moved []*mark
+	for _, at := range t.unique { // by key
+		if m := t.marks[t.items[at].key]; m != nil && m.moved {
+			moved = append(moved, m)
+		}
+	}
+	if len(moved) == 0 {
+		return nil
+	}
+	names := make([][]byte, len(moved))
+	for i, m := range moved {
+		if m.isNew {
+			names[i] = []byte(m.first.sequenced.producer)
+		}
+	}
+	n := len(moved)
+	return []pipeline.Step{{
+		Name: "dedupd_mark",
+		SQL:  `SELECT ` + t.store.name("mark") + `($1::integer, $2::uuid[], $3::bytea[], $4::integer[], $5::bigint[], $6::bigint[])`,
+		OIDs: []uint32{pgtype.Int4OID, pgtype.UUIDArrayOID, pgtype.ByteaArrayOID, pgtype.Int4ArrayOID, pgtype.Int8ArrayOID, pgtype.Int8ArrayOID},
+		Params: [][]byte{
+			pipeline.Int4(t.catalog.ScopeID),
+			pipeline.AppendKeys(nil, n, func(i int) *claimkey.Key { return &moved[i].first.key }),
+			pipeline.Array(pgtype.ByteaOID, names),
+			pipeline.AppendInt4s(nil, n, func(i int) int32 { return moved[i].lane }),
+			pipeline.AppendInt8s(nil, n, func(i int) int64 { return moved[i].epoch }),
+			pipeline.AppendInt8s(nil, n, func(i int) int64 { return moved[i].number }),
+		},
+	}}
+}
+
+// ExpireMarks deletes the marks of producers that weren't seen for the window. Its days are
+// counted as those of claims are: by the lane furthest behind, so that a producer isn't
+// forgotten while nothing is read.
+func (s *Store) ExpireMarks(ctx context.Context, window time.Duration) (n int64, led bool, err error) {
+	const most = 1000
+	for some := int64(most); some == most; n += some {
+		led, err = s.generations.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			tag, err := tx.Exec(ctx, `DELETE FROM `+s.name("sequences")+` WHERE ctid = ANY (ARRAY(
+				SELECT m.ctid FROM `+s.name("sequences")+` m JOIN `+s.name("scopes")+` c ON c.id = m.scope_id
+				WHERE c.scope = $1 AND m.seen_at + make_interval(secs => $2) < `+s.name("stream_clock")+`($1) LIMIT $3 FOR UPDATE OF m SKIP LOCKED))`,
+				s.scope, window.Seconds(), most)
+			some = tag.RowsAffected()
+			return err
+		})
+		if err != nil {
+			return n, led, fmt.Errorf("expire producers' marks: %w", err)
+		}
+		if !led {
+			return n, led, nil
+		}
+	}
+	return n, led, nil
+}

@@ -1,0 +1,31 @@
+package policy
+
+// Present says what happens to a message whose row is in the table already, with the same
+// key.
+type Present string
+
+const (
+	// PresentIgnore leaves the row as it is, and counts the message as already present.
+	PresentIgnore Present = "ignore"
+	// PresentCompare does so if the row is what the message would have written, and
+	// dead-letters the message if not.
+	PresentCompare Present = "compare"
+	// PresentDeadLetter makes the message a dead letter.
+	PresentDeadLetter Present = "dead_letter"
+)
+
+func (Present) Values() []string {
+	return Values(PresentIgnore, PresentCompare, PresentDeadLetter)
+}
+
+// Stale says what happens to a message that is older than its row.
+type Stale string
+
+const (
+	// StaleIgnore counts it.
+	StaleIgnore Stale = "ignore"
+	// StaleDeadLetter makes it a dead letter.
+	StaleDeadLetter Stale = "dead_letter"
+)
+
+func (Stale) Values() []string { return Values(StaleIgnore, StaleDeadLetter) }
