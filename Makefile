@@ -179,6 +179,10 @@ $(CONNECT)/.complete: e2e/bench/connect/pom.xml
 bench-faults: ## Compares dedupd and its peers under the same faults, into docs/benchmarks/faults.md (15 minutes)
 	$(MAKE) bench ARGS="-faults -out docs/benchmarks/faults.md $(ARGS)"
 
+.PHONY: bench-strategies
+bench-strategies: ## Measures the strategies and the table sink's modes, into docs/benchmarks/strategies.md (10 minutes)
+	$(MAKE) bench ARGS="-strategies -out docs/benchmarks/strategies.md $(ARGS)"
+
 .PHONY: bench-growth
 bench-growth: ## Measures dedupd's cost as work grows, into docs/benchmarks/growth.md (15 minutes; 20 GB of disk)
 	$(MAKE) bench ARGS="-growth -out docs/benchmarks/growth.md $(ARGS)"

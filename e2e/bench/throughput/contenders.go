@@ -66,6 +66,11 @@ var contenders = []contender{
 // positions, books and metrics, with the defaults. The sink's table gets these
 // columns.
 func dedupd(columns string) func(b *bench, r *landing) (*exec.Cmd, error) {
+	return dedupdWith("{}", "columns: {"+columns+"}")
+}
+
+// dedupdWith has these keys under dedup and sink.table.
+func dedupdWith(dedup, table string) func(b *bench, r *landing) (*exec.Cmd, error) {
 	return func(b *bench, r *landing) (*exec.Cmd, error) {
 		source := fmt.Sprintf("kafka: {brokers: [%q], topics: [%s], group: %s}", b.broker.Addr(), r.topic.name(), r.group)
 		if r.topic.nats {
@@ -77,12 +82,13 @@ sources:
   - %s
 database: {url: %q}
 id: {from: "header:id"}
+dedup: %s
 sink:
   table:
     name: public.rows
-    columns: {%s}
+    %s
 http: {listen: "127.0.0.1:0"}
-`, source, r.url, columns)
+`, source, r.url, dedup, table)
 		// A file of its own for each process: another may be reading its.
 		file, err := os.CreateTemp(r.folder, "dedupd-*.yaml")
 		if err != nil {

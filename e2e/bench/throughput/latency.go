@@ -142,7 +142,7 @@ func (s *sender) send(ctx context.Context, b *bench) error {
 		id := []byte(pgtype.UUID{Bytes: numbered(i), Valid: true}.String())
 		value := s.topic.value(id)
 		s.sent[i].Store(time.Now().UnixNano())
-		client.Produce(context.WithoutCancel(ctx), record{id, value}.kafka(int32(i)%s.topic.partitions), func(_ *kgo.Record, err error) {
+		client.Produce(context.WithoutCancel(ctx), record{id: id, value: value}.kafka(int32(i)%s.topic.partitions), func(_ *kgo.Record, err error) {
 			if err != nil {
 				failed = err // one goroutine calls all of these
 			}

@@ -46,6 +46,7 @@ func run() error {
 	faults := flag.Bool("faults", false, "instead, run each under the same faults, and report what becomes of the messages")
 	growth := flag.Bool("growth", false, "instead, measure what a message costs dedupd when 1, 5 and 20 times as many messages have landed, and by how many lanes")
 	flag.StringVar(&b.before, "before", "", "instead, compare with this older dedupd binary")
+	strategies := flag.Bool("strategies", false, "instead, compare the ways to apply each message once")
 	out := flag.String("out", "", "a file for the report, in Markdown")
 	flag.Parse()
 	if *only != "" {
@@ -59,6 +60,8 @@ func run() error {
 		work = b.suffer
 	case *growth:
 		work = b.grow
+	case *strategies:
+		work = b.strategies
 	case b.before != "":
 		work = b.versions
 	}

@@ -27,6 +27,9 @@ type topic struct {
 	bytes   int    // of a value; 0: about 200
 	ids     string // "": UUIDv4, "v7": UUIDv7, "text": 40 characters
 	wide    bool   // values have twelve fields, none of them nested
+	// numbered messages have headers with their producer, one of a hundred of their
+	// partition, and that one's number.
+	numbered bool
 	// enveloped values carry the schema that Kafka Connect needs.
 	enveloped bool
 }
@@ -36,6 +39,9 @@ func (t topic) name() string {
 	name := fmt.Sprintf("orders-%d-%d-%d-%d-%s", t.partitions, t.messages, t.resends, t.bytes, cmp.Or(t.ids, "v4"))
 	if t.wide {
 		name += "-wide"
+	}
+	if t.numbered {
+		name += "-numbered"
 	}
 	if t.enveloped {
 		name += "-enveloped"
@@ -103,7 +109,11 @@ func (t topic) resent(i int) bool {
 }
 
 // record is a message of a topic.
-type record struct{ id, value []byte }
+type record struct {
+	id, value []byte
+	// producer and number are nil unless the topic is numbered.
+	producer, number []byte
+}
 
 // each gives the topic's messages in their order, with the partition of each.
 func (t topic) each(send func(partition int32, r record) error) error {
@@ -116,7 +126,11 @@ func (t topic) each(send func(partition int32, r record) error) error {
 			r = sent[p][rand.IntN(len(sent[p]))]
 		} else {
 			id := t.id()
-			r = record{id, t.value(id)}
+			r = record{id: id, value: t.value(id)}
+			if t.numbered {
+				const producers = 100
+				r.producer, r.number = fmt.Appendf(nil, "client-%d-%d", p, i/len(sent)%producers), fmt.Append(nil, i/len(sent)/producers)
+			}
 			if len(sent[p]) < kept {
 				sent[p] = append(sent[p], r)
 			} else {
@@ -176,7 +190,11 @@ func (b *bench) producer(topic string, more ...kgo.Opt) (*kgo.Client, error) {
 }
 
 func (r record) kafka(partition int32) *kgo.Record {
-	return &kgo.Record{Partition: partition, Key: r.id, Value: r.value, Headers: []kgo.RecordHeader{{Key: "id", Value: r.id}}}
+	headers := []kgo.RecordHeader{{Key: "id", Value: r.id}}
+	if r.producer != nil {
+		headers = append(headers, kgo.RecordHeader{Key: "client-id", Value: r.producer}, kgo.RecordHeader{Key: "client-seq", Value: r.number})
+	}
+	return &kgo.Record{Partition: partition, Key: r.id, Value: r.value, Headers: headers}
 }
 
 func (b *bench) fillNATS(ctx context.Context, t topic) error {
