@@ -36,7 +36,8 @@ type sequenced struct {
 
 // read finds a message's producer and number. The error wraps message.ErrNoID if one of
 // them is missing.
-func (s *Sequence) read(m *message.Message, streamID string) (at sequenced, err error) {
+func (s *Sequence) read(m *message.Message, streamID string) (at *sequenced, err error) {
+	at = new(sequenced)
 	if at.producer, err = s.Producer.ID(m, streamID); err != nil {
 		return at, fmt.Errorf("dedup.sequence.producer: %w", err)
 	}
@@ -91,7 +92,7 @@ func (p *Processor) bySequence(ctx context.Context, t *txn) error {
 	}
 	for i := range t.items {
 		it := &t.items[i]
-		if it.sequenced.producer == "" { // known only by its place
+		if it.sequenced == nil { // known only by its place
 			t.newByPosition(it)
 		} else if err := p.settleByMark(t, it); err != nil {
 			return err
@@ -184,6 +185,9 @@ func (t *txn) deadByMark(it *item, why string) error {
 // markSteps write the marks that have moved. The function refuses if a new one isn't new
 // any more: another worker marks the same producer on another lane.
 func (t *txn) markSteps() []pipeline.Step {
+	if len(t.marks) == 0 {
+		return nil
+	}
 	var moved []*mark
 	for _, at := range t.unique { // by key
 		if m := t.marks[t.items[at].key]; m != nil && m.moved {

@@ -35,8 +35,9 @@ const (
 type item struct {
 	key         claimkey.Key
 	fingerprint int64
-	// sequenced is set with strategy sequence; key is then that of the producer.
-	sequenced sequenced
+	// sequenced is the message's number, with strategy sequence; key is then that of the
+	// producer. Nil: it has none.
+	sequenced *sequenced
 	batch     int32 // index into the group's batches
 	message   int32 // index into the batch's messages
 	// duplicateOf is the first item of this group with the same key; -1 if this is the
@@ -143,12 +144,15 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 		it.sequenced, err = p.Sequence.read(m, b.StreamID)
 	}
 	switch {
-	case err == nil && p.Strategy == policy.StrategySequence:
-		m.ID = id
-		it.key = claimkey.Of(it.sequenced.producer)
 	case err == nil:
 		m.ID = id
-		it.key = claimkey.Of(id)
+		switch p.Strategy {
+		case policy.StrategyPosition: // which looks for no key
+		case policy.StrategySequence:
+			it.key = claimkey.Of(it.sequenced.producer)
+		default:
+			it.key = claimkey.Of(id)
+		}
 	case p.Missing == policy.MissingStop:
 		return &lane.HoldError{
 			Lane: b.Lane, Err: fmt.Errorf("position %d: %w, and id.missing is stop", m.Position.Offset, err),
@@ -158,7 +162,7 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 		// Only its place identifies it. A dead letter claims that place, too, so that a
 		// redelivery doesn't make a second one.
 		place := message.PositionID(b.StreamID, m.Position)
-		it.sequenced = sequenced{}
+		it.sequenced = nil
 		it.key = claimkey.OfPlace(place)
 		m.ID = place
 		if p.Missing == policy.MissingDeadLetter || !errors.Is(err, message.ErrNoID) {
