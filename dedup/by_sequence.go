@@ -75,8 +75,8 @@ type mark struct {
 	epoch, number int64
 	// first has an item of the producer's.
 	first *item
-	// isNew: there is no row yet. moved: this group has moved it.
-	isNew, moved bool
+	// isNew: there is no row yet.
+	isNew bool
 }
 
 // bySequence opens a transaction, locks its producers' marks in the order of their keys,
@@ -86,7 +86,8 @@ func (p *Processor) bySequence(ctx context.Context, t *txn) error {
 		return err
 	}
 	t.marks = make(map[claimkey.Key]*mark)
-	steps := append([]pipeline.Step{beginStep, t.enterStep()}, byIndex([]pipeline.Step{t.marksStep()})...)
+	steps := append([]pipeline.Step{beginStep, t.enterStep()}, byIndex([]pipeline.Step{t.lockMarksStep(), t.marksStep()})...)
+	steps = append(steps, t.atStep())
 	if err := t.send(ctx, steps...); err != nil {
 		return err
 	}
@@ -101,17 +102,33 @@ func (p *Processor) bySequence(ctx context.Context, t *txn) error {
 	return nil
 }
 
-// marksStep reads and locks the marks of a group's producers.
+// lockMarksStep locks the marks of a group's producers, in the order of their keys. They
+// are read by a statement of its own: one that waits for a lock sees the new row, but joins
+// it with what was there before.
+func (t *txn) lockMarksStep() pipeline.Step {
+	return pipeline.Step{
+		Name: "dedupd_lock_marks",
+		SQL:  `SELECT FROM ` + t.store.name("sequences") + ` WHERE scope_id = $1::integer AND producer = ANY ($2::uuid[]) ORDER BY producer FOR NO KEY UPDATE`,
+		OIDs: []uint32{pgtype.Int4OID, pgtype.UUIDArrayOID}, Params: t.producers(),
+		Row: func([][]byte) error { return nil },
+	}
+}
+
+// producers are the scope and the keys of the group's producers.
+func (t *txn) producers() [][]byte {
+	return [][]byte{
+		pipeline.Int4(t.catalog.ScopeID),
+		pipeline.AppendKeys(nil, len(t.unique), func(i int) *claimkey.Key { return &t.items[t.unique[i]].key }),
+	}
+}
+
+// marksStep reads the marks of a group's producers, once they are locked.
 func (t *txn) marksStep() pipeline.Step {
 	return pipeline.Step{
 		Name: "dedupd_marks",
 		SQL: `SELECT s.producer, coalesce(l.id, 0), s.epoch, s.number FROM ` + t.store.name("sequences") + ` s LEFT JOIN ` + t.store.name("lanes") + ` l ON l.id = s.lane
-			WHERE s.scope_id = $1::integer AND s.producer = ANY ($2::uuid[]) ORDER BY s.producer FOR UPDATE OF s`,
-		OIDs: []uint32{pgtype.Int4OID, pgtype.UUIDArrayOID},
-		Params: [][]byte{
-			pipeline.Int4(t.catalog.ScopeID),
-			pipeline.AppendKeys(nil, len(t.unique), func(i int) *claimkey.Key { return &t.items[t.unique[i]].key }),
-		},
+			WHERE s.scope_id = $1::integer AND s.producer = ANY ($2::uuid[])`,
+		OIDs: []uint32{pgtype.Int4OID, pgtype.UUIDArrayOID}, Params: t.producers(),
 		Row: func(v [][]byte) error {
 			key, err := pipeline.ReadKey(v[0])
 			if err != nil {
@@ -124,6 +141,23 @@ func (t *txn) marksStep() pipeline.Step {
 			m.number, err = pipeline.ReadInt8(v[3])
 			t.marks[key] = m
 			return err
+		},
+	}
+}
+
+// atStep makes sure that the lanes are where the batches begin. advance() does that too, but
+// after the messages were judged by the marks: marks that our own commit has moved, whose
+// answer was lost, would make dead letters of what has landed.
+func (t *txn) atStep() pipeline.Step {
+	n := len(t.batches)
+	return pipeline.Step{
+		Name: "dedupd_at",
+		SQL:  `SELECT ` + t.store.name("at") + `($1::integer[], $2::bigint[], $3::bigint[])`,
+		OIDs: []uint32{pgtype.Int4ArrayOID, pgtype.Int8ArrayOID, pgtype.Int8ArrayOID},
+		Params: [][]byte{
+			pipeline.AppendInt4s(nil, n, func(i int) int32 { return t.lanes[i] }),
+			pipeline.AppendInt8s(nil, n, func(i int) int64 { return t.batches[i].Epoch }),
+			pipeline.AppendInt8s(nil, n, func(i int) int64 { return t.batches[i].From }),
 		},
 	}
 }
@@ -155,7 +189,7 @@ func (p *Processor) settleByMark(t *txn, it *item) error {
 		gap = at.number - m.number - 1
 	}
 	before := m.number
-	m.lane, m.epoch, m.number, m.moved = l, at.epoch, at.number, true
+	m.lane, m.epoch, m.number = l, at.epoch, at.number
 	if gap > 0 && it.reject == nil {
 		why := fmt.Sprintf("numbers %d to %d of the producer are missing", before+1, at.number-1)
 		switch p.Sequence.Gaps {
@@ -182,20 +216,18 @@ func (t *txn) deadByMark(it *item, why string) error {
 	return nil
 }
 
-// markSteps write the marks that have moved. The function refuses if a new one isn't new
-// any more: another worker marks the same producer on another lane.
+// markSteps write the marks that were met: a producer that only sends copies is seen, too.
+// The function refuses if a new one isn't new any more: another worker marks the same
+// producer on another lane.
 func (t *txn) markSteps() []pipeline.Step {
 	if len(t.marks) == 0 {
 		return nil
 	}
 	var moved []*mark
 	for _, at := range t.unique { // by key
-		if m := t.marks[t.items[at].key]; m != nil && m.moved {
+		if m := t.marks[t.items[at].key]; m != nil {
 			moved = append(moved, m)
 		}
-	}
-	if len(moved) == 0 {
-		return nil
 	}
 	names := make([][]byte, len(moved))
 	for i, m := range moved {
@@ -221,24 +253,31 @@ func (t *txn) markSteps() []pipeline.Step {
 
 // ExpireMarks deletes the marks of producers that weren't seen for the window. Its days are
 // counted as those of claims are: by the lane furthest behind, so that a producer isn't
-// forgotten while nothing is read.
+// forgotten while nothing is read. It walks the marks in the order of their keys, in which
+// transactions lock them.
 func (s *Store) ExpireMarks(ctx context.Context, window time.Duration) (n int64, led bool, err error) {
-	const most = 1000
-	for some := int64(most); some == most; n += some {
+	for after := new(claimkey.Key).String(); ; {
+		var next *string
+		var gone int64
 		led, err = s.generations.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			tag, err := tx.Exec(ctx, `DELETE FROM `+s.name("sequences")+` WHERE ctid = ANY (ARRAY(
-				SELECT m.ctid FROM `+s.name("sequences")+` m JOIN `+s.name("scopes")+` c ON c.id = m.scope_id
-				WHERE c.scope = $1 AND m.seen_at + make_interval(secs => $2) < `+s.name("stream_clock")+`($1) LIMIT $3 FOR UPDATE OF m SKIP LOCKED))`,
-				s.scope, window.Seconds(), most)
-			some = tag.RowsAffected()
-			return err
+			return tx.QueryRow(ctx, `WITH page AS MATERIALIZED (
+					SELECT m.scope_id, m.producer, m.seen_at FROM `+s.name("sequences")+` m
+					WHERE m.scope_id = (SELECT id FROM `+s.name("scopes")+` WHERE scope = $1) AND m.producer > $3::text::uuid ORDER BY m.producer LIMIT 10000
+				), gone AS (
+					DELETE FROM `+s.name("sequences")+` m USING page p
+					WHERE m.scope_id = p.scope_id AND m.producer = p.producer AND p.seen_at = m.seen_at
+					AND p.seen_at + make_interval(secs => $2) < (SELECT `+s.name("stream_clock")+`($1)) RETURNING 1
+				)
+				SELECT (SELECT producer::text FROM page ORDER BY producer DESC LIMIT 1), (SELECT count(*) FROM gone)`,
+				s.scope, window.Seconds(), after).Scan(&next, &gone)
 		})
+		n += gone
 		if err != nil {
 			return n, led, fmt.Errorf("expire producers' marks: %w", err)
 		}
-		if !led {
+		if !led || next == nil {
 			return n, led, nil
 		}
+		after = *next
 	}
-	return n, led, nil
 }

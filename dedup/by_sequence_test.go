@@ -240,3 +240,83 @@ func TestMarksExpireByStreamTime(t *testing.T) {
 	f.handle(l.numbered("a/5", "b/5"))
 	f.wantLanded("a/5", "b/5", "a/5")
 }
+
+// A mark that moves to another lane while somebody waits for its lock is seen to have
+// moved.
+func TestAMarkMovesWhileAnotherWorkerWaits(t *testing.T) {
+	t.Parallel()
+	for name, move := range map[string]string{
+		"by its epoch":        `UPDATE dedupd.sequences SET lane = (SELECT id FROM dedupd.lanes WHERE lane = 'orders/1'), epoch = 1, number = 4`,
+		"of a lane forgotten": `UPDATE dedupd.sequences SET lane = (SELECT id FROM dedupd.lanes WHERE lane = 'orders/1'), number = 4`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := bySequence(t, policy.SequenceGapAllow)
+			l := f.acquire("kafka", "orders/0")
+			f.acquire("kafka", "orders/1")
+			f.handle(l.numbered("a/1"))
+			if name != "by its epoch" {
+				if _, err := f.Store.ForgetLane(t.Context(), "ann@host", "kafka", "orders/0", true); err != nil {
+					t.Fatal(err)
+				}
+				l = f.acquire("kafka", "orders/2")
+			}
+			tx, err := f.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), move); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error)
+			go func() { done <- f.Handle(t.Context(), []lane.Batch{l.numbered("a/3", "a/5")}) }()
+			for f.rowCount(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == 0 {
+				if t.Context().Err() != nil {
+					t.Fatal("nobody waits")
+				}
+			}
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			f.wantLanded("a/1")
+			if n := f.rowCount(`SELECT count(*) FROM dedupd.dead_letters WHERE class = 'sequence'`); n != 2 {
+				t.Errorf("%d dead letters, want 2", n)
+			}
+		})
+	}
+}
+
+// A producer whose messages are all copies is seen.
+func TestCopiesKeepAMark(t *testing.T) {
+	t.Parallel()
+	f := bySequence(t, policy.SequenceGapAllow)
+	l := f.acquire("kafka", "orders/0")
+	for range 3 {
+		f.handle(l.numbered("a/5"))
+		f.exec(`UPDATE dedupd.sequences SET seen_at = seen_at - interval '50 minutes'`)
+		f.exec(`UPDATE dedupd.lanes SET stream_time = now()`)
+		if n, _, err := f.Store.ExpireMarks(t.Context(), time.Hour); n != 0 || err != nil {
+			t.Errorf("%d expired, %v", n, err)
+		}
+	}
+	f.wantLanded("a/5")
+}
+
+// The answer to COMMIT was lost, and the batch rose its producer's epoch: the next try must
+// find that it has landed before it judges the messages.
+func TestALostAnswerAndARisenEpoch(t *testing.T) {
+	t.Parallel()
+	f := bySequence(t, policy.SequenceGapStop)
+	f.MaxDeadShare, f.DeadWindow = 0.01, 100
+	if err := f.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l := f.acquire("kafka", "orders/0")
+	b := l.numbered("a/0.1", "a/0.2", "a/0.3", "a/0.4", "a/0.5", "a/1.0")
+	f.handle(b)
+	f.handle(b)
+	f.wantBooks(l, books{applied: 6, next: 6})
+}

@@ -282,6 +282,9 @@ func (p *Processor) claimAgain(ctx context.Context, t *txn, d *DeadLetter) error
 			return &ownError{err}
 		}
 		t.newByPosition(&t.items[0])
+		if d.Class == classConflict {
+			return &refusal{ReplayConflict, rejection{reason: "the id was claimed with another payload"}}
+		}
 		if d.Class == classDuplicate { // nothing that was mended makes it new
 			t.items[0].outcome = resent
 		}

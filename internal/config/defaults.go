@@ -69,7 +69,11 @@ func (c *Config) setDerived() {
 		case policy.StrategyPosition:
 			c.ID.From = StringList{"position"}
 		case policy.StrategySequence:
-			c.ID.From = append(slices.Clone(c.Dedup.Sequence.Producer), c.Dedup.Sequence.Seq)
+			c.ID.From = slices.Clone(c.Dedup.Sequence.Producer)
+			if epoch := c.Dedup.Sequence.Epoch; epoch != "" {
+				c.ID.From = append(c.ID.From, epoch)
+			}
+			c.ID.From = append(c.ID.From, c.Dedup.Sequence.Seq)
 		}
 	}
 	if at := "batch.max_inflated_bytes"; c.Batch.MaxInflatedBytes == 0 && c.Batch.InflightBytes >= mib {

@@ -502,26 +502,32 @@ BEGIN
     END IF;
 END $$;
 
+-- at() refuses a transaction whose lanes aren't where its batches begin, before anything is
+-- decided by that. It is asked once the producers' marks are locked: a commit whose answer
+-- was lost has ended by then.
+CREATE FUNCTION {{schema}}.at(p_lanes integer[], p_epochs bigint[], p_from bigint[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF EXISTS (SELECT FROM unnest(p_lanes, p_epochs, p_from) AS u (lane, epoch, "from")
+               WHERE NOT EXISTS (SELECT FROM {{schema}}.lanes l WHERE l.id = u.lane AND l.epoch = u.epoch AND l.next_position = u."from")) THEN
+        RAISE EXCEPTION 'a lane is fenced' USING ERRCODE = 'DD001';
+    END IF;
+END $$;
+
 -- mark() moves producers' marks, which the transaction has locked. One with a name is new;
 -- if it isn't new any more, another worker has it from another lane, and the transaction is
--- tried again with what that wrote. A plan that reads the whole table would be kept while
--- the table grows.
+-- tried again with what that wrote.
 CREATE FUNCTION {{schema}}.mark(p_scope_id integer, p_producers uuid[], p_names bytea[], p_lanes integer[], p_epochs bigint[], p_numbers bigint[])
-RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_moved bigint;
-    v_new bigint;
 BEGIN
-    UPDATE {{schema}}.sequences s SET lane = u.lane, epoch = u.epoch, number = u.number, seen_at = {{schema}}.clock()
+    INSERT INTO {{schema}}.sequences AS s (scope_id, producer, name, lane, epoch, number)
+    SELECT p_scope_id, u.producer, coalesce(u.name, ''), u.lane, u.epoch, u.number
     FROM unnest(p_producers, p_names, p_lanes, p_epochs, p_numbers) AS u (producer, name, lane, epoch, number)
-    WHERE s.scope_id = p_scope_id AND s.producer = u.producer AND u.name IS NULL;
+    ON CONFLICT (scope_id, producer) DO UPDATE SET lane = EXCLUDED.lane, epoch = EXCLUDED.epoch, number = EXCLUDED.number, seen_at = {{schema}}.clock()
+    WHERE EXCLUDED.name = '';
     GET DIAGNOSTICS v_moved = ROW_COUNT;
-    INSERT INTO {{schema}}.sequences (scope_id, producer, name, lane, epoch, number)
-    SELECT p_scope_id, u.producer, u.name, u.lane, u.epoch, u.number
-    FROM unnest(p_producers, p_names, p_lanes, p_epochs, p_numbers) AS u (producer, name, lane, epoch, number)
-    WHERE u.name IS NOT NULL ON CONFLICT DO NOTHING;
-    GET DIAGNOSTICS v_new = ROW_COUNT;
-    IF v_moved + v_new <> cardinality(p_producers) THEN
+    IF v_moved <> cardinality(p_producers) THEN
         RAISE EXCEPTION 'another worker has moved a producer''s mark meanwhile' USING ERRCODE = '40001';
     END IF;
 END $$;
@@ -759,7 +765,7 @@ REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text,
     {{schema}}.instance(oid), {{schema}}.stream_clock(text),
     {{schema}}.acquire_lane(text, text, text, text, integer, bigint, text, interval, bigint), {{schema}}.acquire_queue(text, text, text, text, text, bigint),
     {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint[]),
-    {{schema}}.mark(integer, uuid[], bytea[], integer[], bigint[], bigint[]), {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
+    {{schema}}.at(integer[], bigint[], bigint[]), {{schema}}.mark(integer, uuid[], bytea[], integer[], bigint[], bigint[]), {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
     {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),
     {{schema}}.drop_generation(text, integer, text), {{schema}}.sweep(text, text)
 FROM PUBLIC;
