@@ -73,6 +73,8 @@ func number(from *message.Identity, m *message.Message, streamID string) (int64,
 type mark struct {
 	lane          int32 // 0: it is gone, and the next one takes over
 	epoch, number int64
+	// position is that of the message with the number.
+	position int64
 	// first has an item of the producer's.
 	first *item
 	// isNew: there is no row yet.
@@ -126,7 +128,7 @@ func (t *txn) producers() [][]byte {
 func (t *txn) marksStep() pipeline.Step {
 	return pipeline.Step{
 		Name: "dedupd_marks",
-		SQL: `SELECT s.producer, coalesce(l.id, 0), s.epoch, s.number FROM ` + t.store.name("sequences") + ` s LEFT JOIN ` + t.store.name("lanes") + ` l ON l.id = s.lane
+		SQL: `SELECT s.producer, coalesce(l.id, 0), s.epoch, s.number, s.position FROM ` + t.store.name("sequences") + ` s LEFT JOIN ` + t.store.name("lanes") + ` l ON l.id = s.lane
 			WHERE s.scope_id = $1::integer AND s.producer = ANY ($2::uuid[])`,
 		OIDs: []uint32{pgtype.Int4OID, pgtype.UUIDArrayOID}, Params: t.producers(),
 		Row: func(v [][]byte) error {
@@ -138,7 +140,10 @@ func (t *txn) marksStep() pipeline.Step {
 			if m.epoch, err = pipeline.ReadInt8(v[2]); err != nil {
 				return err
 			}
-			m.number, err = pipeline.ReadInt8(v[3])
+			if m.number, err = pipeline.ReadInt8(v[3]); err != nil {
+				return err
+			}
+			m.position, err = pipeline.ReadInt8(v[4])
 			t.marks[key] = m
 			return err
 		},
@@ -183,18 +188,22 @@ func (p *Processor) settleByMark(t *txn, it *item) error {
 	case at.epoch < m.epoch:
 		return t.deadByMark(it, fmt.Sprintf("the producer's epoch is %d, the message's %d: it was sent before the producer began anew", m.epoch, at.epoch))
 	case at.number <= m.number:
-		it.outcome, it.original = resent, &claimRow{lane: new(l)}
+		// What was read up to the mark comes again only because the lane went back.
+		if it.outcome = resent; m.lane == l && t.message(it).Position.Offset <= m.position {
+			it.outcome = redelivered
+		}
+		it.original = &claimRow{lane: new(l)}
 		return nil
 	default:
 		gap = at.number - m.number - 1
 	}
 	before := m.number
-	m.lane, m.epoch, m.number = l, at.epoch, at.number
-	if gap > 0 && it.reject == nil {
+	m.lane, m.epoch, m.number, m.position = l, at.epoch, at.number, t.message(it).Position.Offset
+	if gap > 0 {
 		why := fmt.Sprintf("numbers %d to %d of the producer are missing", before+1, at.number-1)
 		switch p.Sequence.Gaps {
 		case policy.SequenceGapDeadLetter:
-			return t.deadByMark(it, why)
+			return t.deadByMark(it, why) // a rejection of its own stays
 		case policy.SequenceGapStop:
 			why = fmt.Sprintf("position %d: %s, and dedup.sequence.gaps is stop", t.message(it).Position.Offset, why)
 			return &lane.HoldError{Lane: t.batches[it.batch].Lane, Err: errors.New(why), Summary: why}
@@ -238,8 +247,8 @@ func (t *txn) markSteps() []pipeline.Step {
 	n := len(moved)
 	return []pipeline.Step{{
 		Name: "dedupd_mark",
-		SQL:  `SELECT ` + t.store.name("mark") + `($1::integer, $2::uuid[], $3::bytea[], $4::integer[], $5::bigint[], $6::bigint[])`,
-		OIDs: []uint32{pgtype.Int4OID, pgtype.UUIDArrayOID, pgtype.ByteaArrayOID, pgtype.Int4ArrayOID, pgtype.Int8ArrayOID, pgtype.Int8ArrayOID},
+		SQL:  `SELECT ` + t.store.name("mark") + `($1::integer, $2::uuid[], $3::bytea[], $4::integer[], $5::bigint[], $6::bigint[], $7::bigint[])`,
+		OIDs: []uint32{pgtype.Int4OID, pgtype.UUIDArrayOID, pgtype.ByteaArrayOID, pgtype.Int4ArrayOID, pgtype.Int8ArrayOID, pgtype.Int8ArrayOID, pgtype.Int8ArrayOID},
 		Params: [][]byte{
 			pipeline.Int4(t.catalog.ScopeID),
 			pipeline.AppendKeys(nil, n, func(i int) *claimkey.Key { return &moved[i].first.key }),
@@ -247,6 +256,7 @@ func (t *txn) markSteps() []pipeline.Step {
 			pipeline.AppendInt4s(nil, n, func(i int) int32 { return moved[i].lane }),
 			pipeline.AppendInt8s(nil, n, func(i int) int64 { return moved[i].epoch }),
 			pipeline.AppendInt8s(nil, n, func(i int) int64 { return moved[i].number }),
+			pipeline.AppendInt8s(nil, n, func(i int) int64 { return moved[i].position }),
 		},
 	}}
 }

@@ -3,6 +3,7 @@ package dedup_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -319,4 +320,35 @@ func TestALostAnswerAndARisenEpoch(t *testing.T) {
 	f.handle(b)
 	f.handle(b)
 	f.wantBooks(l, books{applied: 6, next: 6})
+}
+
+// A lane that goes back brings what it had: the broker's doing, not the producer's.
+func TestBySequenceGoingBackIsRedelivery(t *testing.T) {
+	t.Parallel()
+	f := bySequence(t, policy.SequenceGapAllow)
+	f.OnDuplicate = policy.DuplicateDeadLetter
+	l := f.acquire("kafka", "orders/0")
+	f.handle(l.numbered("a/1", "b/1", "a/2", "a/1"))
+	f.wantDead("duplicate@3")
+	if _, err := f.Store.SetPosition(t.Context(), "ann@host", "kafka", "orders/0", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	l = f.acquire("kafka", "orders/0")
+	f.handle(l.numbered("a/1", "b/1", "a/2"))
+	f.wantDead("duplicate@3")
+	f.wantBooks(l, books{applied: 3, redelivered: 3, resent: 1, next: 3})
+}
+
+// With gaps: stop, a message that can't be applied leaves no gap, and hides none.
+func TestBySequenceRejectionsAndGaps(t *testing.T) {
+	t.Parallel()
+	f := bySequence(t, policy.SequenceGapStop)
+	l := f.acquire("kafka", "orders/0")
+	b := l.numbered("a/1", "a/2", "a/3")
+	b.Messages[1].Headers = slices.DeleteFunc(b.Messages[1].Headers, func(h message.Header) bool { return h.Key == "id" })
+	f.handle(b)
+	f.wantBooks(l, books{applied: 2, dead: 1, next: 3})
+	b = l.numbered("a/5")
+	b.Messages[0].Damaged = "cut"
+	wantHold(t, f.Handle(t.Context(), []lane.Batch{b}), "numbers 4 to 4")
 }

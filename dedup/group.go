@@ -140,16 +140,19 @@ func (p *Processor) prepare(batches []lane.Batch) (*group, error) {
 
 func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error {
 	id, err := p.Identity.ID(m, b.StreamID)
-	if err == nil && p.Strategy == policy.StrategySequence {
-		it.sequenced, err = p.Sequence.read(m, b.StreamID)
+	if p.Strategy == policy.StrategySequence {
+		// A message without a usable id still has its place among its producer's.
+		at, bad := p.Sequence.read(m, b.StreamID)
+		if bad == nil {
+			it.sequenced, it.key = at, claimkey.Of(at.producer)
+		}
+		err = cmp.Or(err, bad)
 	}
 	switch {
 	case err == nil:
 		m.ID = id
 		switch p.Strategy {
-		case policy.StrategyPosition: // which looks for no key
-		case policy.StrategySequence:
-			it.key = claimkey.Of(it.sequenced.producer)
+		case policy.StrategyPosition, policy.StrategySequence:
 		default:
 			it.key = claimkey.Of(id)
 		}
@@ -162,8 +165,9 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 		// Only its place identifies it. A dead letter claims that place, too, so that a
 		// redelivery doesn't make a second one.
 		place := message.PositionID(b.StreamID, m.Position)
-		it.sequenced = nil
-		it.key = claimkey.OfPlace(place)
+		if it.sequenced == nil {
+			it.key = claimkey.OfPlace(place)
+		}
 		m.ID = place
 		if p.Missing == policy.MissingDeadLetter || !errors.Is(err, message.ErrNoID) {
 			m.ID = ""

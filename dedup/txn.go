@@ -21,7 +21,7 @@ const commitTimeout = 10 * time.Second
 // the caller does with the new ones stands or falls with the claims. Workers, replay,
 // import and Store.Claim are scripts of it.
 //
-// Everyone takes locks in one order: the rotation lock, claims by key, whatever the sink
+// Everyone takes locks in one order: the rotation lock, claims or marks by key, whatever the sink
 // locks, dead letters, lane rows by name. Lane rows come last: the books need the counts,
 // and the lock is short.
 type txn struct {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dedupd/dedupd/internal/nearest"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
@@ -122,6 +123,9 @@ func (s *Sink) check(t *target) error {
 		if a.notNull && !a.hasValue && !a.generated && !filled && !t.fills {
 			fail("column %q is NOT NULL, has no default and isn't filled, so no row could ever be written; add it to sink.table.columns, or give it a default", a.name)
 		}
+	}
+	if s.onPresent != policy.PresentIgnore && t.kind == "v" {
+		fail("on_present: a view doesn't tell which rows were there; name the table behind it, or leave on_present out")
 	}
 	if err := s.checkKey(t); err != nil {
 		errs = append(errs, err)

@@ -34,6 +34,7 @@ type Sink struct {
 	acceptReordering bool
 	cols             []columns.Column // without their types
 	current          atomic.Pointer[plan]
+	mismatches       atomic.Int32 // in a row: see settleStale
 	changed          atomic.Bool  // the target has changed once: see distrust
 	doubt            atomic.Int64 // until when documents are read before they are sent, in Unix nanoseconds: see readsFirst
 }

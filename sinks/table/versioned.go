@@ -60,7 +60,7 @@ func (s *Sink) staleSQL(t *target, set *columns.Set, unchanged int) string {
     FROM b
 ), old AS MATERIALIZED (
   SELECT d.*, o.version FROM (SELECT DISTINCT %[9]s FROM b ORDER BY %[9]s) AS d
-   CROSS JOIN LATERAL (SELECT t.%[10]s AS version FROM %[11]s AS t WHERE %[12]s FOR UPDATE) AS o
+   CROSS JOIN LATERAL (SELECT t.%[10]s AS version FROM %[11]s AS t WHERE %[12]s FOR NO KEY UPDATE) AS o
 )
 SELECT coalesce(pg_catalog.array_agg(r.ord ORDER BY r.ord) FILTER (WHERE r.ord <> r.first OR known AND NOT %[13]s), '{}'),
        pg_catalog.count(*) FILTER (WHERE r.nth = 1 AND (NOT known OR %[13]s))
@@ -93,13 +93,21 @@ func (s *Sink) queueStale(b *pgx.Batch, p *plan, values *columns.Values, found *
 	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
 }
 
+// mostMismatches is how often in a row somebody else may seem to have added a row.
+const mostMismatches = 10
+
 // settleStale says of the batch's messages which are stale, or returns an error that names
 // those to be dead-lettered.
 func (s *Sink) settleStale(p *plan, batch *sinks.Batch, found staleness, written int64) error {
 	if p.counts && written != found.rows {
-		// What is stale by now may be another message. The next try sees the row.
+		// What is stale by now may be another message. The next try sees the row. What
+		// happens again and again is no coincidence.
+		if s.mismatches.Add(1) > mostMismatches {
+			return fmt.Errorf("%d rows were to be written, and the server wrote %d: a trigger keeps rows from being written, or the key's columns compare in another way than their unique index", found.rows, written)
+		}
 		return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: sqlstate.SerializationFailure, Message: "somebody else has added a row with a key of this batch meanwhile"}
 	}
+	s.mismatches.Store(0)
 	var refused []error
 	for _, ord := range found.ords {
 		if s.onStale == policy.StaleDeadLetter {

@@ -168,7 +168,8 @@ CREATE TABLE {{schema}}.lanes (
 ) WITH (fillfactor = 50);
 
 -- How far producers that number their messages have come, with strategy sequence: one row
--- for each. producer is the key of its name. A mark belongs to the lane that it came by. If
+-- for each. producer is the key of its name. position is that of the message with the
+-- number. A mark belongs to the lane that it came by. If
 -- that is gone, the next one takes over. The fill factor leaves room for HOT updates.
 CREATE TABLE {{schema}}.sequences (
     scope_id integer NOT NULL,
@@ -176,6 +177,7 @@ CREATE TABLE {{schema}}.sequences (
     lane     integer NOT NULL,
     epoch    bigint NOT NULL,
     number   bigint NOT NULL,
+    position bigint NOT NULL,
     seen_at  timestamptz NOT NULL DEFAULT {{schema}}.clock(),
     name     bytea NOT NULL,
     CONSTRAINT sequences_pkey PRIMARY KEY (scope_id, producer),
@@ -516,15 +518,15 @@ END $$;
 -- mark() moves producers' marks, which the transaction has locked. One with a name is new;
 -- if it isn't new any more, another worker has it from another lane, and the transaction is
 -- tried again with what that wrote.
-CREATE FUNCTION {{schema}}.mark(p_scope_id integer, p_producers uuid[], p_names bytea[], p_lanes integer[], p_epochs bigint[], p_numbers bigint[])
+CREATE FUNCTION {{schema}}.mark(p_scope_id integer, p_producers uuid[], p_names bytea[], p_lanes integer[], p_epochs bigint[], p_numbers bigint[], p_positions bigint[])
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_moved bigint;
 BEGIN
-    INSERT INTO {{schema}}.sequences AS s (scope_id, producer, name, lane, epoch, number)
-    SELECT p_scope_id, u.producer, coalesce(u.name, ''), u.lane, u.epoch, u.number
-    FROM unnest(p_producers, p_names, p_lanes, p_epochs, p_numbers) AS u (producer, name, lane, epoch, number)
-    ON CONFLICT (scope_id, producer) DO UPDATE SET lane = EXCLUDED.lane, epoch = EXCLUDED.epoch, number = EXCLUDED.number, seen_at = {{schema}}.clock()
+    INSERT INTO {{schema}}.sequences AS s (scope_id, producer, name, lane, epoch, number, position)
+    SELECT p_scope_id, u.producer, coalesce(u.name, ''), u.lane, u.epoch, u.number, u.position
+    FROM unnest(p_producers, p_names, p_lanes, p_epochs, p_numbers, p_positions) AS u (producer, name, lane, epoch, number, position)
+    ON CONFLICT (scope_id, producer) DO UPDATE SET lane = EXCLUDED.lane, epoch = EXCLUDED.epoch, number = EXCLUDED.number, position = EXCLUDED.position, seen_at = {{schema}}.clock()
     WHERE EXCLUDED.name = '';
     GET DIAGNOSTICS v_moved = ROW_COUNT;
     IF v_moved <> cardinality(p_producers) THEN
@@ -765,7 +767,7 @@ REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text,
     {{schema}}.instance(oid), {{schema}}.stream_clock(text),
     {{schema}}.acquire_lane(text, text, text, text, integer, bigint, text, interval, bigint), {{schema}}.acquire_queue(text, text, text, text, text, bigint),
     {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint[]),
-    {{schema}}.at(integer[], bigint[], bigint[]), {{schema}}.mark(integer, uuid[], bytea[], integer[], bigint[], bigint[]), {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
+    {{schema}}.at(integer[], bigint[], bigint[]), {{schema}}.mark(integer, uuid[], bytea[], integer[], bigint[], bigint[], bigint[]), {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
     {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),
     {{schema}}.drop_generation(text, integer, text), {{schema}}.sweep(text, text)
 FROM PUBLIC;
