@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
@@ -23,8 +24,9 @@ type plan struct {
 	// constant: a column has the same text for all rows. The server may cast it when it
 	// plans sql, before sql compares the columns.
 	constant bool
-	// present is presentSQL, where an insert has a key.
-	present string
+	// present: sql is presentSQL. compare is compareSQL, with on_present compare.
+	present bool
+	compare string
 	// stale is staleSQL, with mode versioned.
 	stale string
 	// targets are the tables that sql writes to, such as the one behind a view.
@@ -66,8 +68,11 @@ func (s *Sink) plan(t *target) (*plan, error) {
 	distinct, order, conflict := s.keyed(t, p.set)
 	p.sql = fmt.Sprintf("INSERT INTO %s AS t (%s) SELECT %s%s FROM %s WHERE (%s) = $%d%s%s", s.sql(),
 		strings.Join(names, ", "), distinct, strings.Join(exprs, ", "), p.set.From(), shapeFrom(unchanged), unchanged+3, order, conflict)
-	if s.mode == ModeInsert && len(s.key) > 0 && (t.kind == "r" || t.kind == "p") {
-		p.present = s.presentSQL(t, p.set)
+	if s.reportsPresent(t) {
+		p.present, p.sql = true, s.presentSQL(t, p.set, exprs, unchanged)
+		if s.onPresent == policy.PresentCompare {
+			p.compare = s.compareSQL(t, p.set, unchanged)
+		}
 	}
 	if s.mode == ModeVersioned {
 		p.stale = s.staleSQL(t, p.set, unchanged)

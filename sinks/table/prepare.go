@@ -45,6 +45,9 @@ func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
 	// runs nothing: no trigger fires.
 	values, err := p.set.Encode(nil)
 	var explained []byte
+	if err == nil && p.compare != "" {
+		_, err = tx.Exec(ctx, "EXPLAIN "+p.compare, append(values.Args(), []int64{})...)
+	}
 	if err == nil && p.stale != "" {
 		_, err = tx.Exec(ctx, "EXPLAIN "+p.stale, s.args(p, values)...)
 	}
@@ -124,8 +127,8 @@ func (s *Sink) check(t *target) error {
 			fail("column %q is NOT NULL, has no default and isn't filled, so no row could ever be written; add it to sink.table.columns, or give it a default", a.name)
 		}
 	}
-	if s.onPresent != policy.PresentIgnore && t.kind == "v" {
-		fail("on_present: a view doesn't tell which rows were there; name the table behind it, or leave on_present out")
+	if s.onPresent != policy.PresentIgnore && !s.reportsPresent(t) {
+		fail("on_present: which rows were there isn't known of a view, nor of a table with rules, row security or a trigger before inserts; leave on_present out")
 	}
 	if err := s.checkKey(t); err != nil {
 		errs = append(errs, err)

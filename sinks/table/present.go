@@ -15,41 +15,64 @@ import (
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
 
-// presentSQL asks, after a keyed insert, which messages found a row with their key: one
-// that this transaction has not made, or that an earlier message of the batch has. A row
-// that a trigger kept away isn't there. Each comes with whether the row is what the message
-// would have written.
-//
-// A row's xmin is the transaction that made its version. The insert has changed no row that
-// was there, so those in the table with ours are those that it made.
-func (s *Sink) presentSQL(t *target, set *columns.Set) string {
-	var key, match, same []string
-	distinct := true // from each other, with a NULL in the key
-	if index := s.keyIndex(t); index != nil {
-		distinct = !index.nullsNotDistinct
-	}
+// reportsPresent reports whether a keyed insert can say which rows it found. It goes by what
+// the insert returns. A view's keys are those of the table behind it, and a trigger may
+// change a row's key or keep the row away; then every message counts as written.
+func (s *Sink) reportsPresent(t *target) bool {
+	return s.mode == ModeInsert && len(s.key) > 0 && (t.kind == "r" || t.kind == "p") && t.plain && !t.fills
+}
+
+// presentSQL is a keyed insert that returns how many rows it has added, and which messages
+// found a row with their key: one that was there, or that an earlier message of the batch
+// has added. A NULL in the key is found nowhere.
+func (s *Sink) presentSQL(t *target, set *columns.Set, exprs []string, unchanged int) string {
+	n := len(exprs)
+	names, casts, all, key, match, null := make([]string, n), make([]string, n), make([]string, n), []string(nil), []string(nil), []string(nil)
 	for i, c := range set.Columns() {
-		a, expr := t.attribute(c.Name), s.comparedExpr(t, set, i)
-		switch {
-		case slices.Contains(s.key, c.Name):
-			key = append(key, expr)
-			if distinct {
-				match = append(match, fmt.Sprintf("t.%s = %s", quote(c.Name), expr))
-			} else {
-				match = append(match, fmt.Sprintf("t.%s IS NOT DISTINCT FROM %s", quote(c.Name), expr))
-			}
-		case c.Field.Kind != message.FieldNow:
-			same = append(same, fmt.Sprintf("t.%s%s IS NOT DISTINCT FROM (%s)%s", quote(c.Name), byText(a.typ), expr, byText(a.typ)))
+		col := fmt.Sprintf("v%d", i+1)
+		names[i], casts[i], all[i] = quote(c.Name), exprs[i]+" AS "+col, col
+		if slices.Contains(s.key, c.Name) {
+			key = append(key, col)
+			match = append(match, fmt.Sprintf("p.%s = b.%s", quote(c.Name), col))
+			null = append(null, "b."+col+" IS NOT NULL")
 		}
 	}
-	row := "SELECT FROM " + s.sql() + " AS t WHERE " + strings.Join(match, " AND ")
-	equal := "true"
-	if s.onPresent == policy.PresentCompare && len(same) > 0 {
-		equal = "EXISTS (" + row + " AND " + strings.Join(same, " AND ") + ")"
+	returned := make([]string, len(s.key))
+	for i, k := range s.key {
+		returned[i] = "t." + quote(k)
 	}
-	return fmt.Sprintf(`SELECT u.ord, %s FROM (SELECT u.*, pg_catalog.row_number() OVER (PARTITION BY %s ORDER BY u.ord) AS nth FROM %s) AS u
-		WHERE EXISTS (%s AND (u.nth > 1 OR t.xmin <> pg_catalog.pg_current_xact_id()::pg_catalog.xid))%s ORDER BY u.ord`,
-		equal, strings.Join(key, ", "), set.From(), row, set.Constants())
+	by := strings.Join(key, ", ")
+	conflict := make([]string, len(s.key))
+	for i, k := range s.key {
+		conflict[i] = quote(k)
+	}
+	return fmt.Sprintf(`WITH b AS MATERIALIZED (SELECT u.ord, %s FROM %s WHERE (%s) = $%d),
+p AS (INSERT INTO %s AS t (%s) SELECT %s FROM b ORDER BY %s, ord ON CONFLICT (%s) DO NOTHING RETURNING %s)
+SELECT (SELECT pg_catalog.count(*) FROM p), coalesce((SELECT pg_catalog.array_agg(b.ord ORDER BY b.ord)
+  FROM (SELECT b.*, pg_catalog.row_number() OVER (PARTITION BY %s ORDER BY ord) AS nth FROM b) AS b
+ WHERE %s AND (b.nth > 1 OR NOT EXISTS (SELECT FROM p WHERE %s))), '{}')`,
+		strings.Join(casts, ", "), set.From(), shapeFrom(unchanged), unchanged+3,
+		s.sql(), strings.Join(names, ", "), strings.Join(all, ", "), by, strings.Join(conflict, ", "), strings.Join(returned, ", "),
+		by, strings.Join(null, " AND "), strings.Join(match, " AND "))
+}
+
+// compareSQL tells which of some messages ($1 after the batch's parameters) have the row
+// that they would have written. Columns filled by "now" aren't compared.
+func (s *Sink) compareSQL(t *target, set *columns.Set, ords int) string {
+	var same []string
+	for i, c := range set.Columns() {
+		if c.Field.Kind == message.FieldNow {
+			continue
+		}
+		cast := byText(t.attribute(c.Name).typ)
+		op := " IS NOT DISTINCT FROM "
+		if slices.Contains(s.key, c.Name) {
+			op = " = " // which the index serves
+		}
+		same = append(same, fmt.Sprintf("t.%s%s%s(%s)%[2]s", quote(c.Name), cast, op, s.comparedExpr(t, set, i)))
+	}
+	return fmt.Sprintf(`SELECT coalesce(pg_catalog.array_agg(u.ord), '{}') FROM %s WHERE u.ord = ANY ($%d::pg_catalog.int8[]) AND EXISTS (SELECT FROM %s AS t WHERE %s)%s`,
+		set.From(), ords, s.sql(), strings.Join(same, " AND "), set.Constants())
 }
 
 // byText is a cast to text for types without an equality, or with one that asks for
@@ -64,25 +87,27 @@ func byText(t columns.Type) string {
 
 // settlePresent says of the batch's messages which found their row there, or returns an
 // error that names those to be dead-lettered.
-func (s *Sink) settlePresent(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batch, values *columns.Values) error {
-	rows, err := tx.Query(ctx, p.present, values.Args()...)
-	if err != nil {
-		return err
+func (s *Sink) settlePresent(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batch, values *columns.Values, present []int64) error {
+	var same []int64
+	if s.onPresent == policy.PresentCompare && len(present) > 0 {
+		var b pgx.Batch
+		b.Queue("SET LOCAL enable_seqscan = off") // see queueStale
+		b.Queue(p.compare, append(values.Args(), present)...).QueryRow(func(row pgx.Row) error { return row.Scan(&same) })
+		b.Queue("SET LOCAL enable_seqscan = DEFAULT")
+		if err := tx.SendBatch(ctx, &b).Close(); err != nil {
+			return err
+		}
 	}
 	var refused []error
-	var ord int64
-	var same bool
-	_, err = pgx.ForEachRow(rows, []any{&ord, &same}, func() error {
-		i := int(ord - 1)
-		switch {
+	for _, ord := range present {
+		switch i := int(ord - 1); {
 		case s.onPresent == policy.PresentDeadLetter:
 			refused = append(refused, sinks.PermanentAt(i, errors.New("a row with this key is in the table already, and sink.table.on_present is dead_letter")))
-		case !same:
+		case s.onPresent == policy.PresentCompare && !slices.Contains(same, ord):
 			refused = append(refused, sinks.PermanentAt(i, errors.New("a row with this key is in the table already, with other values, and sink.table.on_present is compare")))
 		default:
 			batch.Outcome(i, sinks.AlreadyPresent)
 		}
-		return nil
-	})
-	return errors.Join(append(refused, err)...)
+	}
+	return errors.Join(refused...)
 }

@@ -60,7 +60,7 @@ func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batc
 // first.) If they have changed, it writes no row. So if it wrote none, or can't tell, the
 // columns are read once more: a keyed insert of nothing new writes none either.
 //
-// A keyed insert that wrote fewer rows than there are messages then asks which it found.
+// A keyed insert also returns which messages found a row with their key.
 func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batch) error {
 	msgs := batch.Messages()
 	values, err := p.set.Encode(msgs)
@@ -76,10 +76,15 @@ func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Ba
 	if p.stale != "" {
 		s.queueStale(&b, p, values, &found)
 	}
-	b.Queue(p.sql, s.args(p, values)...).Exec(func(tag pgconn.CommandTag) error {
-		written = tag.RowsAffected()
-		return nil
-	})
+	var present []int64
+	if q := b.Queue(p.sql, s.args(p, values)...); p.present {
+		q.QueryRow(func(row pgx.Row) error { return row.Scan(&written, &present) })
+	} else {
+		q.Exec(func(tag pgconn.CommandTag) error {
+			written = tag.RowsAffected()
+			return nil
+		})
+	}
 	p.targets.queue(&b)
 	if !p.counts {
 		s.queueShape(&b, p, &shape)
@@ -105,10 +110,7 @@ func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Ba
 	if p.stale != "" {
 		return s.settleStale(p, batch, found, written)
 	}
-	if p.present != "" && written < int64(len(msgs)) {
-		return s.settlePresent(ctx, tx, p, batch, values)
-	}
-	return nil
+	return s.settlePresent(ctx, tx, p, batch, values, present)
 }
 
 // blame returns bad, which blames messages that don't fit the columns' types, or is nil. But
