@@ -29,3 +29,18 @@ const (
 )
 
 func (Stale) Values() []string { return Values(StaleIgnore, StaleDeadLetter) }
+
+// Mismatch says what happens to a message whose row or stream isn't in the state that the
+// message expects.
+type Mismatch string
+
+const (
+	// MismatchDeadLetter makes it a dead letter.
+	MismatchDeadLetter Mismatch = "dead_letter"
+	// MismatchIgnore counts it as rejected.
+	MismatchIgnore Mismatch = "ignore"
+	// MismatchStop holds the lane.
+	MismatchStop Mismatch = "stop"
+)
+
+func (Mismatch) Values() []string { return Values(MismatchDeadLetter, MismatchIgnore, MismatchStop) }
