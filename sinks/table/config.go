@@ -30,8 +30,6 @@ const (
 	// ModeVersioned is upsert for rows with a version: a message is stale unless its version
 	// is above its row's, and changes nothing. So the order of messages doesn't matter.
 	ModeVersioned = "versioned"
-
-	modeAppend = "append"
 )
 
 // Config has the keys under sink.table.
@@ -75,51 +73,13 @@ func (c Config) Sink() (*Sink, error) {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 
-	s := &Sink{mode: c.Mode, key: c.Key, version: c.Version, onPresent: c.OnPresent, onStale: c.OnStale, acceptReordering: c.AcceptReordering}
+	s := &Sink{key: c.Key}
 	var err error
 	if s.schema, s.table, err = splitName(c.Name); err != nil {
 		fail("name: %w", err)
 	}
-	switch c.Mode {
-	case "":
-		s.mode = ModeInsert
-	case ModeInsert:
-	case ModeUpsert, ModeVersioned:
-		if len(c.Key) == 0 {
-			fail("key: mode %s needs the columns that identify a row, such as [id]", c.Mode)
-		}
-	case modeAppend:
-		fail("mode: append is not in this version yet; use insert, upsert or versioned")
-	default:
-		fail("mode: %q is none; use insert, upsert or versioned", c.Mode)
-	}
-	switch {
-	case c.Mode != ModeVersioned && c.Version != "":
-		fail("version: only mode versioned reads it")
-	case c.Mode != ModeVersioned:
-	case c.Version == "":
-		fail("version: mode versioned needs the column that tells which of two states is newer")
-	case slices.Contains(c.Key, c.Version):
-		fail("version: %q is part of the key, so each version would be a row of its own", c.Version)
-	case len(c.Columns) > 0 && c.Columns[c.Version] == "":
-		fail("version: %q is not among the columns", c.Version)
-	}
-	if c.OnStale == "" {
-		s.onStale = policy.StaleIgnore
-	} else if err := policy.Check(c.OnStale); err != nil {
-		fail("on_stale: %w", err)
-	} else if c.Mode != ModeVersioned {
-		fail("on_stale: only mode versioned reads it")
-	}
-	if c.OnPresent == "" {
-		s.onPresent = policy.PresentIgnore
-	} else if err := policy.Check(c.OnPresent); err != nil {
-		fail("on_present: %w", err)
-	} else if s.mode != ModeInsert || len(c.Key) == 0 {
-		fail("on_present: only mode insert with a key reads it")
-	}
-	if c.AcceptReordering && c.Mode != ModeUpsert {
-		fail("accept_reordering: only mode upsert reads it")
+	if s.mode, err = c.newMode(s); err != nil {
+		errs = append(errs, err)
 	}
 	if len(c.Columns) == 0 {
 		fail("columns: none are given, so nothing would be written; name them with the place that fills each, such as {id: id, payload: value}")

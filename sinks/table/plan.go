@@ -5,39 +5,37 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
 
 // plan is how the sink writes to the target as it was found. Immutable.
 type plan struct {
+	writer
 	set *columns.Set
-	sql string
-	// names are the columns'. copies: COPY into them does exactly what sql does.
+	// names are the columns'. copies: COPY into them does exactly what the writer does.
 	names  []string
 	copies bool
 	shape  string
-	// counts: sql reports how many rows it wrote. If it wrote none, the columns may have
-	// changed.
+	// counts: the server reports how many rows are written. If none are, the columns may
+	// have changed.
 	counts bool
 	// constant: a column has the same text for all rows. The server may cast it when it
-	// plans sql, before sql compares the columns.
+	// plans a statement, before that compares the columns.
 	constant bool
-	// present: sql is presentSQL. compare is compareSQL, with on_present compare.
-	present bool
-	compare string
-	// stale is staleSQL, with mode versioned.
-	stale string
-	// targets are the tables that sql writes to, such as the one behind a view.
+	// params is the number of parameters that the values take. After them come what
+	// unchanged takes, the condition that the columns are still those of the plan.
+	params    int
+	unchanged string
+	schema    string
+	table     string
+	// targets are the tables that are written to, such as the one behind a view.
 	targets tables
 }
 
-// plan makes the statement: one INSERT ... SELECT over arrays, whose text doesn't depend on
-// the number of messages. It writes nothing if the columns have changed: see insert.
 func (s *Sink) plan(t *target) (*plan, error) {
 	cols := slices.Clone(s.cols)
-	p := &plan{names: make([]string, len(cols)), shape: t.shape}
+	p := &plan{names: make([]string, len(cols)), shape: t.shape, schema: s.schema, table: s.table}
 	for i := range cols {
 		cols[i].Type = t.attribute(cols[i].Name).typ
 		p.names[i] = cols[i].Name
@@ -47,82 +45,35 @@ func (s *Sink) plan(t *target) (*plan, error) {
 	if p.set, err = columns.NewSet(cols); err != nil {
 		return nil, err
 	}
-
 	values, err := p.set.Encode(nil)
 	if err != nil {
 		return nil, err
 	}
-	unchanged := len(values.Args()) + 1
-	p.counts = t.plain && !t.fills && (t.kind == "r" || t.kind == "p")
-
+	p.params = len(values.Args())
+	p.unchanged = fmt.Sprintf("(%s) = $%d", shapeFrom(p.params+1), p.params+4)
+	ordinary := t.plain && (t.kind == "r" || t.kind == "p")
+	p.counts = ordinary && !t.fills
 	// COPY knows no conflicts, no rules and no row security.
-	p.copies = len(s.key) == 0 && t.plain && (t.kind == "r" || t.kind == "p") && p.set.CanCopy()
-
-	names, exprs := make([]string, len(cols)), make([]string, len(cols))
-	for i := range cols {
-		names[i], exprs[i] = quote(cols[i].Name), p.set.Expr(i)
-		if cols[i].Name == s.version || slices.Contains(s.key, cols[i].Name) {
-			exprs[i] = s.comparedExpr(t, p.set, i)
-		}
-	}
-	distinct, order, conflict := s.keyed(t, p.set)
-	p.sql = fmt.Sprintf("INSERT INTO %s AS t (%s) SELECT %s%s FROM %s WHERE (%s) = $%d%s%s", s.sql(),
-		strings.Join(names, ", "), distinct, strings.Join(exprs, ", "), p.set.From(), shapeFrom(unchanged), unchanged+3, order, conflict)
-	if s.reportsPresent(t) {
-		p.present, p.sql = true, s.presentSQL(t, p.set, exprs, unchanged)
-		if s.onPresent == policy.PresentCompare {
-			p.compare = s.compareSQL(t, p.set, unchanged)
-		}
-	}
-	if s.mode == ModeVersioned {
-		p.stale = s.staleSQL(t, p.set, unchanged)
-	}
+	p.copies = len(s.key) == 0 && ordinary && p.set.CanCopy()
+	p.writer = s.mode.writer(t, p)
 	return p, nil
 }
 
-// args are sql's parameters for these values.
-func (s *Sink) args(p *plan, values *columns.Values) []any {
-	return append(values.Args(), s.schema, s.table, p.names, p.shape)
+// args are the parameters for these values and for the plan's condition unchanged. What a
+// writer adds begins at params+5.
+func (p *plan) args(values *columns.Values) []any {
+	return append(values.Args(), p.schema, p.table, p.names, p.shape)
 }
 
-// keyed returns the parts of the statement that a key adds.
-//
-// Rows are written in key order, so that two workers with keys in common lock them in the
-// same order and can't deadlock. The key's columns are named by their number in the select
-// list: they are then cast once, and compared as they will be stored. An upsert first keeps
-// the last message of each key, since one statement can't update a row twice; a versioned
-// write keeps the one with the highest version, the first of several.
-func (s *Sink) keyed(t *target, set *columns.Set) (distinct, order, conflict string) {
-	if len(s.key) == 0 {
-		return "", "", ""
-	}
-	var numbers, key, others []string
-	for i, c := range set.Columns() {
-		if !slices.Contains(s.key, c.Name) {
-			others = append(others, fmt.Sprintf("%s = EXCLUDED.%[1]s", quote(c.Name)))
-			continue
+// exprs are the values of a row. Those that are compared are so as the target compares them.
+func (s *Sink) exprs(t *target, p *plan) []string {
+	exprs := make([]string, len(p.names))
+	for i, name := range p.names {
+		if exprs[i] = p.set.Expr(i); s.mode.access(name).selects {
+			exprs[i] = s.comparedExpr(t, p.set, i)
 		}
-		numbers = append(numbers, fmt.Sprint(i+1))
-		key = append(key, quote(c.Name))
 	}
-	conflict = " ON CONFLICT (" + strings.Join(key, ", ") + ") DO NOTHING"
-	by := strings.Join(numbers, ", ")
-	if s.mode == ModeInsert {
-		return "", " ORDER BY " + by + ", u.ord", conflict
-	}
-	if apart := s.nullsApart(t, set); apart != "" {
-		by += ", " + apart
-	}
-	if len(others) > 0 {
-		conflict = strings.TrimSuffix(conflict, "NOTHING") + "UPDATE SET " + strings.Join(others, ", ")
-	}
-	if s.mode == ModeVersioned {
-		at := 1 + slices.IndexFunc(set.Columns(), func(c columns.Column) bool { return c.Name == s.version })
-		version := quote(s.version)
-		return "DISTINCT ON (" + by + ") ", fmt.Sprintf(" ORDER BY %s, %d DESC NULLS LAST, u.ord", by, at),
-			conflict + " WHERE " + newer("EXCLUDED."+version, "t."+version)
-	}
-	return "DISTINCT ON (" + by + ") ", " ORDER BY " + by + ", u.ord DESC", conflict
+	return exprs
 }
 
 // nullsApart is an expression that keeps rows with a NULL in their key apart, as a unique
@@ -145,4 +96,13 @@ func (s *Sink) nullsApart(t *target, set *columns.Set) string {
 		return ""
 	}
 	return "CASE WHEN " + strings.Join(null, " OR ") + " THEN u.ord END"
+}
+
+// comparedExpr is column i of a row as an index or a version compares it.
+func (s *Sink) comparedExpr(t *target, set *columns.Set, i int) string {
+	expr := set.Expr(i)
+	if c := t.attribute(set.Columns()[i].Name).collation; c != "" {
+		expr += " COLLATE " + c
+	}
+	return expr
 }

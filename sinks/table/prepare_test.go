@@ -30,7 +30,6 @@ func TestConfigErrors(t *testing.T) {
 		"quote too soon": {Config{Name: `"a"b.c`, Columns: ok}, []string{"public.orders"}},
 		"long name":      {Config{Name: "a." + strings.Repeat("b", 64), Columns: ok}, []string{"63 bytes"}},
 		"unknown mode":   {Config{Name: "a.b", Mode: "merge", Columns: ok}, []string{`mode: "merge" is none`}},
-		"append":         {Config{Name: "a.b", Mode: "append", Columns: ok}, []string{"not in this version yet"}},
 		"version":        {Config{Name: "a.b", Version: "v", Columns: ok}, []string{"only mode versioned"}},
 		"upsert, no key": {Config{Name: "a.b", Mode: "upsert", Columns: ok}, []string{"key: mode upsert needs"}},
 		"reordering":     {Config{Name: "a.b", AcceptReordering: true, Columns: ok}, []string{"accept_reordering: only mode upsert"}},

@@ -18,61 +18,91 @@ import (
 // reportsPresent reports whether a keyed insert can say which rows it found. It goes by what
 // the insert returns. A view's keys are those of the table behind it, and a trigger may
 // change a row's key or keep the row away; then every message counts as written.
-func (s *Sink) reportsPresent(t *target) bool {
-	return s.mode == ModeInsert && len(s.key) > 0 && (t.kind == "r" || t.kind == "p") && t.plain && !t.fills
+func (m *insert) reportsPresent(t *target) bool {
+	return len(m.key) > 0 && (t.kind == "r" || t.kind == "p") && t.plain && !t.fills
+}
+
+// presentWriter is a keyed insert that returns which messages found their row.
+type presentWriter struct {
+	m       *insert
+	p       *plan
+	compare string // with on_present compare
+	sql     string
+}
+
+func (m *insert) presentWriter(t *target, p *plan) writer {
+	w := &presentWriter{m: m, p: p, sql: m.presentSQL(t, p)}
+	if m.onPresent == policy.PresentCompare {
+		w.compare = m.compareSQL(t, p)
+	}
+	return w
+}
+
+func (w *presentWriter) statements(values *columns.Values) (all []query) {
+	if w.compare != "" {
+		all = append(all, query{w.compare, append(values.Args(), []int64{})})
+	}
+	return append(all, query{w.sql, w.p.args(values)})
+}
+
+func (w *presentWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
+	s := &sent{}
+	var present []int64
+	b.Queue(w.sql, w.p.args(values)...).QueryRow(func(row pgx.Row) error { return row.Scan(&s.rows, &present) })
+	s.settle = func(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+		return w.settle(ctx, tx, batch, values, present)
+	}
+	return s
 }
 
 // presentSQL is a keyed insert that returns how many rows it has added, and which messages
 // found a row with their key: one that was there, or that an earlier message of the batch
 // has added. A NULL in the key is found nowhere.
-func (s *Sink) presentSQL(t *target, set *columns.Set, exprs []string, unchanged int) string {
+func (m *insert) presentSQL(t *target, p *plan) string {
+	exprs := m.exprs(t, p)
 	n := len(exprs)
 	names, casts, all, key, match, null := make([]string, n), make([]string, n), make([]string, n), []string(nil), []string(nil), []string(nil)
-	for i, c := range set.Columns() {
+	for i, c := range p.set.Columns() {
 		col := fmt.Sprintf("v%d", i+1)
 		names[i], casts[i], all[i] = quote(c.Name), exprs[i]+" AS "+col, col
-		if slices.Contains(s.key, c.Name) {
+		if slices.Contains(m.key, c.Name) {
 			key = append(key, col)
 			match = append(match, fmt.Sprintf("p.%s = b.%s", quote(c.Name), col))
 			null = append(null, "b."+col+" IS NOT NULL")
 		}
 	}
-	returned := make([]string, len(s.key))
-	for i, k := range s.key {
+	returned := make([]string, len(m.key))
+	for i, k := range m.key {
 		returned[i] = "t." + quote(k)
 	}
 	by := strings.Join(key, ", ")
-	conflict := make([]string, len(s.key))
-	for i, k := range s.key {
-		conflict[i] = quote(k)
-	}
-	return fmt.Sprintf(`WITH b AS MATERIALIZED (SELECT u.ord, %s FROM %s WHERE (%s) = $%d),
+	return fmt.Sprintf(`WITH b AS MATERIALIZED (SELECT u.ord, %s FROM %s WHERE %s),
 p AS (INSERT INTO %s AS t (%s) SELECT %s FROM b ORDER BY %s, ord ON CONFLICT (%s) DO NOTHING RETURNING %s)
 SELECT (SELECT pg_catalog.count(*) FROM p), coalesce((SELECT pg_catalog.array_agg(b.ord ORDER BY b.ord)
   FROM (SELECT b.*, pg_catalog.row_number() OVER (PARTITION BY %s ORDER BY ord) AS nth FROM b) AS b
  WHERE %s AND (b.nth > 1 OR NOT EXISTS (SELECT FROM p WHERE %s))), '{}')`,
-		strings.Join(casts, ", "), set.From(), shapeFrom(unchanged), unchanged+3,
-		s.sql(), strings.Join(names, ", "), strings.Join(all, ", "), by, strings.Join(conflict, ", "), strings.Join(returned, ", "),
+		strings.Join(casts, ", "), p.set.From(), p.unchanged,
+		m.sql(), strings.Join(names, ", "), strings.Join(all, ", "), by, strings.Join(quoted(m.key), ", "), strings.Join(returned, ", "),
 		by, strings.Join(null, " AND "), strings.Join(match, " AND "))
 }
 
 // compareSQL tells which of some messages ($1 after the batch's parameters) have the row
 // that they would have written. Columns filled by "now" aren't compared.
-func (s *Sink) compareSQL(t *target, set *columns.Set, ords int) string {
+func (m *insert) compareSQL(t *target, p *plan) string {
 	var same []string
-	for i, c := range set.Columns() {
+	for i, c := range p.set.Columns() {
 		if c.Field.Kind == message.FieldNow {
 			continue
 		}
 		cast := byText(t.attribute(c.Name).typ)
 		op := " IS NOT DISTINCT FROM "
-		if slices.Contains(s.key, c.Name) {
+		if slices.Contains(m.key, c.Name) {
 			op = " = " // which the index serves
 		}
-		same = append(same, fmt.Sprintf("t.%s%s%s(%s)%[2]s", quote(c.Name), cast, op, s.comparedExpr(t, set, i)))
+		same = append(same, fmt.Sprintf("t.%s%s%s(%s)%[2]s", quote(c.Name), cast, op, m.comparedExpr(t, p.set, i)))
 	}
 	return fmt.Sprintf(`SELECT coalesce(pg_catalog.array_agg(u.ord), '{}') FROM %s WHERE u.ord = ANY ($%d::pg_catalog.int8[]) AND EXISTS (SELECT FROM %s AS t WHERE %s)%s`,
-		set.From(), ords, s.sql(), strings.Join(same, " AND "), set.Constants())
+		p.set.From(), p.params+1, m.sql(), strings.Join(same, " AND "), p.set.Constants())
 }
 
 // byText is a cast to text for types without an equality, or with one that asks for
@@ -85,14 +115,15 @@ func byText(t columns.Type) string {
 	return ""
 }
 
-// settlePresent says of the batch's messages which found their row there, or returns an
+// settle says of the batch's messages which found their row there, or returns an
 // error that names those to be dead-lettered.
-func (s *Sink) settlePresent(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batch, values *columns.Values, present []int64) error {
+func (w *presentWriter) settle(ctx context.Context, tx sinks.Tx, batch *sinks.Batch, values *columns.Values, present []int64) error {
+	onPresent := w.m.onPresent
 	var same []int64
-	if s.onPresent == policy.PresentCompare && len(present) > 0 {
+	if onPresent == policy.PresentCompare && len(present) > 0 {
 		var b pgx.Batch
-		b.Queue("SET LOCAL enable_seqscan = off") // see queueStale
-		b.Queue(p.compare, append(values.Args(), present)...).QueryRow(func(row pgx.Row) error { return row.Scan(&same) })
+		b.Queue("SET LOCAL enable_seqscan = off") // see versionedWriter.queue
+		b.Queue(w.compare, append(values.Args(), present)...).QueryRow(func(row pgx.Row) error { return row.Scan(&same) })
 		b.Queue("SET LOCAL enable_seqscan = DEFAULT")
 		if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 			return err
@@ -101,9 +132,9 @@ func (s *Sink) settlePresent(ctx context.Context, tx sinks.Tx, p *plan, batch *s
 	var refused []error
 	for _, ord := range present {
 		switch i := int(ord - 1); {
-		case s.onPresent == policy.PresentDeadLetter:
+		case onPresent == policy.PresentDeadLetter:
 			refused = append(refused, sinks.PermanentAt(i, errors.New("a row with this key is in the table already, and sink.table.on_present is dead_letter")))
-		case s.onPresent == policy.PresentCompare && !slices.Contains(same, ord):
+		case onPresent == policy.PresentCompare && !slices.Contains(same, ord):
 			refused = append(refused, sinks.PermanentAt(i, errors.New("a row with this key is in the table already, with other values, and sink.table.on_present is compare")))
 		default:
 			batch.Outcome(i, sinks.AlreadyPresent)

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/sinks"
@@ -21,7 +20,7 @@ const copyFrom = 256
 func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batch) error {
 	msgs := batch.Messages()
 	if !p.copies || len(msgs) < copyFrom || s.changed.Load() {
-		return s.insert(ctx, tx, p, batch)
+		return s.run(ctx, tx, p, batch)
 	}
 	if s.readsFirst() {
 		values, err := p.set.Encode(msgs)
@@ -51,7 +50,7 @@ func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batc
 	return err
 }
 
-// insert writes by the plan's statement, and makes sure that the columns are still those of
+// run writes by the plan's statements, and makes sure that the columns are still those of
 // the plan. The statement casts each value to its column's type; made before the type was
 // changed, it would round, cut or refuse what the column takes now. So the statement itself
 // compares the columns before it casts anything. By then it has the table's lock, which keeps
@@ -59,35 +58,20 @@ func (s *Sink) send(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batc
 // COMMITTED. (The server may cast a constant when it plans, so with one the columns are read
 // first.) If they have changed, it writes no row. So if it wrote none, or can't tell, the
 // columns are read once more: a keyed insert of nothing new writes none either.
-//
-// A keyed insert also returns which messages found a row with their key.
-func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batch) error {
-	msgs := batch.Messages()
-	values, err := p.set.Encode(msgs)
+func (s *Sink) run(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batch) error {
+	values, err := p.set.Encode(batch.Messages())
 	if err != nil {
 		return s.blame(ctx, tx, p, err)
 	}
-	written, before, shape := int64(0), p.shape, p.shape
+	before, after := p.shape, p.shape
 	var b pgx.Batch
 	if p.constant {
 		s.queueShape(&b, p, &before)
 	}
-	var found staleness
-	if p.stale != "" {
-		s.queueStale(&b, p, values, &found)
-	}
-	var present []int64
-	if q := b.Queue(p.sql, s.args(p, values)...); p.present {
-		q.QueryRow(func(row pgx.Row) error { return row.Scan(&written, &present) })
-	} else {
-		q.Exec(func(tag pgconn.CommandTag) error {
-			written = tag.RowsAffected()
-			return nil
-		})
-	}
+	sent := p.queue(&b, values)
 	p.targets.queue(&b)
 	if !p.counts {
-		s.queueShape(&b, p, &shape)
+		s.queueShape(&b, p, &after)
 	}
 	err = tx.SendBatch(ctx, &b).Close()
 	switch {
@@ -99,18 +83,18 @@ func (s *Sink) insert(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Ba
 			s.current.CompareAndSwap(p, nil)
 		}
 		return err
-	case !p.counts && shape != p.shape:
+	case !p.counts && after != p.shape:
 		s.distrust(p)
 		return errChanged
-	case p.counts && written == 0:
+	case p.counts && sent.rows == 0:
 		if err := s.blame(ctx, tx, p, nil); err != nil {
 			return err
 		}
 	}
-	if p.stale != "" {
-		return s.settleStale(p, batch, found, written)
+	if sent.settle == nil {
+		return nil
 	}
-	return s.settlePresent(ctx, tx, p, batch, values, present)
+	return sent.settle(ctx, tx, batch)
 }
 
 // blame returns bad, which blames messages that don't fit the columns' types, or is nil. But

@@ -1,5 +1,5 @@
-// Package table is the sink that writes each message as a row of a table, by an insert or an
-// upsert by key.
+// Package table is the sink that writes each message as a row of a table. How it does so is
+// its mode, such as insert or upsert.
 //
 // It creates and alters no table. It reads the target from the catalog: the columns, their
 // types, and the unique index behind the key. Postgres casts the values, so every type that
@@ -16,7 +16,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
@@ -25,18 +24,12 @@ import (
 // Sink writes to one table. It may be used by many goroutines.
 type Sink struct {
 	schema, table string
-	mode          string
+	mode          mode
 	key           []string
-	version       string // a column's name
-	onPresent     policy.Present
-	onStale       policy.Stale
-	// acceptReordering: an older message may overwrite a newer one.
-	acceptReordering bool
-	cols             []columns.Column // without their types
-	current          atomic.Pointer[plan]
-	mismatches       atomic.Int32 // in a row: see settleStale
-	changed          atomic.Bool  // the target has changed once: see distrust
-	doubt            atomic.Int64 // until when documents are read before they are sent, in Unix nanoseconds: see readsFirst
+	cols          []columns.Column // without their types
+	current       atomic.Pointer[plan]
+	changed       atomic.Bool  // the target has changed once: see distrust
+	doubt         atomic.Int64 // until when documents are read before they are sent, in Unix nanoseconds: see readsFirst
 }
 
 var (
@@ -74,20 +67,14 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error
 	return nil
 }
 
-// NeedsOrder is an error for an upsert that overwrites columns.
-func (s *Sink) NeedsOrder() error {
-	if s.mode != ModeUpsert || s.acceptReordering || len(s.cols) == len(s.key) {
-		return nil
-	}
-	return errors.New("mode: upsert lets the message that comes last win, and a NATS queue has no order: an older message would overwrite a newer one; " +
-		"use mode versioned if rows have a version, or set accept_reordering: true if that may be")
-}
+// NeedsOrder is an error for a mode by which an older message would undo a newer one.
+func (s *Sink) NeedsOrder() error { return s.mode.needsOrder() }
 
-// tombstones refuses messages without a value if an upsert would write NULL over a row. Such
-// a message asks to delete the row, which this mode doesn't do. An empty value is no
+// tombstones refuses messages without a value if NULL would be written over a row. Such
+// a message asks to delete the row, which no mode does. An empty value is no
 // tombstone, nor is JSON's null. NATS can't tell empty from absent, and so has none.
 func (s *Sink) tombstones(msgs []message.Message) error {
-	if s.mode == ModeInsert || !slices.ContainsFunc(s.cols, func(c columns.Column) bool {
+	if !s.mode.overwrites() || !slices.ContainsFunc(s.cols, func(c columns.Column) bool {
 		return c.Field.Kind == message.FieldValue || c.Field.Kind == message.FieldJSON
 	}) {
 		return nil

@@ -1,10 +1,12 @@
 package table
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -15,9 +17,79 @@ import (
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
 
-// A row of mode versioned takes a message if its version is above the row's, as the
-// version's type compares. NULL is the lowest version: else a row that has it would be
-// stale for ever.
+// versioned is an upsert for rows with a version. A row takes a message if its version is
+// above the row's, as the version's type compares. NULL is the lowest version: else a row
+// that has it would be stale for ever.
+type versioned struct {
+	*Sink
+	version    string // a column's name
+	onStale    policy.Stale
+	mismatches atomic.Int32 // in a row: see settle
+}
+
+func newVersioned(s *Sink, c Config) (mode, error) {
+	errs := []error{c.needsKey()}
+	switch {
+	case c.Version == "":
+		errs = append(errs, errors.New("version: mode versioned needs the column that tells which of two states is newer"))
+	case slices.Contains(c.Key, c.Version):
+		errs = append(errs, fmt.Errorf("version: %q is part of the key, so each version would be a row of its own", c.Version))
+	case len(c.Columns) > 0 && c.Columns[c.Version] == "":
+		errs = append(errs, fmt.Errorf("version: %q is not among the columns", c.Version))
+	}
+	onStale, err := choice("on_stale", c.OnStale, policy.StaleIgnore)
+	return &versioned{Sink: s, version: c.Version, onStale: onStale}, errors.Join(append(errs, err)...)
+}
+
+func (m *versioned) overwrites() bool    { return true }
+func (m *versioned) needsOrder() error   { return nil }
+func (m *versioned) check(*target) error { return nil }
+
+func (m *versioned) access(column string) access {
+	isKey := slices.Contains(m.key, column)
+	return access{inserts: true, updates: !isKey, selects: isKey || column == m.version}
+}
+
+// writer keeps the highest version of each key, the first of several.
+func (m *versioned) writer(t *target, p *plan) writer {
+	k, version := m.keyed(t, p), quote(m.version)
+	at := 1 + slices.Index(p.names, m.version)
+	return &versionedWriter{m: m, p: p, stale: m.staleSQL(t, p), sql: m.insertSQL(t, p, rowsSQL{
+		distinct: "DISTINCT ON (" + k.apart + ") ",
+		order:    fmt.Sprintf(" ORDER BY %s, %d DESC NULLS LAST, u.ord", k.apart, at),
+		conflict: k.conflict + k.overwrite + " WHERE " + newer("EXCLUDED."+version, "t."+version),
+	})}
+}
+
+// versionedWriter finds the stale messages, then writes.
+type versionedWriter struct {
+	m          *versioned
+	p          *plan
+	stale, sql string
+}
+
+func (w *versionedWriter) statements(values *columns.Values) []query {
+	return []query{{w.stale, w.p.args(values)}, {w.sql, w.p.args(values)}}
+}
+
+// queue lets the planner use an index: it would estimate that a small table is best read
+// whole, and keep that plan while the table grows.
+func (w *versionedWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
+	var stale []int64 // the messages, from 1
+	var rows int64    // to write
+	b.Queue("SET LOCAL enable_seqscan = off")
+	b.Queue(w.stale, w.p.args(values)...).QueryRow(func(row pgx.Row) error { return row.Scan(&stale, &rows) })
+	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
+	s := (&rowsWriter{w.p, w.sql}).queue(b, values)
+	s.settle = func(_ context.Context, _ sinks.Tx, batch *sinks.Batch) error {
+		if w.p.counts && s.rows != rows {
+			return w.m.mismatch(rows, s.rows)
+		}
+		w.m.mismatches.Store(0)
+		return w.m.settle(batch, stale)
+	}
+	return s
+}
 
 // newer is the condition for a version to be above another.
 func newer(version, than string) string {
@@ -30,14 +102,14 @@ func newer(version, than string) string {
 // transaction ends, but for keys without a row, which somebody else may add.
 //
 // The statement that writes compares versions once more, and keeps the highest of each key.
-func (s *Sink) staleSQL(t *target, set *columns.Set, unchanged int) string {
+func (m *versioned) staleSQL(t *target, p *plan) string {
 	var key, names, match []string
 	version := ""
-	for i, c := range set.Columns() {
-		switch expr := s.comparedExpr(t, set, i); {
-		case c.Name == s.version:
+	for i, c := range p.set.Columns() {
+		switch expr := m.comparedExpr(t, p.set, i); {
+		case c.Name == m.version:
 			version = expr
-		case slices.Contains(s.key, c.Name):
+		case slices.Contains(m.key, c.Name):
 			name := fmt.Sprintf("k%d", len(key)+1)
 			key = append(key, expr+" AS "+name)
 			names = append(names, name)
@@ -46,71 +118,49 @@ func (s *Sink) staleSQL(t *target, set *columns.Set, unchanged int) string {
 	}
 	by := strings.Join(names, ", ")
 	partition := by
-	apart := s.nullsApart(t, set)
+	apart := m.nullsApart(t, p.set)
 	if apart != "" {
 		partition += ", apart"
 	} else {
 		apart = "NULL::pg_catalog.int8"
 	}
 	return fmt.Sprintf(`WITH b AS MATERIALIZED (
-  SELECT u.ord, %s, %s AS version, %s AS apart FROM %s WHERE (%s) = $%d%s
+  SELECT u.ord, %s, %s AS version, %s AS apart FROM %s WHERE %s%s
 ), r AS (
-  SELECT b.*, pg_catalog.min(ord) OVER (PARTITION BY %[8]s ORDER BY version DESC NULLS LAST) AS first,
-         pg_catalog.row_number() OVER (PARTITION BY %[8]s ORDER BY version DESC NULLS LAST, ord) AS nth
+  SELECT b.*, pg_catalog.min(ord) OVER (PARTITION BY %[7]s ORDER BY version DESC NULLS LAST) AS first,
+         pg_catalog.row_number() OVER (PARTITION BY %[7]s ORDER BY version DESC NULLS LAST, ord) AS nth
     FROM b
 ), old AS MATERIALIZED (
-  SELECT d.*, o.version FROM (SELECT DISTINCT %[9]s FROM b ORDER BY %[9]s) AS d
-   CROSS JOIN LATERAL (SELECT t.%[10]s AS version FROM %[11]s AS t WHERE %[12]s FOR NO KEY UPDATE) AS o
+  SELECT d.*, o.version FROM (SELECT DISTINCT %[8]s FROM b ORDER BY %[8]s) AS d
+   CROSS JOIN LATERAL (SELECT t.%[9]s AS version FROM %[10]s AS t WHERE %[11]s FOR NO KEY UPDATE) AS o
 )
-SELECT coalesce(pg_catalog.array_agg(r.ord ORDER BY r.ord) FILTER (WHERE r.ord <> r.first OR known AND NOT %[13]s), '{}'),
-       pg_catalog.count(*) FILTER (WHERE r.nth = 1 AND (NOT known OR %[13]s))
-  FROM r LEFT JOIN (SELECT *, true AS is_known FROM old) AS o USING (%[9]s)
+SELECT coalesce(pg_catalog.array_agg(r.ord ORDER BY r.ord) FILTER (WHERE r.ord <> r.first OR known AND NOT %[12]s), '{}'),
+       pg_catalog.count(*) FILTER (WHERE r.nth = 1 AND (NOT known OR %[12]s))
+  FROM r LEFT JOIN (SELECT *, true AS is_known FROM old) AS o USING (%[8]s)
  CROSS JOIN LATERAL (SELECT coalesce(o.is_known, false) AS known) AS k`,
-		strings.Join(key, ", "), version, apart, set.From(), shapeFrom(unchanged), unchanged+3, set.Constants(),
-		partition, by, quote(s.version), s.sql(), strings.Join(match, " AND "), newer("r.version", "o.version"))
-}
-
-// comparedExpr is column i of a row as an index or a version compares it.
-func (s *Sink) comparedExpr(t *target, set *columns.Set, i int) string {
-	expr := set.Expr(i)
-	if c := t.attribute(set.Columns()[i].Name).collation; c != "" {
-		expr += " COLLATE " + c
-	}
-	return expr
-}
-
-// staleness is what staleSQL has found.
-type staleness struct {
-	ords []int64 // of the stale messages, from 1
-	rows int64   // to write
-}
-
-// queueStale asks for it, in the batch that writes. The planner would estimate that a small
-// table is best read whole, and keep that plan while the table grows.
-func (s *Sink) queueStale(b *pgx.Batch, p *plan, values *columns.Values, found *staleness) {
-	b.Queue("SET LOCAL enable_seqscan = off")
-	b.Queue(p.stale, s.args(p, values)...).QueryRow(func(row pgx.Row) error { return row.Scan(&found.ords, &found.rows) })
-	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
+		strings.Join(key, ", "), version, apart, p.set.From(), p.unchanged, p.set.Constants(),
+		partition, by, quote(m.version), m.sql(), strings.Join(match, " AND "), newer("r.version", "o.version"))
 }
 
 // mostMismatches is how often in a row somebody else may seem to have added a row.
 const mostMismatches = 10
 
-// settleStale says of the batch's messages which are stale, or returns an error that names
-// those to be dead-lettered.
-func (s *Sink) settleStale(p *plan, batch *sinks.Batch, found staleness, written int64) error {
-	if p.counts && written != found.rows {
-		// What is stale by now may be another message. The next try sees the row. What
-		// happens again and again is no coincidence.
-		if s.mismatches.Add(1) > mostMismatches {
-			return fmt.Errorf("%d rows were to be written, and the server wrote %d: a trigger keeps rows from being written, or the key's columns compare in another way than their unique index", found.rows, written)
-		}
-		return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: sqlstate.SerializationFailure, Message: "somebody else has added a row with a key of this batch meanwhile"}
+// mismatch is an error after another number of rows was written than staleSQL has told. What
+// is stale by now may be another message. The next try sees the row. What happens again and
+// again is no coincidence.
+func (m *versioned) mismatch(expected, written int64) error {
+	if m.mismatches.Add(1) > mostMismatches {
+		return fmt.Errorf("%d rows were to be written, and the server wrote %d: a trigger keeps rows from being written, or the key's columns compare in another way than their unique index", expected, written)
 	}
-	s.mismatches.Store(0)
+	return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: sqlstate.SerializationFailure, Message: "somebody else has added a row with a key of this batch meanwhile"}
+}
+
+// settle says of the batch's messages which are stale, or returns an error that names those
+// to be dead-lettered.
+func (m *versioned) settle(batch *sinks.Batch, stale []int64) error {
 	var refused []error
-	for _, ord := range found.ords {
-		if s.onStale == policy.StaleDeadLetter {
+	for _, ord := range stale {
+		if m.onStale == policy.StaleDeadLetter {
 			refused = append(refused, sinks.PermanentAt(int(ord-1), errStale))
 			continue
 		}

@@ -23,7 +23,7 @@ func state(key, version, text string) message.Message {
 	return msg(text, fmt.Sprintf(`{"k":%q,"v":%s}`, key, version))
 }
 
-func versioned(t *testing.T, c Config) *Sink {
+func versionedConfig(t *testing.T, c Config) *Sink {
 	t.Helper()
 	c.Name, c.Mode, c.Key, c.Version = "public.t", ModeVersioned, []string{"k"}, "v"
 	c.Columns = map[string]string{"k": "json:k", "v": "json:v", "text": "id", "by": "const:dedupd"}
@@ -40,8 +40,12 @@ func TestVersioned(t *testing.T) {
 		rows []string
 	}{
 		"alone": {"bigint", []message.Message{state("a", "6", "6"), state("b", "1", "1"), state("c", "7", "7")}, []sinks.Outcome{w, x, w}, []string{"a6", "b5", "c7"}},
-		"several of a row": {"bigint", []message.Message{state("b", "4", "i"), state("b", "6", "ii"), state("b", "8", "iii"), state("b", "7", "iv"), state("b", "8", "v")},
-			[]sinks.Outcome{x, w, w, x, x}, []string{"a5", "biii"}},
+		"several of a row": {
+			"bigint",
+			[]message.Message{state("b", "4", "i"), state("b", "6", "ii"), state("b", "8", "iii"), state("b", "7", "iv"), state("b", "8", "v")},
+			[]sinks.Outcome{x, w, w, x, x},
+			[]string{"a5", "biii"},
+		},
 		"of a new row":      {"bigint", []message.Message{state("c", "2", "2"), state("c", "1", "1"), state("c", "3", "3")}, []sinks.Outcome{w, x, w}, []string{"a5", "b5", "c3"}},
 		"no version":        {"bigint", []message.Message{state("a", "null", "none"), state("c", "null", "none"), state("c", "null", "again"), state("c", "0", "0")}, []sinks.Outcome{x, w, x, w}, []string{"a5", "b5", "c0"}},
 		"numbers as such":   {"numeric", []message.Message{state("a", "5.0", "same"), state("b", "10", "10")}, []sinks.Outcome{x, w}, []string{"a5", "b10"}},
@@ -60,7 +64,7 @@ func TestVersioned(t *testing.T) {
 			if strings.Contains(name, "a row without") {
 				exec(t, pool, `INSERT INTO t VALUES ('null', NULL, 'old')`)
 			}
-			got, err := outcomes(t, pool, versioned(t, Config{}), c.msgs...)
+			got, err := outcomes(t, pool, versionedConfig(t, Config{}), c.msgs...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -76,7 +80,7 @@ func TestOnStale(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t).Pool(t)
 	exec(t, pool, `CREATE TABLE t (k text PRIMARY KEY, v bigint, text text, by text); INSERT INTO t VALUES ('a', 5, 'old')`)
-	s := versioned(t, Config{OnStale: policy.StaleDeadLetter})
+	s := versionedConfig(t, Config{OnStale: policy.StaleDeadLetter})
 	_, err := outcomes(t, pool, s, state("b", "1", "new"), state("a", "5", "stale"), state("a", "6", "new"))
 	if bad := sinks.AllPermanent(err); len(bad) != 1 || bad[1] == nil || !strings.Contains(err.Error(), "on_stale is dead_letter") {
 		t.Errorf("the error is %v", err)
@@ -90,7 +94,7 @@ func TestVersionedInAnyOrder(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t).Pool(t)
 	exec(t, pool, `CREATE TABLE t (k text PRIMARY KEY, v bigint, text text, by text)`)
-	s := versioned(t, Config{})
+	s := versionedConfig(t, Config{})
 	const rows, versions, workers = 20, 60, 4
 	var all []message.Message
 	for k := range rows {
@@ -135,7 +139,7 @@ func TestARowAddedMeanwhile(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t).Pool(t)
 	exec(t, pool, `CREATE TABLE t (k text PRIMARY KEY, v bigint, text text, by text)`)
-	s := versioned(t, Config{})
+	s := versionedConfig(t, Config{})
 	err := inTx(t, pool, func(other pgx.Tx) error {
 		if _, err := other.Exec(t.Context(), `INSERT INTO t VALUES ('a', 9, 'other', 'us')`); err != nil {
 			return err
@@ -186,7 +190,7 @@ func TestAVersionThatCannotBeCompared(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t).Pool(t)
 	exec(t, pool, `CREATE TABLE t (k text PRIMARY KEY, v json, text text, by text)`)
-	if err := prepare(t, pool, versioned(t, Config{})); err == nil || !strings.Contains(err.Error(), "json") {
+	if err := prepare(t, pool, versionedConfig(t, Config{})); err == nil || !strings.Contains(err.Error(), "json") {
 		t.Errorf("the error is %v", err)
 	}
 }

@@ -1,0 +1,80 @@
+package table
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// upsert adds a row, or overwrites the one with its key.
+type upsert struct {
+	*Sink
+	// acceptReordering: an older message may overwrite a newer one.
+	acceptReordering bool
+}
+
+func newUpsert(s *Sink, c Config) (mode, error) {
+	return &upsert{s, c.AcceptReordering}, c.needsKey()
+}
+
+func (m *upsert) overwrites() bool    { return true }
+func (m *upsert) check(*target) error { return nil }
+
+func (m *upsert) access(column string) access {
+	isKey := slices.Contains(m.key, column)
+	return access{inserts: true, updates: !isKey, selects: isKey}
+}
+
+// needsOrder is an error for an upsert that overwrites columns.
+func (m *upsert) needsOrder() error {
+	if m.acceptReordering || len(m.cols) == len(m.key) {
+		return nil
+	}
+	return errors.New("mode: upsert lets the message that comes last win, and a NATS queue has no order: an older message would overwrite a newer one; " +
+		"use mode versioned if rows have a version, or set accept_reordering: true if that may be")
+}
+
+// writer keeps the last message of each key, since one statement can't update a row twice.
+func (m *upsert) writer(t *target, p *plan) writer {
+	k := m.keyed(t, p)
+	return &rowsWriter{p, m.insertSQL(t, p, rowsSQL{
+		distinct: "DISTINCT ON (" + k.apart + ") ",
+		order:    " ORDER BY " + k.apart + ", u.ord DESC",
+		conflict: k.conflict + k.overwrite,
+	})}
+}
+
+// keyed are the parts of a statement that a key adds.
+//
+// Rows are written in key order, so that two workers with keys in common lock them in the
+// same order and can't deadlock. The key's columns are named by their number in the select
+// list: they are then cast once, and compared as they will be stored.
+type keyed struct {
+	numbers  string // of the key's columns
+	apart    string // numbers, and what keeps NULLs apart
+	conflict string // ON CONFLICT (key)
+	// overwrite is what else an upsert does with a row that is there: DO UPDATE SET all other
+	// columns, or DO NOTHING if there are none.
+	overwrite string
+}
+
+func (s *Sink) keyed(t *target, p *plan) keyed {
+	var numbers, others []string
+	for i, name := range p.names {
+		if slices.Contains(s.key, name) {
+			numbers = append(numbers, fmt.Sprint(i+1))
+		} else {
+			others = append(others, fmt.Sprintf("%s = EXCLUDED.%[1]s", quote(name)))
+		}
+	}
+	k := keyed{numbers: strings.Join(numbers, ", "), overwrite: " DO NOTHING"}
+	k.apart, k.conflict = k.numbers, " ON CONFLICT ("+strings.Join(quoted(s.key), ", ")+")"
+	if apart := s.nullsApart(t, p.set); apart != "" {
+		k.apart += ", " + apart
+	}
+	if len(others) > 0 {
+		k.overwrite = " DO UPDATE SET " + strings.Join(others, ", ")
+	}
+	return k
+}
