@@ -107,7 +107,7 @@ func (p *Processor) transactOn(ctx context.Context, t *txn) (all []tally, err er
 	p.Metrics.claim.Observe(claimed.Sub(start).Seconds())
 
 	if err := t.write(ctx, p.Sink); err != nil {
-		return nil, &sinkError{err}
+		return nil, t.sinkFailed(err)
 	}
 	p.Metrics.sink.Observe(time.Since(claimed).Seconds())
 

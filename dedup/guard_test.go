@@ -243,6 +243,7 @@ func TestSummariesOfHoldsQuoteNoMessage(t *testing.T) {
 			f.Identity, _ = message.NewIdentity([]string{"header:id"}, 4)
 		}, []string{secret}, "position 0"},
 		"on_conflict is stop": {func(f *fixture) { f.OnConflict = policy.ConflictStop }, []string{secret + "=1", secret + "=2"}, "position 1"},
+		"the sink holds":      {func(f *fixture) { f.Sink = holding{f.sink} }, []string{secret, secret + "2=hold"}, "position 1"},
 		"too many dead letters": {func(f *fixture) {
 			f.exec(`ALTER TABLE public.rows ADD COLUMN n2 integer GENERATED ALWAYS AS (value::integer) STORED`)
 		}, []string{"a=" + secret, "b=" + secret, "c=" + secret}, "22P02"},

@@ -252,7 +252,10 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 		return r, err
 	}
 	if err := t.write(ctx, p.Sink); err != nil {
-		return r, &sinkError{err}
+		if err = t.sinkFailed(err); errors.As(err, &held) {
+			return r, &refusal{ReplayDead, rejection{reason: held.Err.Error()}}
+		}
+		return r, err
 	}
 	r.Outcome = ReplayDuplicate
 	if it.outcome.applied() {

@@ -88,6 +88,57 @@ func TestAReplayBooksWhatTheSinkSays(t *testing.T) {
 	f.wantBooks(l, books{applied: 2, stale: 1, next: 2})
 }
 
+// A message that its sink holds its lane for holds that lane alone: the error names the
+// lane, the position and the id.
+func TestASinkHoldsALane(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.Sink = holding{f.sink}
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
+	batch := other.batch("a", "b", "a", "c=hold", "d=hold")
+	err := f.Handle(t.Context(), []lane.Batch{l.batch("x", "", "y"), batch})
+	wantHold(t, err, "orders/1", `position 3, id "c": not yet`)
+	var held *lane.HoldError
+	if errors.As(err, &held); held.Lane != batch.Lane || strings.Contains(held.Summary, `"c"`) || !strings.Contains(held.Summary, "position 3") {
+		t.Errorf("the hold is %+v", held)
+	}
+	f.wantBooks(l, books{})
+	f.wantDead()
+
+	f.Sink = f.sink
+	f.handle(batch)
+	f.wantBooks(other, books{applied: 4, resent: 1, next: 5})
+}
+
+// A dead letter that its sink would hold the lane for stays one.
+func TestAReplayThatTheSinkHolds(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.sink.fail = func(*message.Message) error { return sinks.Permanent(errors.New("not now")) }
+	l := f.acquire("kafka", "orders/0")
+	f.handle(l.batch("a=hold", "b"))
+	f.sink.fail, f.Sink = nil, holding{f.sink}
+	if r := f.replay(f.deadLetters()[0].ID); r.Outcome != dedup.ReplayDead || r.Reason != `position 0, id "a": not yet` {
+		t.Errorf("%+v", r)
+	}
+	f.wantDead("poison@0", "poison@1")
+}
+
+// holding is a sink that holds the lane of a message with the value hold.
+type holding struct{ sinks.Sink }
+
+func (s holding) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	if err := s.Sink.Write(ctx, tx, batch); err != nil {
+		return err
+	}
+	for i, m := range batch.Messages() {
+		if string(m.Value) == "hold" {
+			return sinks.HoldAt(i, errors.New("not yet"))
+		}
+	}
+	return nil
+}
+
 // A message that the target didn't need is no proof that its table can be written: see
 // doubts.
 func TestAStaleMessageProvesNothing(t *testing.T) {

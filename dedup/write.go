@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -33,6 +34,23 @@ func (t *txn) write(ctx context.Context, sink sinks.Sink) (err error) {
 		return errors.New("the sink ended the transaction it was given: its effect may be committed without its claims; it must neither commit nor roll back")
 	}
 	return t.report(batch)
+}
+
+// sinkFailed is the sink's error, or the hold of a lane that it asks for.
+func (g *group) sinkFailed(err error) error {
+	index, why, ok := sinks.AsHold(err)
+	if !ok {
+		return &sinkError{err}
+	}
+	it := g.newItem(index)
+	if it == nil {
+		return &sinkError{err}
+	}
+	m := g.message(it)
+	return &lane.HoldError{
+		Lane: m.Position.Lane, Err: fmt.Errorf("position %d, id %.100q: %w", m.Position.Offset, m.ID, why),
+		Summary: fmt.Sprintf("position %d: the sink holds the lane at this message; the log says why", m.Position.Offset),
+	}
 }
 
 // report gives the messages that the sink was given the outcomes that it says.

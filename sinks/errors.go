@@ -31,6 +31,36 @@ func PermanentAt(index int, err error) error {
 	return &permanentError{index, err}
 }
 
+// holdError marks an error that holds a message's lane.
+type holdError struct {
+	index int // of the message in Write's msgs
+	err   error
+}
+
+func (e *holdError) Error() string { return e.err.Error() }
+func (e *holdError) Unwrap() error { return e.err }
+
+// HoldAt says that msgs[index] of this call of Write can't be written until somebody changes
+// something, and that nothing of its lane may be written before: a policy of "stop". Nothing
+// of the batch is written, and the message's lane is held; other lanes go on. Nil stays nil.
+//
+// Any other error that is neither permanent nor passing holds all lanes of the transaction.
+func HoldAt(index int, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &holdError{index, err}
+}
+
+// AsHold reports whether err was made by HoldAt, and for which message and why.
+func AsHold(err error) (index int, why error, ok bool) {
+	var h *holdError
+	if !errors.As(err, &h) {
+		return -1, nil, false
+	}
+	return h.index, h.err, true
+}
+
 // AsPermanent reports whether err was made by Permanent or PermanentAt, and the index of the
 // message at fault (-1: not known).
 func AsPermanent(err error) (index int, ok bool) {

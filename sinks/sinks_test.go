@@ -48,6 +48,22 @@ func TestAllPermanent(t *testing.T) {
 	}
 }
 
+func TestHoldAt(t *testing.T) {
+	cause := errors.New("cause")
+	err := fmt.Errorf("write: %w", errors.Join(errors.New("x"), HoldAt(3, cause)))
+	if index, why, ok := AsHold(err); index != 3 || why != cause || !ok || !errors.Is(err, cause) {
+		t.Errorf("AsHold gives %d, %v, %v", index, why, ok)
+	}
+	for _, err := range []error{nil, cause, HoldAt(1, nil), PermanentAt(1, cause)} {
+		if index, why, ok := AsHold(err); ok {
+			t.Errorf("AsHold(%v) gives %d, %v", err, index, why)
+		}
+	}
+	if _, ok := AsPermanent(err); ok {
+		t.Error("a message that holds its lane is permanent")
+	}
+}
+
 type nothing struct{}
 
 func (nothing) Write(context.Context, Tx, *Batch) error { return nil }

@@ -1,12 +1,14 @@
 package statement
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
@@ -21,7 +23,25 @@ type Config struct {
 	// Columns are those of batch, as name: FIELD or FIELD::TYPE. Default: id, key, value,
 	// topic, lane, position and time, each from the place of that name.
 	Columns map[string]string `yaml:"columns"`
+	// Expect is returned if SQL returns the column ord of every message that it has applied:
+	// the others weren't as the target expects. Default: SQL applies all.
+	Expect Expectation `yaml:"expect"`
+	// OnMismatch says what happens to a message whose ord SQL doesn't return: dead_letter (the
+	// default), ignore or stop.
+	OnMismatch policy.Mismatch `yaml:"on_mismatch"`
 }
+
+// Expectation says how the statement reports what it has applied.
+type Expectation string
+
+const (
+	// ExpectNothing is of a statement that applies all messages.
+	ExpectNothing Expectation = ""
+	// ExpectReturned is of one that returns the column ord of those that it has applied.
+	ExpectReturned Expectation = "returned"
+)
+
+func (Expectation) Values() []string { return policy.Values(ExpectNothing, ExpectReturned) }
 
 var defaultColumns = map[string]string{
 	"id": "id", "key": "key", "value": "value", "topic": "topic", "lane": "lane", "position": "position", "time": "time",
@@ -57,9 +77,17 @@ func New(decode func(into any) error) (sinks.Sink, error) {
 
 // Sink makes the sink. It checks what needs no database.
 func (c Config) Sink() (*Sink, error) {
-	s := &Sink{}
+	s := &Sink{returns: c.Expect == ExpectReturned, onMismatch: cmp.Or(c.OnMismatch, policy.MismatchDeadLetter)}
 	var errs []error
 	var err error
+	if err = policy.Check(c.Expect); err != nil {
+		errs = append(errs, fmt.Errorf("expect: %w", err))
+	}
+	if err = policy.Check(s.onMismatch); err != nil {
+		errs = append(errs, fmt.Errorf("on_mismatch: %w", err))
+	} else if c.OnMismatch != "" && c.Expect == ExpectNothing {
+		errs = append(errs, errors.New("on_mismatch: only a statement with expect: returned can tell"))
+	}
 	if s.sql, err = parse(c.SQL); err != nil {
 		errs = append(errs, fmt.Errorf("sql: %w", err))
 	}

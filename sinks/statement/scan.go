@@ -167,10 +167,10 @@ var (
 // parsed is the operator's statement, split where batch goes in.
 type parsed struct {
 	recursive bool
-	// ctes has the operator's own and the rest of the statement, if it begins with WITH.
+	// ctes are the operator's own, if it begins with WITH.
 	ctes string
-	// rest is the statement, if it doesn't.
-	rest string
+	// main is what comes after them.
+	main string
 }
 
 // parse checks what needs no server. The error joins all faults.
@@ -215,19 +215,47 @@ func parse(sql string) (parsed, error) {
 	if len(errs) > 0 {
 		return parsed{}, errors.Join(errs...)
 	}
-	p := parsed{rest: sql}
+	p := parsed{main: sql}
 	if first.kind == word && first.text == "with" {
 		after := first.end
 		if len(tokens) > 1 && tokens[1].kind == word && tokens[1].text == "recursive" {
 			p.recursive, after = true, tokens[1].end
 		}
-		p.ctes, p.rest = sql[after:], ""
+		main := mainStart(sql, tokens)
+		p.ctes, p.main = sql[after:main], sql[main:]
 	}
 	return p, nil
 }
 
+// mainStart is where the statement begins that follows the common table expressions: at the
+// first word outside parentheses that begins one and is no expression's name.
+func mainStart(sql string, tokens []token) int {
+	depth := 0
+	for i, t := range tokens[1:] {
+		before := tokens[i]
+		switch {
+		case t.kind == other && (sql[t.start] == '(' || sql[t.start] == ')'):
+			if depth == 0 && before.kind == other && sql[before.start] == ')' {
+				return t.start // a SELECT in parentheses
+			}
+			if depth++; sql[t.start] == ')' {
+				depth -= 2
+			}
+		case depth > 0 || t.kind != word || !slices.Contains(starters, t.text):
+		case before.kind == other && sql[before.start] == ',', before.kind == word && (before.text == "with" || before.text == "recursive"):
+			// WITH update AS (...), insert AS (...)
+		default:
+			return t.start
+		}
+	}
+	return len(sql)
+}
+
 // join puts the definition of batch in front.
-func (p parsed) join(batch string) string {
+func (p parsed) join(batch string) string { return p.with(batch) + "\n" + p.main }
+
+// with are the common table expressions, that of batch first.
+func (p parsed) with(batch string) string {
 	with := "WITH "
 	if p.recursive {
 		with = "WITH RECURSIVE "
@@ -235,5 +263,11 @@ func (p parsed) join(batch string) string {
 	if p.ctes != "" {
 		return with + batch + "," + p.ctes
 	}
-	return with + batch + "\n" + p.rest
+	return with + batch
+}
+
+// checked is a statement that the server refuses unless p's returns a column ord of an
+// integer type.
+func (p parsed) checked(batch string) string {
+	return p.with(batch) + ", dedupd_returned AS MATERIALIZED (\n" + p.main + "\n) SELECT r." + ordinal + " OPERATOR(pg_catalog.&) 0::pg_catalog.int8 FROM dedupd_returned AS r"
 }
