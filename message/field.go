@@ -102,6 +102,35 @@ func (f Field) String() string {
 // one counts.
 func (f Field) JSON(doc []byte) gjson.Result { return gjson.GetBytes(doc, f.path) }
 
+// NullIn reports whether a JSON document has a null at the field's path, or on the way there:
+// whoever says that there is no customer says that the customer has no name. The document
+// must be valid.
+func (f Field) NullIn(doc []byte) bool {
+	for path := f.path; path != ""; path = parentPath(path) {
+		if r := gjson.GetBytes(doc, path); r.Exists() {
+			return r.Type == gjson.Null
+		}
+	}
+	return gjson.ParseBytes(doc).Type == gjson.Null
+}
+
+// parentPath cuts the last part off a compiled path. It is empty if there is only one.
+func parentPath(path string) string {
+	for i := len(path) - 1; i > 0; i-- {
+		if path[i] != '.' {
+			continue
+		}
+		escapes := 0
+		for escapes < i && path[i-escapes-1] == '\\' {
+			escapes++
+		}
+		if escapes%2 == 0 {
+			return path[:i]
+		}
+	}
+	return ""
+}
+
 // compilePath turns "order.items.0.id" into gjson's form. A dot within a key is written
 // "\."; gjson's query language is not offered: a path always means one place.
 func compilePath(path string) (string, error) {

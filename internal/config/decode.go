@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/goccy/go-yaml"
+
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 // decoder fills Go values from nodes. It goes on after a problem, to report all of
@@ -48,6 +50,9 @@ func (d *decoder) note(path string, line, column int, n *node) {
 // decode fills the settable v from n. A key without a value leaves v as it is.
 func (d *decoder) decode(n *node, path string, v reflect.Value) {
 	if n.kind == nullNode {
+		if p, ok := v.Interface().(policy.Policy); ok && v.Kind() == reflect.String && n.text == "null" && slices.Contains(p.Values(), n.text) {
+			v.SetString(n.text) // it is the policy's name, as in absent: null
+		}
 		return
 	}
 	if v.Kind() == reflect.Pointer {

@@ -151,6 +151,9 @@ func (b *builder) build(from ast.Node, depth int) *node {
 	}
 	switch x := from.(type) {
 	case *ast.NullNode:
+		if x.Token.Type == token.NullType {
+			n.text = x.Token.Value
+		}
 	case *ast.StringNode:
 		n.scalar(x.Value)
 		n.quoted = x.Token.Type == token.SingleQuoteType || x.Token.Type == token.DoubleQuoteType

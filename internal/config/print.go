@@ -125,7 +125,7 @@ func (p *printer) texts(name string, list []string, path string, indent int) {
 func (p *printer) value(head, key string, n *node, path string, indent int) {
 	empty := ""
 	switch {
-	case n.kind == nullNode && key == "":
+	case n.kind == nullNode && (key == "" || n.text == "null"): // which a policy may mean
 		empty = " null"
 	case n.kind == mapNode && len(n.entries) == 0:
 		empty = " {}"

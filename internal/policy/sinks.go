@@ -44,3 +44,16 @@ const (
 )
 
 func (Mismatch) Values() []string { return Values(MismatchDeadLetter, MismatchIgnore, MismatchStop) }
+
+// Absent says what happens to a column whose place isn't there in a message: a header that it
+// doesn't have, or a path that leads nowhere. A null is there.
+type Absent string
+
+const (
+	// AbsentKeep leaves the column as it is. A new row gets the column's default.
+	AbsentKeep Absent = "keep"
+	// AbsentNull writes NULL.
+	AbsentNull Absent = "null"
+)
+
+func (Absent) Values() []string { return Values(AbsentKeep, AbsentNull) }

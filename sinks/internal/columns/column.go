@@ -60,6 +60,19 @@ type Column struct {
 	Name  string
 	Field message.Field
 	Type  Type
+	// Keeps: a message without the column's place leaves the column as it is. Values.Absent
+	// then tells which messages those are.
+	Keeps bool
+}
+
+// MayBeAbsent reports whether a message may be without a place: a header that isn't there, a
+// path that leads nowhere, no key, no value, no time. A null is there.
+func MayBeAbsent(f message.Field) bool {
+	switch f.Kind {
+	case message.FieldHeader, message.FieldJSON, message.FieldKey, message.FieldValue, message.FieldTime:
+		return true
+	}
+	return false
 }
 
 // CheckName refuses a name that Postgres would cut, or can't hold.
@@ -183,8 +196,15 @@ func NewSet(cols []Column) (*Set, error) {
 // Columns returns the columns that the set was made of, in their order.
 func (s *Set) Columns() []Column { return s.cols }
 
+// Array is one more array parameter for From, with an element for each row.
+type Array struct {
+	Name, Type string // Type without []
+	Param      int
+}
+
 // From is the FROM item with one row u for each message, in their order; u.ord counts from 1.
-func (s *Set) From() string {
+// More arrays are further columns of u. They need a column that is an array.
+func (s *Set) From(more ...Array) string {
 	if s.rows > 0 {
 		return "pg_catalog.generate_series(1, $" + strconv.Itoa(s.rows) + "::pg_catalog.int8) AS u(ord)"
 	}
@@ -199,6 +219,10 @@ func (s *Set) From() string {
 		}
 		fmt.Fprintf(&args, "pg_catalog.unnest($%d::%s)", s.param[i], array)
 		fmt.Fprintf(&names, "c%d, ", i+1)
+	}
+	for _, a := range more {
+		fmt.Fprintf(&args, ", pg_catalog.unnest($%d::%s[])", a.Param, a.Type)
+		names.WriteString(a.Name + ", ")
 	}
 	return "ROWS FROM (" + args.String() + ") WITH ORDINALITY AS u(" + names.String() + "ord)"
 }

@@ -44,7 +44,7 @@ func column(t testing.TB, name, place string, typ Type) Column {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Column{name, f, typ}
+	return Column{Name: name, Field: f, Type: typ}
 }
 
 func TestSQL(t *testing.T) {

@@ -48,7 +48,7 @@ func (s *Set) encode(msgs []message.Message, e *encoder) (*Values, error) {
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
 	}
-	return &Values{set: s, slots: e.slots, n: len(msgs)}, nil
+	return &Values{set: s, slots: e.slots, absent: e.absent, n: len(msgs)}, nil
 }
 
 // slot holds one column's array. The column's wire says which one is used.
@@ -64,6 +64,8 @@ type slot struct {
 type encoder struct {
 	set    *Set
 	slots  []slot
+	absent masks
+	n      int  // messages
 	unread bool // see EncodeUnread
 	m      *message.Message
 	doc    docState // of m
@@ -71,7 +73,7 @@ type encoder struct {
 }
 
 func newEncoder(s *Set, n int) *encoder {
-	e := &encoder{set: s, slots: make([]slot, len(s.cols))}
+	e := &encoder{set: s, slots: make([]slot, len(s.cols)), n: n}
 	for i, w := range s.wires {
 		switch c := &e.slots[i]; w {
 		case wireText:
@@ -103,6 +105,7 @@ func (e *encoder) message(i int) error {
 			}
 		case message.FieldTime:
 			if e.m.Time.IsZero() {
+				e.nothing(c, i)
 				continue
 			}
 			if err := checkTime(e.m.Time); err != nil {
@@ -116,6 +119,8 @@ func (e *encoder) message(i int) error {
 		text, ok, err := e.text(col)
 		if err == nil && ok {
 			err = e.put(c, i, text)
+		} else if err == nil {
+			e.nothing(c, i)
 		}
 		if err != nil {
 			return fmt.Errorf("column %q from %s: %w", col.Name, col.Field, err)

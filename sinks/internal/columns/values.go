@@ -4,9 +4,10 @@ import "github.com/jackc/pgx/v5"
 
 // Values has the messages of one Write as columns.
 type Values struct {
-	set   *Set
-	slots []slot
-	n     int // rows
+	set    *Set
+	slots  []slot
+	absent masks // nil: nothing is
+	n      int   // rows
 }
 
 // Args are the parameters for From and Expr.
