@@ -34,13 +34,25 @@ type attribute struct {
 	mayUpdate bool
 	maySelect bool
 	domain    bool
-	collation string // as SQL, if it isn't the type's own
-	typ       columns.Type
+	// collation is the one to compare by, as SQL, if it isn't the type's own: see adoptKey.
+	collation string
+	// equals and isAbove are the type's own operators, as SQL; empty: it has none.
+	equals, isAbove string
+	equalsOID       uint32
+	nullsEqual      bool // in the key's unique index
+	typ             columns.Type
 }
 
 // uniqueIndex is one that ON CONFLICT can go by.
 type uniqueIndex struct {
-	columns          []string // sorted
+	name    string
+	columns []string // sorted
+	// Of each column: the collation, as SQL, if it isn't both the type's own and the column's; whether that takes
+	// different texts for equal; the operator class, and its = operator.
+	collations       []string
+	folds            []bool
+	classes          []string
+	equals           []uint32
 	nullsNotDistinct bool
 }
 
@@ -74,9 +86,11 @@ SELECT c.relkind::pg_catalog.text, NOT c.relhasrules AND NOT c.relrowsecurity,
        pg_catalog.has_column_privilege(c.oid, a.attnum, 'UPDATE'),
        pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT'),
        t.typtype = 'd',
-       coalesce((SELECT pg_catalog.quote_ident(ln.nspname) || '.' || pg_catalog.quote_ident(l.collname)
+       coalesce((SELECT ` + collationName + `
                    FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace ln ON ln.oid = l.collnamespace
                   WHERE l.oid = a.attcollation AND a.attcollation <> b.typcollation), ''),
+       coalesce(` + operatorSQL(operatorName, 3) + `, ''), coalesce(` + operatorSQL(operatorName, 5) + `, ''),
+       coalesce(` + operatorSQL("o.oid", 3) + `, 0),
        ` + columns.CastName("coalesce(d.typmod, a.atttypmod)") + `,
        pg_catalog.format_type(a.atttypid, a.atttypmod), b.oid, b.typcategory::pg_catalog.text,
        CASE WHEN b.typcategory = 'A' THEN coalesce(e.oid, b.typelem) ELSE 0 END
@@ -88,20 +102,36 @@ SELECT c.relkind::pg_catalog.text, NOT c.relhasrules AND NOT c.relrowsecurity,
   JOIN pg_catalog.pg_type b ON b.oid = coalesce(d.oid, a.atttypid)
   JOIN pg_catalog.pg_namespace bn ON bn.oid = b.typnamespace
   LEFT JOIN bases e ON e.of = b.typelem
+  LEFT JOIN LATERAL (` + classSQL + `) AS k ON true
  WHERE n.nspname = $1 AND c.relname = $2
  ORDER BY a.attnum`
 
 // uniqueSQL returns the unique indexes that ON CONFLICT (columns) can infer: not partial, on
 // plain columns, not deferrable. indnullsnotdistinct came with Postgres 15, so it is read in a
 // way that works without it.
-const uniqueSQL = `
-SELECT (SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C")
-          FROM pg_catalog.pg_attribute a
-         WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::pg_catalog.int2[])[0:i.indnkeyatts - 1])),
+var uniqueSQL = `
+WITH RECURSIVE ` + columns.Domains + `
+SELECT x.relname::pg_catalog.text, u.columns, u.collations, u.folds, u.classes, u.equals,
        coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::pg_catalog.bool, false)
   FROM pg_catalog.pg_namespace n
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
   JOIN pg_catalog.pg_index i ON i.indrelid = c.oid
+  JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid
+ CROSS JOIN LATERAL (
+       SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C") AS columns,
+              pg_catalog.array_agg(CASE WHEN l.oid <> b.typcollation OR l.oid <> a.attcollation THEN ` + collationName + ` ELSE '' END ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C") AS collations,
+              pg_catalog.array_agg(NOT coalesce(l.collisdeterministic, true) ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C") AS folds,
+              pg_catalog.array_agg(k.opcname::pg_catalog.text ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C") AS classes,
+              pg_catalog.array_agg(coalesce(` + operatorSQL("o.oid", 3) + `, 0) ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C") AS equals
+         FROM ROWS FROM (pg_catalog.unnest(i.indkey::pg_catalog.int2[]), pg_catalog.unnest(i.indcollation::pg_catalog.oid[]),
+                         pg_catalog.unnest(i.indclass::pg_catalog.oid[])) WITH ORDINALITY AS p (attnum, coll, class, nth)
+         JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = p.attnum
+         JOIN pg_catalog.pg_opclass k ON k.oid = p.class
+         LEFT JOIN bases d ON d.of = a.atttypid
+         JOIN pg_catalog.pg_type b ON b.oid = coalesce(d.oid, a.atttypid)
+         LEFT JOIN pg_catalog.pg_collation l ON l.oid = p.coll
+         LEFT JOIN pg_catalog.pg_namespace ln ON ln.oid = l.collnamespace
+        WHERE p.nth <= i.indnkeyatts) AS u
  WHERE n.nspname = $1 AND c.relname = $2 AND i.indisunique AND i.indisvalid AND i.indimmediate
    AND i.indpred IS NULL AND i.indexprs IS NULL
  ORDER BY i.indexrelid`
@@ -135,7 +165,7 @@ func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
 		t.attributes, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (a attribute, err error) {
 			var category string
 			err = row.Scan(&t.kind, &t.plain, &t.fills, &t.mayUse, &a.name, &a.notNull, &a.hasValue, &a.generated, &a.always,
-				&a.mayInsert, &a.mayUpdate, &a.maySelect, &a.domain, &a.collation,
+				&a.mayInsert, &a.mayUpdate, &a.maySelect, &a.domain, &a.collation, &a.equals, &a.isAbove, &a.equalsOID,
 				&a.typ.Cast, &a.typ.Name, &a.typ.OID, &category, &a.typ.Element)
 			if category != "" {
 				a.typ.Category = category[0]
@@ -146,7 +176,7 @@ func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
 	})
 	b.Queue(uniqueSQL, s.schema, s.table).Query(func(rows pgx.Rows) (err error) {
 		t.unique, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (u uniqueIndex, err error) {
-			err = row.Scan(&u.columns, &u.nullsNotDistinct)
+			err = row.Scan(&u.name, &u.columns, &u.collations, &u.folds, &u.classes, &u.equals, &u.nullsNotDistinct)
 			return u, err
 		})
 		return err
@@ -159,6 +189,7 @@ func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
 	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return nil, fmt.Errorf("read the catalog: %w", err)
 	}
+	s.adoptKey(t)
 	return t, nil
 }
 

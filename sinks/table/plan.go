@@ -97,12 +97,3 @@ func (s *Sink) nullsApart(t *target, set *columns.Set) string {
 	}
 	return "CASE WHEN " + strings.Join(null, " OR ") + " THEN u.ord END"
 }
-
-// comparedExpr is column i of a row as an index or a version compares it.
-func (s *Sink) comparedExpr(t *target, set *columns.Set, i int) string {
-	expr := set.Expr(i)
-	if c := t.attribute(set.Columns()[i].Name).collation; c != "" {
-		expr += " COLLATE " + c
-	}
-	return expr
-}

@@ -1,6 +1,7 @@
 package table
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,7 +128,7 @@ func (s *Sink) check(t *target) error {
 	if err := s.mode.check(t); err != nil {
 		errs = append(errs, err)
 	}
-	if err := s.checkKey(t); err != nil {
+	if err := cmp.Or(s.checkKey(t), s.checkCompared(t)); err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

@@ -57,7 +57,7 @@ func (w *presentWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
 
 // presentSQL is a keyed insert that returns how many rows it has added, and which messages
 // found a row with their key: one that was there, or that an earlier message of the batch
-// has added. A NULL in the key is found nowhere.
+// has added. A NULL in the key is found nowhere, unless the index takes NULLs for equal.
 func (m *insert) presentSQL(t *target, p *plan) string {
 	exprs := m.exprs(t, p)
 	n := len(exprs)
@@ -67,8 +67,10 @@ func (m *insert) presentSQL(t *target, p *plan) string {
 		names[i], casts[i], all[i] = quote(c.Name), exprs[i]+" AS "+col, col
 		if slices.Contains(m.key, c.Name) {
 			key = append(key, col)
-			match = append(match, fmt.Sprintf("p.%s = b.%s", quote(c.Name), col))
-			null = append(null, "b."+col+" IS NOT NULL")
+			match = append(match, t.matches(c.Name, "p."+quote(c.Name), "b."+col))
+			if a := t.attribute(c.Name); !a.notNull && !a.nullsEqual {
+				null = append(null, "b."+col+" IS NOT NULL AND ")
+			}
 		}
 	}
 	returned := make([]string, len(m.key))
@@ -80,10 +82,10 @@ func (m *insert) presentSQL(t *target, p *plan) string {
 p AS (INSERT INTO %s AS t (%s) SELECT %s FROM b ORDER BY %s, ord ON CONFLICT (%s) DO NOTHING RETURNING %s)
 SELECT (SELECT pg_catalog.count(*) FROM p), coalesce((SELECT pg_catalog.array_agg(b.ord ORDER BY b.ord)
   FROM (SELECT b.*, pg_catalog.row_number() OVER (PARTITION BY %s ORDER BY ord) AS nth FROM b) AS b
- WHERE %s AND (b.nth > 1 OR NOT EXISTS (SELECT FROM p WHERE %s))), '{}')`,
+ WHERE %s(b.nth > 1 OR NOT EXISTS (SELECT FROM p WHERE %s))), '{}')`,
 		strings.Join(casts, ", "), p.set.From(), p.unchanged,
 		m.sql(), strings.Join(names, ", "), strings.Join(all, ", "), by, strings.Join(quoted(m.key), ", "), strings.Join(returned, ", "),
-		by, strings.Join(null, " AND "), strings.Join(match, " AND "))
+		by, strings.Join(null, ""), strings.Join(match, " AND "))
 }
 
 // compareSQL tells which of some messages ($1 after the batch's parameters) have the row
@@ -94,25 +96,21 @@ func (m *insert) compareSQL(t *target, p *plan) string {
 		if c.Field.Kind == message.FieldNow {
 			continue
 		}
-		cast := byText(t.attribute(c.Name).typ)
-		op := " IS NOT DISTINCT FROM "
+		is := t.same
 		if slices.Contains(m.key, c.Name) {
-			op = " = " // which the index serves
+			is = t.matches // which the index serves
 		}
-		same = append(same, fmt.Sprintf("t.%s%s%s(%s)%[2]s", quote(c.Name), cast, op, m.comparedExpr(t, p.set, i)))
+		same = append(same, is(c.Name, "t."+quote(c.Name), m.comparedExpr(t, p.set, i)))
 	}
 	return fmt.Sprintf(`SELECT coalesce(pg_catalog.array_agg(u.ord), '{}') FROM %s WHERE u.ord = ANY ($%d::pg_catalog.int8[]) AND EXISTS (SELECT FROM %s AS t WHERE %s)%s`,
-		p.set.From(), p.params+1, m.sql(), strings.Join(same, " AND "), p.set.Constants())
+		p.set.From(), p.params+1, m.rows(t), strings.Join(same, " AND "), p.set.Constants())
 }
 
-// byText is a cast to text for types without an equality, or with one that asks for
-// something else: json, xml, what may hold them, and geometric types.
-func byText(t columns.Type) string {
+// byText reports whether values compare as texts: types without an equality, or with one
+// that asks for something else. These are json, xml, what may hold them, and geometric types.
+func byText(t columns.Type) bool {
 	const json, xml = 114, 142
-	if t.OID == json || t.OID == xml || t.Element == json || t.Element == xml || t.Category == 'C' || t.Category == 'G' {
-		return "::pg_catalog.text"
-	}
-	return ""
+	return t.OID == json || t.OID == xml || t.Element == json || t.Element == xml || t.Category == 'C' || t.Category == 'G'
 }
 
 // settle says of the batch's messages which found their row there, or returns an

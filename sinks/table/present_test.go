@@ -47,7 +47,7 @@ func TestAlreadyPresent(t *testing.T) {
 			}
 			want := []sinks.Outcome{sinks.Written, sinks.AlreadyPresent, sinks.AlreadyPresent, sinks.Written, sinks.Written}
 			if strings.Contains(c.index, "NOT DISTINCT") {
-				want = slices.Clone(want) // a NULL in the key is found nowhere
+				want[3] = sinks.AlreadyPresent
 			}
 			if strings.Contains(c.table, "TRIGGER") {
 				want[1], want[2] = sinks.Written, sinks.Written // it might have kept the rows away

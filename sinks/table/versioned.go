@@ -41,9 +41,15 @@ func newVersioned(s *Sink, c Config) (mode, error) {
 	return &versioned{Sink: s, version: c.Version, onStale: onStale}, errors.Join(append(errs, err)...)
 }
 
-func (m *versioned) overwrites() bool    { return true }
-func (m *versioned) needsOrder() error   { return nil }
-func (m *versioned) check(*target) error { return nil }
+func (m *versioned) overwrites() bool  { return true }
+func (m *versioned) needsOrder() error { return nil }
+
+func (m *versioned) check(t *target) error {
+	if a := t.attribute(m.version); a != nil && a.isAbove == "" {
+		return fmt.Errorf("version: column %q is of type %s, which has no order, so no version is above another", m.version, a.typ.Name)
+	}
+	return nil
+}
 
 func (m *versioned) access(column string) access {
 	isKey := slices.Contains(m.key, column)
@@ -57,7 +63,7 @@ func (m *versioned) writer(t *target, p *plan) writer {
 	return &versionedWriter{m: m, p: p, stale: m.staleSQL(t, p), sql: m.insertSQL(t, p, rowsSQL{
 		distinct: "DISTINCT ON (" + k.apart + ") ",
 		order:    fmt.Sprintf(" ORDER BY %s, %d DESC NULLS LAST, u.ord", k.apart, at),
-		conflict: k.conflict + k.overwrite + " WHERE " + newer("EXCLUDED."+version, "t."+version),
+		conflict: k.conflict + k.overwrite + " WHERE " + m.newer(t, "EXCLUDED."+version, "t."+version),
 	})}
 }
 
@@ -92,8 +98,8 @@ func (w *versionedWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
 }
 
 // newer is the condition for a version to be above another.
-func newer(version, than string) string {
-	return fmt.Sprintf("coalesce(%s > %s, %[2]s IS NULL AND %[1]s IS NOT NULL)", version, than)
+func (m *versioned) newer(t *target, version, than string) string {
+	return fmt.Sprintf("coalesce(%s, %s IS NULL AND %s IS NOT NULL)", t.above(m.version, version, than), than, version)
 }
 
 // staleSQL locks the rows of a batch's keys, in the order of the keys, and tells which
@@ -103,7 +109,7 @@ func newer(version, than string) string {
 //
 // The statement that writes compares versions once more, and keeps the highest of each key.
 func (m *versioned) staleSQL(t *target, p *plan) string {
-	var key, names, match []string
+	var key, names, match, known []string
 	version := ""
 	for i, c := range p.set.Columns() {
 		switch expr := m.comparedExpr(t, p.set, i); {
@@ -113,7 +119,8 @@ func (m *versioned) staleSQL(t *target, p *plan) string {
 			name := fmt.Sprintf("k%d", len(key)+1)
 			key = append(key, expr+" AS "+name)
 			names = append(names, name)
-			match = append(match, fmt.Sprintf("t.%s = d.%s", quote(c.Name), name))
+			match = append(match, t.matches(c.Name, "t."+quote(c.Name), "d."+name))
+			known = append(known, t.matches(c.Name, "r."+name, "o."+name))
 		}
 	}
 	by := strings.Join(names, ", ")
@@ -136,10 +143,10 @@ func (m *versioned) staleSQL(t *target, p *plan) string {
 )
 SELECT coalesce(pg_catalog.array_agg(r.ord ORDER BY r.ord) FILTER (WHERE r.ord <> r.first OR known AND NOT %[12]s), '{}'),
        pg_catalog.count(*) FILTER (WHERE r.nth = 1 AND (NOT known OR %[12]s))
-  FROM r LEFT JOIN (SELECT *, true AS is_known FROM old) AS o USING (%[8]s)
+  FROM r LEFT JOIN (SELECT *, true AS is_known FROM old) AS o ON %[13]s
  CROSS JOIN LATERAL (SELECT coalesce(o.is_known, false) AS known) AS k`,
 		strings.Join(key, ", "), version, apart, p.set.From(), p.unchanged, p.set.Constants(),
-		partition, by, quote(m.version), m.sql(), strings.Join(match, " AND "), newer("r.version", "o.version"))
+		partition, by, quote(m.version), m.rows(t), strings.Join(match, " AND "), m.newer(t, "r.version", "o.version"), strings.Join(known, " AND "))
 }
 
 // mostMismatches is how often in a row somebody else may seem to have added a row.
@@ -150,7 +157,7 @@ const mostMismatches = 10
 // again is no coincidence.
 func (m *versioned) mismatch(expected, written int64) error {
 	if m.mismatches.Add(1) > mostMismatches {
-		return fmt.Errorf("%d rows were to be written, and the server wrote %d: a trigger keeps rows from being written, or the key's columns compare in another way than their unique index", expected, written)
+		return fmt.Errorf("%d rows were to be written, and the server wrote %d: a trigger keeps rows from being written", expected, written)
 	}
 	return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: sqlstate.SerializationFailure, Message: "somebody else has added a row with a key of this batch meanwhile"}
 }
