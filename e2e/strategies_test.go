@@ -176,8 +176,10 @@ func TestStateVersionCheck(t *testing.T) {
 	var records []*kgo.Record
 	for row := range rows {
 		for v := range versions {
-			records = append(records, &kgo.Record{Partition: rng.Int32N(partitions), Value: fmt.Appendf(nil, `{"id": "account-%d", "version": %d}`, row, 2*v),
-				Headers: []kgo.RecordHeader{{Key: idHeader, Value: fmt.Appendf(nil, "account-%d/%d", row, v)}}})
+			records = append(records, &kgo.Record{
+				Partition: rng.Int32N(partitions), Value: fmt.Appendf(nil, `{"id": "account-%d", "version": %d}`, row, 2*v),
+				Headers: []kgo.RecordHeader{{Key: idHeader, Value: fmt.Appendf(nil, "account-%d/%d", row, v)}},
+			})
 		}
 	}
 	rng.Shuffle(len(records), func(i, j int) { records[i], records[j] = records[j], records[i] })

@@ -7,13 +7,13 @@ import "github.com/dedupd/dedupd/message"
 type Outcome uint8
 
 const (
-	// Written: the message changed the target. A sink that says nothing means this.
+	// Written means that the message changed the target. A sink that says nothing means this.
 	Written Outcome = iota
-	// AlreadyPresent: the target had it before dedupd did, such as a row with that key.
+	// AlreadyPresent means that the target had it before dedupd did, such as a row with that key.
 	AlreadyPresent
-	// Stale: the target has a newer state.
+	// Stale means that the target has a newer state.
 	Stale
-	// Rejected: the target isn't in the state that the message expects.
+	// Rejected means that the target isn't in the state that the message expects.
 	Rejected
 )
 
