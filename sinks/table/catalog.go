@@ -181,9 +181,9 @@ func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
 		})
 		return err
 	})
-	names := make([]string, len(s.cols))
-	for i, c := range s.cols {
-		names[i] = c.Name
+	var names []string
+	for _, c := range slices.Concat(s.cols, s.expected) {
+		names = append(names, c.Name)
 	}
 	b.Queue(shapeSQL, s.schema, s.table, names).QueryRow(func(row pgx.Row) error { return row.Scan(&t.shape) })
 	if err := tx.SendBatch(ctx, &b).Close(); err != nil {

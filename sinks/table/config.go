@@ -30,6 +30,10 @@ const (
 	// ModeVersioned is upsert for rows with a version: a message is stale unless its version
 	// is above its row's, and changes nothing. So the order of messages doesn't matter.
 	ModeVersioned = "versioned"
+
+	// ModeUpdate changes the row of a message's key if it is as the message expects, and adds
+	// none.
+	ModeUpdate = "update"
 )
 
 // Config has the keys under sink.table.
@@ -37,22 +41,28 @@ type Config struct {
 	// Name is "schema.table", exactly as the catalog has it: nothing is folded to lower
 	// case. A part that contains a dot is written in double quotes.
 	Name string `yaml:"name"`
-	// Mode is insert (the default), upsert or versioned.
+	// Mode is insert (the default), upsert, versioned or update.
 	Mode string `yaml:"mode"`
 	// Key has the columns that tell whether two rows are the same. There must be a unique
-	// index on exactly these. Upsert and versioned require it.
+	// index on exactly these. All modes but insert require it.
 	Key []string `yaml:"key"`
 	// OnPresent says what happens to a message whose row is there already: ignore (the
 	// default), compare or dead_letter. Only mode insert with a key reads it.
 	OnPresent policy.Present `yaml:"on_present"`
-	// AcceptReordering lets mode upsert read from a queue, where an older message may come
-	// last, and win.
+	// AcceptReordering lets the modes upsert and update read from a queue, where an older
+	// message may come last, and win.
 	AcceptReordering bool `yaml:"accept_reordering"`
 	// Version is the column with the version; for mode versioned.
 	Version string `yaml:"version"`
 	// OnStale says what happens to a message that is stale: ignore (the default) or
 	// dead_letter. Only mode versioned reads it.
 	OnStale policy.Stale `yaml:"on_stale"`
+	// Expect says which place in the message has what a column of the row must hold, for mode
+	// update. NULL is as good as any other value.
+	Expect map[string]string `yaml:"expect"`
+	// OnMismatch says what happens to a message whose row isn't as it expects: dead_letter (the
+	// default), ignore or stop. Only mode update reads it.
+	OnMismatch policy.Mismatch `yaml:"on_mismatch"`
 	// Columns says which place in the message fills each column: id, key, value, topic,
 	// lane, position, time, header:NAME, json:PATH, now or const:TEXT.
 	Columns map[string]string `yaml:"columns"`
@@ -85,18 +95,12 @@ func (c Config) Sink() (*Sink, error) {
 		fail("columns: none are given, so nothing would be written; name them with the place that fills each, such as {id: id, payload: value}")
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Columns)) {
-		f, err := message.ParseField(c.Columns[name])
-		switch {
-		case err != nil:
-			fail("columns.%s: %w", name, err)
+		col, err := placed("columns", name, c.Columns[name])
+		if err != nil {
+			errs = append(errs, err)
 			continue
-		case f.Kind == message.FieldCloudEvent || f.Kind == message.FieldNATSMsgID:
-			fail("columns.%s: %q is a way to find an id; once found it is %q", name, f, "id")
 		}
-		if err := columns.CheckName(name); err != nil {
-			fail("columns: %w", err)
-		}
-		s.cols = append(s.cols, columns.Column{Name: name, Field: f})
+		s.cols = append(s.cols, col)
 	}
 	for i, k := range c.Key {
 		if _, ok := c.Columns[k]; !ok && len(c.Columns) > 0 {
@@ -110,6 +114,21 @@ func (c Config) Sink() (*Sink, error) {
 		return nil, errors.Join(errs...)
 	}
 	return s, nil
+}
+
+// placed is a column, and the place that a key of the configuration names for it.
+func placed(key, name, place string) (columns.Column, error) {
+	f, err := message.ParseField(place)
+	switch {
+	case err != nil:
+		return columns.Column{}, fmt.Errorf("%s.%s: %w", key, name, err)
+	case f.Kind == message.FieldCloudEvent || f.Kind == message.FieldNATSMsgID:
+		return columns.Column{}, fmt.Errorf("%s.%s: %q is a way to find an id; once found it is %q", key, name, f, "id")
+	}
+	if err := columns.CheckName(name); err != nil {
+		return columns.Column{}, fmt.Errorf("%s: %w", key, err)
+	}
+	return columns.Column{Name: name, Field: f}, nil
 }
 
 // splitName reads schema.table; parts may be in double quotes.

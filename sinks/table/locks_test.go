@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -21,10 +22,15 @@ func TestSharedKeysDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t).Pool(t)
 	exec(t, pool, `CREATE TABLE hot (k int PRIMARY KEY, v text)`)
-	for _, mode := range []string{ModeInsert, ModeUpsert} {
+	for _, mode := range []string{ModeInsert, ModeUpsert, ModeUpdate} {
 		t.Run(mode, func(t *testing.T) {
 			exec(t, pool, `TRUNCATE hot`)
-			s := build(t, Config{Name: "public.hot", Mode: mode, Key: []string{"k"}, Columns: map[string]string{"k": "json:k", "v": "id"}})
+			c := Config{Name: "public.hot", Mode: mode, Key: []string{"k"}, Columns: map[string]string{"k": "json:k", "v": "id"}}
+			if mode == ModeUpdate {
+				exec(t, pool, `INSERT INTO hot SELECT i, '' FROM generate_series(0, 9999) i`)
+				c.Expect, c.OnMismatch = map[string]string{"v": "const:"}, policy.MismatchIgnore
+			}
+			s := build(t, c)
 			if err := prepare(t, pool, s); err != nil {
 				t.Fatal(err)
 			}

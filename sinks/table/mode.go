@@ -30,6 +30,8 @@ type mode interface {
 // access is a set of privileges on a column.
 type access struct{ inserts, updates, selects bool }
 
+func (a access) writes() bool { return a.inserts || a.updates }
+
 // writer has a mode's statements for one target. It is immutable.
 type writer interface {
 	// statements are those for the server to check, with as many parameters as they take of
@@ -60,9 +62,10 @@ var modes = map[string]func(*Sink, Config) (mode, error){
 	ModeInsert:    newInsert,
 	ModeUpsert:    newUpsert,
 	ModeVersioned: newVersioned,
+	ModeUpdate:    newUpdate,
 }
 
-const modeNames = "insert, upsert or versioned"
+const modeNames = "insert, upsert, versioned or update"
 
 // newMode makes the configured mode. The error joins all that is wrong with it.
 func (c Config) newMode(s *Sink) (mode, error) {
@@ -85,7 +88,9 @@ func (c Config) newMode(s *Sink) (mode, error) {
 		{"version", c.Version != "", name == ModeVersioned, "mode versioned"},
 		{"on_stale", c.OnStale != "", name == ModeVersioned, "mode versioned"},
 		{"on_present", c.OnPresent != "", name == ModeInsert && len(c.Key) > 0, "mode insert with a key"},
-		{"accept_reordering", c.AcceptReordering, name == ModeUpsert, "mode upsert"},
+		{"expect", len(c.Expect) > 0, name == ModeUpdate, "mode update"},
+		{"on_mismatch", c.OnMismatch != "", name == ModeUpdate, "mode update"},
+		{"accept_reordering", c.AcceptReordering, name == ModeUpsert || name == ModeUpdate, "mode upsert or update"},
 	} {
 		if o.set && !o.reads {
 			errs = append(errs, fmt.Errorf("%s: only %s reads it", o.key, o.reader))

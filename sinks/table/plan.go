@@ -13,7 +13,7 @@ import (
 type plan struct {
 	writer
 	set *columns.Set
-	// names are the columns'. copies: COPY into them does exactly what the writer does.
+	// names are the columns', the expected ones last. copies: COPY into them does exactly what the writer does.
 	names  []string
 	copies bool
 	shape  string
@@ -34,7 +34,7 @@ type plan struct {
 }
 
 func (s *Sink) plan(t *target) (*plan, error) {
-	cols := slices.Clone(s.cols)
+	cols := slices.Concat(s.cols, s.expected)
 	p := &plan{names: make([]string, len(cols)), shape: t.shape, schema: s.schema, table: s.table}
 	for i := range cols {
 		cols[i].Type = t.attribute(cols[i].Name).typ

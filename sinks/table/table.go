@@ -26,7 +26,8 @@ type Sink struct {
 	schema, table string
 	mode          mode
 	key           []string
-	cols          []columns.Column // without their types
+	cols          []columns.Column // that are filled, without their types
+	expected      []columns.Column // that are compared with what a message expects, the same
 	current       atomic.Pointer[plan]
 	changed       atomic.Bool  // the target has changed once: see distrust
 	doubt         atomic.Int64 // until when documents are read before they are sent, in Unix nanoseconds: see readsFirst
@@ -88,5 +89,5 @@ func (s *Sink) tombstones(msgs []message.Message) error {
 	return errors.Join(bad...)
 }
 
-var errTombstone = errors.New("it is a tombstone (its value is null): an upsert would write NULL over the row's columns, and deletes none; " +
+var errTombstone = errors.New("it is a tombstone (its value is null): NULL would be written over the row's columns, and no row is deleted; " +
 	"use sink.statement to delete what tombstones name, or sink.table.mode insert to keep them as rows")
