@@ -40,6 +40,9 @@ func (g *group) needsOrder(strategy string) error {
 // newByPosition gives a message its outcome. A dead letter is known by its place, which has
 // no claim.
 func (g *group) newByPosition(it *item) {
+	if it.unwanted {
+		return
+	}
 	it.outcome = written
 	if it.reject != nil {
 		it.outcome = dead

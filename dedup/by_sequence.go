@@ -168,7 +168,8 @@ func (t *txn) atStep() pipeline.Step {
 }
 
 // settleByMark gives a message its outcome and moves its producer's mark. A dead letter
-// moves it too: what comes after it is applied, and its replay passes the mark by.
+// moves it too: what comes after it is applied, and its replay passes the mark by. So does
+// one that no sink wants: it leaves no gap, and hides none before it.
 func (p *Processor) settleByMark(t *txn, it *item) error {
 	at, l := it.sequenced, t.lanes[it.batch]
 	m := t.marks[it.key]
@@ -182,6 +183,8 @@ func (p *Processor) settleByMark(t *txn, it *item) error {
 	gap := int64(0)
 	switch {
 	case at.epoch > m.epoch: // the producer has begun anew, here
+	case it.unwanted && (m.lane != l && m.lane != 0 || at.epoch < m.epoch || at.number <= m.number):
+		return nil // whatever the mark says, it would have no effect
 	case m.lane != l && m.lane != 0:
 		return t.deadByMark(it, fmt.Sprintf("the producer's messages came by another lane, up to number %d: on two lanes, an earlier number can come after a later one; "+
 			"keep a producer's messages in one partition, or raise its epoch when it moves (dedup.sequence.epoch)", m.number))
@@ -208,6 +211,9 @@ func (p *Processor) settleByMark(t *txn, it *item) error {
 			why = fmt.Sprintf("position %d: %s, and dedup.sequence.gaps is stop", t.message(it).Position.Offset, why)
 			return &lane.HoldError{Lane: t.batches[it.batch].Lane, Err: errors.New(why), Summary: why}
 		}
+	}
+	if it.unwanted {
+		return nil
 	}
 	it.outcome = written
 	if it.reject != nil {

@@ -189,8 +189,8 @@ func (f *fixture) wantLanded(ids ...string) {
 // books are what a lane's row counts, and its position. What was applied was written, but
 // for what the sink says is not.
 type books struct {
-	applied, alreadyPresent, stale, rejected, redelivered, resent, crossSource, conflicts, dead int64
-	next                                                                                        int64
+	applied, alreadyPresent, stale, rejected, redelivered, resent, crossSource, conflicts, dead, filtered int64
+	next                                                                                                  int64
 }
 
 func (f *fixture) wantBooks(l *ownedLane, want books) {
@@ -203,10 +203,10 @@ func (f *fixture) wantBooks(l *ownedLane, want books) {
 		if b.Source != l.Source || b.Lane != l.Name {
 			continue
 		}
-		if got := (books{b.Applied, b.AlreadyPresent, b.Stale, b.Rejected, b.Redelivered, b.Resent, b.CrossSource, b.Conflicts, b.Dead, b.NextPosition}); got != want {
+		if got := (books{b.Applied, b.AlreadyPresent, b.Stale, b.Rejected, b.Redelivered, b.Resent, b.CrossSource, b.Conflicts, b.Dead, b.Filtered, b.NextPosition}); got != want {
 			f.t.Errorf("books of %s: %+v, want %+v", l.Lane, got, want)
 		}
-		if sum := b.Applied + b.Duplicates + b.Conflicts + b.Dead; sum != b.Fetched {
+		if sum := b.Applied + b.Duplicates + b.Conflicts + b.Dead + b.Filtered; sum != b.Fetched {
 			f.t.Errorf("books of %s don't balance: fetched %d, outcomes %d", l.Lane, b.Fetched, sum)
 		}
 		if sum := b.Written + b.AlreadyPresent + b.Stale + b.Rejected; sum != b.Applied {

@@ -52,7 +52,7 @@ func (s *Store) advanceSteps(batches []lane.Batch, clocks clocks, all []tally, b
 			Params: [][]byte{
 				pipeline.Int4(l), pipeline.Int8(b.Epoch), from, checkpoint, instance, pipeline.Int8(b.Next), pipeline.OptionalInt8(b.BrokerPosition), pipeline.Timestamptz(clocks[b.Lane]), pipeline.OptionalInt8(b.Lag),
 				pipeline.Int8(sum[written]), pipeline.Int8(sum[alreadyPresent]), pipeline.Int8(sum[stale]), pipeline.Int8(sum[rejected]),
-				pipeline.Int8(sum[redelivered]), pipeline.Int8(sum[resent]), pipeline.Int8(sum[crossSource]), pipeline.Int8(sum[conflict]), pipeline.Int8(sum[dead]),
+				pipeline.Int8(sum[redelivered]), pipeline.Int8(sum[resent]), pipeline.Int8(sum[crossSource]), pipeline.Int8(sum[conflict]), pipeline.Int8(sum[dead]), pipeline.Int8(sum[filtered]),
 				epochPairs(lane.EpochsBelow(b.LeaderEpochs, b.Next)),
 			},
 		})
@@ -86,10 +86,10 @@ func leaderEpochs(pairs []int64) (all []lane.LeaderEpoch) {
 var advanceOIDs = []uint32{
 	pgtype.Int4OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.TextOID, pgtype.Int8OID, pgtype.Int8OID, pgtype.TimestamptzOID, pgtype.Int8OID,
 	pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID,
-	pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID,
+	pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID, pgtype.Int8OID,
 	pgtype.Int8ArrayOID,
 }
 
 // advanceParams has the same types, for the server that prepares the statement.
 const advanceParams = `$1::integer, $2::bigint, $3::bigint, $4::bigint, $5::text, $6::bigint, $7::bigint, $8::timestamptz, $9::bigint,
-	$10::bigint, $11::bigint, $12::bigint, $13::bigint, $14::bigint, $15::bigint, $16::bigint, $17::bigint, $18::bigint, $19::bigint[]`
+	$10::bigint, $11::bigint, $12::bigint, $13::bigint, $14::bigint, $15::bigint, $16::bigint, $17::bigint, $18::bigint, $19::bigint, $20::bigint[]`

@@ -12,6 +12,7 @@ import (
 	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
 )
 
 // outcome is what becomes of a message: exactly one of these.
@@ -28,6 +29,7 @@ const (
 	crossSource                   // duplicate: claimed from another source
 	conflict                      // the id was claimed with another payload
 	dead                          // no usable id, or poison
+	filtered                      // no sink wants it: it has claimed nothing
 	outcomes
 )
 
@@ -46,6 +48,9 @@ type item struct {
 	outcome     outcome
 	// isNew is set if this item's claim is new.
 	isNew bool
+	// unwanted is set if no sink wants the message. It is then filtered, unless a gap before
+	// it has to be reported.
+	unwanted bool
 	// reject is why the message can't be given to the sink.
 	reject *rejection
 	// deadLettered is set if this item's dead letter is new: a queue may deliver a
@@ -122,11 +127,13 @@ func (p *Processor) prepare(batches []lane.Batch) (*group, error) {
 		n += len(g.batches[i].Messages)
 	}
 	g.items = make([]item, 0, n)
+	selective, _ := p.Sink.(sinks.Selective)
 	for bi := range g.batches {
 		b := &g.batches[bi]
 		for mi := range b.Messages {
 			it := item{batch: int32(bi), message: int32(mi), duplicateOf: -1}
-			if err := p.identify(&it, b, &b.Messages[mi]); err != nil {
+			damaged := it.judge(&b.Messages[mi], selective)
+			if err := p.identify(&it, b, &b.Messages[mi], damaged); err != nil {
 				return nil, err
 			}
 			g.items = append(g.items, it)
@@ -138,10 +145,15 @@ func (p *Processor) prepare(batches []lane.Batch) (*group, error) {
 	return g, nil
 }
 
-func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error {
+// identify finds a message's id, key and fingerprint. damaged says what is wrong with it.
+func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message, damaged string) error {
+	if it.unwanted && p.Strategy != policy.StrategySequence {
+		return nil
+	}
 	id, err := p.Identity.ID(m, b.StreamID)
 	if p.Strategy == policy.StrategySequence {
-		// A message without a usable id still has its place among its producer's.
+		// A message without a usable id still has its place among its producer's, and so has
+		// one that no sink wants.
 		at, bad := p.Sequence.read(m, b.StreamID)
 		if bad == nil {
 			it.sequenced, it.key = at, claimkey.Of(at.producer)
@@ -149,6 +161,8 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 		err = cmp.Or(err, bad)
 	}
 	switch {
+	case it.unwanted:
+		m.ID = id
 	case err == nil:
 		m.ID = id
 		switch p.Strategy {
@@ -178,11 +192,11 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 			it.reject = &rejection{class: class, reason: err.Error()}
 		}
 	}
-	if m.Damaged != "" {
+	if damaged != "" {
 		if it.reject == nil {
-			it.reject = &rejection{class: classPoison, reason: m.Damaged}
+			it.reject = &rejection{class: classPoison, reason: damaged}
 		} else {
-			it.reject.reason += "; " + m.Damaged
+			it.reject.reason += "; " + damaged
 		}
 	}
 	if p.comparesPayloads() {
@@ -191,16 +205,35 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message) error 
 	return nil
 }
 
-// fold finds duplicates within the group and sorts the unique items by key.
+// judge finds out whether the sink wants a message, and returns what is wrong with it. A
+// selective sink is nil if it wants all.
+func (it *item) judge(m *message.Message, sink sinks.Selective) (damaged string) {
+	if sink == nil || m.Damaged != "" {
+		return m.Damaged
+	}
+	wanted, err := sink.Wants(m)
+	if err != nil {
+		return err.Error()
+	}
+	if !wanted {
+		it.unwanted, it.outcome = true, filtered
+	}
+	return ""
+}
+
+// fold finds duplicates within the group and sorts the unique items by key: those that take
+// part in claims or marks.
 func (g *group) fold() {
 	type entry struct {
 		hi, lo uint64
 		at     int32
 	}
-	order := make([]entry, len(g.items))
+	order := make([]entry, 0, len(g.items))
 	for i := range g.items {
-		k := &g.items[i].key
-		order[i] = entry{binary.BigEndian.Uint64(k[:8]), binary.BigEndian.Uint64(k[8:]), int32(i)}
+		if it := &g.items[i]; !it.unwanted || it.sequenced != nil {
+			k := &it.key
+			order = append(order, entry{binary.BigEndian.Uint64(k[:8]), binary.BigEndian.Uint64(k[8:]), int32(i)})
+		}
 	}
 	slices.SortFunc(order, func(a, b entry) int {
 		if a.hi != b.hi {
@@ -227,6 +260,9 @@ func (g *group) reset() {
 	for i := range g.items {
 		it := &g.items[i]
 		it.outcome, it.isNew, it.deadLettered, it.original = pending, false, false, nil
+		if it.unwanted {
+			it.outcome = filtered
+		}
 		if it.reject != nil && it.reject.class == classSequence {
 			it.reject = nil // by a mark that may have moved since
 		}
@@ -274,7 +310,7 @@ func (o outcome) duplicate() bool { return o >= redelivered && o <= crossSource 
 // outcomeNames are those of the books' columns.
 var outcomeNames = [outcomes]string{
 	written: "written", alreadyPresent: "already_present", stale: "stale", rejected: "rejected",
-	redelivered: "redelivered", resent: "resent", crossSource: "cross_source", conflict: "conflicts", dead: "dead",
+	redelivered: "redelivered", resent: "resent", crossSource: "cross_source", conflict: "conflicts", dead: "dead", filtered: "filtered",
 }
 
 // tally counts a lane's outcomes.

@@ -239,6 +239,7 @@ type Books struct {
 	CrossSource    int64      `json:"cross_source"`
 	Conflicts      int64      `json:"conflicts"`
 	Dead           int64      `json:"dead"`
+	Filtered       int64      `json:"filtered"`
 	NextPosition   int64      `json:"next_position"`
 	Lag            *int64     `json:"lag"`         // nil: not known
 	StreamTime     *time.Time `json:"stream_time"` // nil: nothing committed yet

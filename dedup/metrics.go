@@ -40,7 +40,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	durations := prometheus.ExponentialBuckets(0.0005, 2, 16)
 	m := &Metrics{
-		messages:   counter("dedupd_messages_total", "Messages by what became of them: applied, duplicate, conflict or dead. Each one counts once.", "source", "outcome"),
+		messages:   counter("dedupd_messages_total", "Messages by what became of them: applied, duplicate, conflict, dead or filtered (no sink wants it). Each one counts once.", "source", "outcome"),
 		applied:    counter("dedupd_applied_total", "Applied messages by what the sink says of them: written, already_present (the target had it), stale (the target is newer) or rejected (the target isn't in the expected state).", "source", "outcome"),
 		duplicates: counter("dedupd_duplicates_total", "Duplicates by cause: redelivery (the broker), resend (the producer), cross_source (another source brought it).", "source", "cause"),
 		age: histogram("dedupd_duplicate_age_seconds", "Time between the first claim of an id and its duplicate: how long the window must be.",
@@ -75,6 +75,7 @@ func (m *Metrics) count(source string, t tally) {
 	m.messages.WithLabelValues(source, "duplicate").Add(float64(t.duplicates()))
 	m.messages.WithLabelValues(source, "conflict").Add(float64(t[conflict]))
 	m.messages.WithLabelValues(source, "dead").Add(float64(t[dead]))
+	m.messages.WithLabelValues(source, "filtered").Add(float64(t[filtered]))
 	m.duplicates.WithLabelValues(source, "redelivery").Add(float64(t[redelivered]))
 	m.duplicates.WithLabelValues(source, "resend").Add(float64(t[resent]))
 	m.duplicates.WithLabelValues(source, "cross_source").Add(float64(t[crossSource]))

@@ -34,6 +34,8 @@ const (
 	// ReplayDead: it has no usable id, or the sink refuses it. The dead letter
 	// stays.
 	ReplayDead = "dead"
+	// ReplayFiltered: no sink wants it any more. The dead letter stays.
+	ReplayFiltered = "filtered"
 	// ReplayGone: there is no such dead letter, or not any more. Somebody else has
 	// replayed or discarded it, or it has expired.
 	ReplayGone = "gone"
@@ -243,6 +245,9 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 		return r, err
 	}
 	it := &t.items[0]
+	if it.unwanted {
+		return r, &refusal{ReplayFiltered, rejection{reason: "no sink wants the message: it passes no filter"}}
+	}
 	if it.reject != nil {
 		return r, &refusal{ReplayDead, *it.reject}
 	}

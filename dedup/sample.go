@@ -79,7 +79,7 @@ func (s *Store) Sample(ctx context.Context) (v Sample, err error) {
 		})
 	batch.Queue(`
 		SELECT l.scope, l.source, l.lane, l.fetched, l.applied, l.written, l.already_present, l.stale, l.rejected, l.redelivered + l.resent + l.cross_source, l.redelivered, l.resent, l.cross_source,
-		       l.conflicts, l.dead, l.next_position, l.lag, l.stream_time, l.owner, l.updated_at, l.ordered, l.acquisitions,
+		       l.conflicts, l.dead, l.filtered, l.next_position, l.lag, l.stream_time, l.owner, l.updated_at, l.ordered, l.acquisitions,
 		       (SELECT count(*) FROM `+s.name("attempts")+` a WHERE a.lane = l.id)
 		FROM `+s.name("lanes")+` l WHERE l.scope = $1 ORDER BY l.source, l.lane`, s.scope).
 		Query(func(rows pgx.Rows) error {

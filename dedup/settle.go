@@ -16,6 +16,9 @@ import (
 func (p *Processor) settle(ctx context.Context, t *txn) error {
 	for i := range t.items {
 		it := &t.items[i]
+		if it.unwanted {
+			continue
+		}
 		root := it
 		if it.duplicateOf >= 0 {
 			root = &t.items[it.duplicateOf]

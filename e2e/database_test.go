@@ -142,7 +142,7 @@ type page struct {
 	Source, Lane                     string
 	Fetched, Applied, Duplicates     int64
 	Redelivered, Resent, CrossSource int64
-	Conflicts, Dead                  int64
+	Conflicts, Dead, Filtered        int64
 	NextPosition                     int64
 	Owner                            string
 }
@@ -150,7 +150,7 @@ type page struct {
 // books are dedupd's own, by lane. There are none while the worker hasn't made
 // its schema.
 func (db *database) books(ctx context.Context, scope string) (map[string]page, error) {
-	rows, err := db.pool.Query(ctx, `SELECT source, lane, fetched, applied, duplicates, redelivered, resent, cross_source, conflicts, dead,
+	rows, err := db.pool.Query(ctx, `SELECT source, lane, fetched, applied, duplicates, redelivered, resent, cross_source, conflicts, dead, filtered,
 		next_position, owner FROM dedupd.books WHERE scope = $1`, scope)
 	var all []page
 	if err == nil {
@@ -178,7 +178,7 @@ func (db *database) settledBooks(scope string) (lanes map[string]page, sum page)
 		db.t.Fatal(err)
 	}
 	for _, p := range lanes {
-		if p.Fetched != p.Applied+p.Duplicates+p.Conflicts+p.Dead || p.Duplicates != p.Redelivered+p.Resent+p.CrossSource {
+		if p.Fetched != p.Applied+p.Duplicates+p.Conflicts+p.Dead+p.Filtered || p.Duplicates != p.Redelivered+p.Resent+p.CrossSource {
 			db.t.Errorf("the books of %s don't balance: %+v", p.Lane, p)
 		}
 		sum.Fetched += p.Fetched
@@ -189,6 +189,7 @@ func (db *database) settledBooks(scope string) (lanes map[string]page, sum page)
 		sum.CrossSource += p.CrossSource
 		sum.Conflicts += p.Conflicts
 		sum.Dead += p.Dead
+		sum.Filtered += p.Filtered
 	}
 	return lanes, sum
 }

@@ -74,8 +74,9 @@ var layers = []struct{ of, ours, others string }{
 	{"dedup/claimkey", "message", "xxhash"},
 	{"sinks", "message", "pgx"},
 	{"sinks/internal/columns", "message sinks", "pgx gjson"},
+	{"sinks/internal/mismatch", "sinks", ""},
 	{"sinks/sinktest", "message sinks internal/sqlstate", "testing pgx"},
-	{"sinks/*", "message sinks sinks/internal/columns internal/sqlstate", "pgx"},
+	{"sinks/*", "message sinks sinks/internal/* internal/sqlstate", "pgx"},
 	{"retention", "", "prometheus"},
 
 	// Leaves.
@@ -88,7 +89,7 @@ var layers = []struct{ of, ours, others string }{
 	{"internal/sqlstate", "", "pgx"},
 
 	// The program.
-	{"internal/config", "message sinks", "pgx goccy/go-yaml"},
+	{"internal/config", "message sinks sinks/multi", "pgx goccy/go-yaml"},
 	{"internal/top", "dedup dedup/generations", "x/term x/text"},
 	{"internal/app", "message lane consumer consumer/kafka consumer/nats dedup dedup/claimkey dedup/schema dedup/generations sinks retention internal/config internal/sqlstate", "pgx prometheus"},
 	{"cmd/dedupd/cli", "message dedup dedup/schema dedup/generations sinks retention internal/app internal/config internal/sizing internal/sqlstate internal/top", "pgx cobra"},

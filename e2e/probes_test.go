@@ -44,7 +44,7 @@ func (db *database) checkMetrics(w *worker, scope, source string) {
 	db.t.Helper()
 	lanes, sum := db.settledBooks(scope)
 	series, sums := w.metrics()
-	for outcome, want := range map[string]int64{"applied": sum.Applied, "duplicate": sum.Duplicates, "conflict": sum.Conflicts, "dead": sum.Dead} {
+	for outcome, want := range map[string]int64{"applied": sum.Applied, "duplicate": sum.Duplicates, "conflict": sum.Conflicts, "dead": sum.Dead, "filtered": sum.Filtered} {
 		name := fmt.Sprintf(`dedupd_messages_total{outcome=%q,source=%q}`, outcome, source)
 		if got := series[name]; got != float64(want) {
 			db.t.Errorf("%s is %g, the books say %d", name, got, want)

@@ -225,3 +225,63 @@ sink:
 		t.Errorf("the books say %+v: %d written, %d stale", sum, written, stale)
 	}
 }
+
+// One operation, several targets: each message lands once in every table whose filter it
+// passes, in one transaction, and what no table wants is counted and claims nothing.
+func TestOneOperationSeveralTargets(t *testing.T) {
+	const scope, partitions, messages = "e2e-targets", 4, 20_000
+	db := newDatabase(t)
+	db.exec(`CREATE TABLE public.orders_now (id text NOT NULL, type text NOT NULL, txn xid8 NOT NULL DEFAULT pg_current_xact_id())`)
+	db.exec(`CREATE TABLE public.orders_log (id text NOT NULL, type text NOT NULL, txn xid8 NOT NULL DEFAULT pg_current_xact_id())`)
+	tp := newTopic(t, scope, partitions)
+	rng := dice(t)
+	types := []string{"created", "changed", "removed", "heartbeat"} // the first table's, both's, the second's, nobody's
+	var records []*kgo.Record
+	sent := make(map[string]int64) // by type, copies included
+	for i := range messages {
+		kind := types[i%len(types)]
+		for range 1 + max(0, rng.IntN(5)-3) { // some are sent again, at once or by another partition
+			sent[kind]++
+			records = append(records, &kgo.Record{
+				Partition: rng.Int32N(partitions), Value: fmt.Appendf(nil, `{"type": %q, "n": %d}`, kind, i),
+				Headers: []kgo.RecordHeader{{Key: idHeader, Value: fmt.Appendf(nil, "message-%d", i)}},
+			})
+		}
+	}
+	config := configFile(t, fmt.Sprintf(`scope: %s
+sources:
+  - kafka: {brokers: [%q], topics: [%s]}
+database:
+  url: %q
+id: {from: header:message-id}
+sink:
+  - table: {name: public.orders_now, columns: {id: id, type: "json:type"}}
+    filter: {json:type: [created, changed]}
+  - table: {name: public.orders_log, columns: {id: id, type: "json:type"}}
+    filter: {json:type: {not: [created, heartbeat]}}
+`, scope, tp.broker.Addr(), tp.name, db.url))
+	landUnderKills(t, tp, db, config, records, "public.orders_now", messages/2)
+
+	const each = messages / 4
+	for _, c := range []struct{ table, first, second string }{{"orders_now", "created", "changed"}, {"orders_log", "changed", "removed"}} {
+		for _, kind := range []string{c.first, c.second} {
+			if n := one[int](db, `SELECT count(DISTINCT id) FROM public.`+c.table+` WHERE type = $1`, kind); n != each {
+				t.Errorf("%s has %d of %d that are %s", c.table, n, each, kind)
+			}
+		}
+		if n := one[int](db, `SELECT count(*) FROM public.`+c.table); n != 2*each {
+			t.Errorf("%s has %d rows, want %d", c.table, n, 2*each)
+		}
+	}
+	if n := one[int](db, `SELECT count(*) FROM public.orders_now a JOIN public.orders_log b USING (id) WHERE a.txn <> b.txn`); n != 0 {
+		t.Errorf("%d messages were written in two transactions", n)
+	}
+	if n := one[int](db, `SELECT count(*) FROM dedupd.claims`); n != 3*each {
+		t.Errorf("%d claims of %d ids that somebody wants", n, 3*each)
+	}
+	_, sum := db.settledBooks(scope)
+	copies := sent["created"] + sent["changed"] + sent["removed"] - 3*each
+	if sum.Applied != 3*each || sum.Resent != copies || sum.Filtered != sent["heartbeat"] || sum.Fetched != int64(len(records)) {
+		t.Errorf("the books say %+v; sent were %v", sum, sent)
+	}
+}

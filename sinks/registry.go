@@ -23,11 +23,15 @@ var Default Registry
 // Register adds a kind of sink to Default, from an init function.
 func Register(kind string, f Factory) { Default.Register(kind, f) }
 
-// Register adds a kind of sink. It panics for an empty or repeated name and for
-// a nil factory: both are mistakes of the program, not of its input.
+// Register adds a kind of sink. It panics for an empty or repeated name, for "filter", which
+// stands beside a kind in the configuration, and for a nil factory: all are mistakes of the
+// program, not of its input.
 func (r *Registry) Register(kind string, f Factory) {
 	if kind == "" || f == nil {
 		panic("sinks: Register needs a kind and a factory")
+	}
+	if kind == "filter" {
+		panic("sinks: no kind can be called filter")
 	}
 	if _, ok := r.kinds[kind]; ok {
 		panic("sinks: kind " + kind + " is registered twice")

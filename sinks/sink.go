@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dedupd/dedupd/message"
 )
 
 // Tx is the transaction that holds the claims of a sink's messages. It is the part of pgx.Tx
@@ -70,4 +72,13 @@ type Preparer interface {
 	// it should say what is missing and what to do. It may run while other goroutines are
 	// in Write.
 	Prepare(ctx context.Context, tx Tx) error
+}
+
+// Selective is a Sink that doesn't want every message. What it doesn't want is counted as
+// filtered: nothing is claimed for it, and Write doesn't get it.
+type Selective interface {
+	// Wants is asked before the message's id is looked at: ID isn't set. It decides by the
+	// message alone, so that copies are treated alike. The error says why it can't tell: the
+	// message becomes a dead letter. Several goroutines may call it at a time.
+	Wants(m *message.Message) (bool, error)
 }

@@ -89,6 +89,7 @@ func TestRegistry(t *testing.T) {
 	for name, register := range map[string]func(){
 		"twice":      func() { r.Register("a", factory) },
 		"empty":      func() { r.Register("", factory) },
+		"reserved":   func() { r.Register("filter", factory) },
 		"no factory": func() { r.Register("d", nil) },
 	} {
 		func() {

@@ -219,7 +219,7 @@ type row struct {
 }
 
 // books count a lane's messages.
-type books [7]int64
+type books [8]int64
 
 const (
 	fetched = iota
@@ -229,9 +229,10 @@ const (
 	crossSource
 	conflicts
 	dead
+	filtered
 )
 
-var bookNames = [len(books{})]string{"fetched", "applied", "redelivered", "resent", "cross_source", "conflicts", "dead"}
+var bookNames = [len(books{})]string{"fetched", "applied", "redelivered", "resent", "cross_source", "conflicts", "dead", "filtered"}
 
 func (b *books) add(o books) {
 	for i := range b {

@@ -41,7 +41,8 @@ CREATE TABLE IF NOT EXISTS public.moves (
     resent        bigint NOT NULL,
     cross_source  bigint NOT NULL,
     conflicts     bigint NOT NULL,
-    dead          bigint NOT NULL
+    dead          bigint NOT NULL,
+    filtered      bigint NOT NULL
 );
 
 -- With its owner's rights: a worker's role has none on public.moves.
@@ -51,7 +52,7 @@ DECLARE
     v_row {{schema}}.lanes := CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
 BEGIN
     INSERT INTO public.moves (op, scope, source, lane, lane_id, ordered, from_position, to_position, epoch, owner,
-        fetched, applied, redelivered, resent, cross_source, conflicts, dead)
+        fetched, applied, redelivered, resent, cross_source, conflicts, dead, filtered)
     VALUES (lower(TG_OP), v_row.scope, v_row.source, v_row.lane, v_row.id, v_row.ordered, OLD.next_position, NEW.next_position, v_row.epoch, v_row.owner,
         coalesce(NEW.fetched, 0) - coalesce(OLD.fetched, 0),
         coalesce(NEW.applied, 0) - coalesce(OLD.applied, 0),
@@ -59,7 +60,8 @@ BEGIN
         coalesce(NEW.resent, 0) - coalesce(OLD.resent, 0),
         coalesce(NEW.cross_source, 0) - coalesce(OLD.cross_source, 0),
         coalesce(NEW.conflicts, 0) - coalesce(OLD.conflicts, 0),
-        coalesce(NEW.dead, 0) - coalesce(OLD.dead, 0));
+        coalesce(NEW.dead, 0) - coalesce(OLD.dead, 0),
+        coalesce(NEW.filtered, 0) - coalesce(OLD.filtered, 0));
     RETURN NULL;
 END $$;
 

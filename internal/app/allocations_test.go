@@ -63,7 +63,7 @@ sink: {table: {name: public.rows, columns: {id: id, payload: value}}}
 	if _, err := store.Schema().Migrate(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
-	sink, err := cfg.Sink.New(&sinks.Default)
+	sink, err := cfg.NewSink(&sinks.Default)
 	if err != nil {
 		tb.Fatal(err)
 	}

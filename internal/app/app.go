@@ -67,7 +67,7 @@ func (e *ConfigError) Unwrap() error { return e.Err }
 func (a *App) Run(ctx context.Context) (Summary, error) {
 	cfg, log := a.Config, a.Logger
 
-	sink, err := cfg.Sink.New(a.Sinks)
+	sink, err := cfg.NewSink(a.Sinks)
 	if err != nil {
 		return Summary{}, err
 	}
@@ -110,7 +110,7 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 
 	probe.started.Store(true)
 	defer context.AfterFunc(ctx, func() { probe.draining.Store(true) })()
-	log.Info("consuming", "scope", cfg.Scope, "sources", len(cfg.Sources), "sink", cfg.Sink.Kind, "http", http.listener.Addr().String())
+	log.Info("consuming", "scope", cfg.Scope, "sources", len(cfg.Sources), "sink", cfg.Sink.Kinds(), "http", http.listener.Addr().String())
 	err = worker.Run(ctx)
 	if absent := (*consumer.NotReadyError)(nil); errors.As(err, &absent) || errors.Is(err, lane.ErrLoss) {
 		err = &ServerError{err}
@@ -200,7 +200,7 @@ func idSource(cfg *config.Config) string { return strings.Join(cfg.ID.From, " ")
 // OpenProcessor makes a configuration's processor and prepares its sink, for commands.
 // The store's schema must be up to date. Nobody reads the processor's metrics.
 func OpenProcessor(ctx context.Context, cfg *config.Config, registry *sinks.Registry, store *dedup.Store) (*dedup.Processor, error) {
-	sink, err := cfg.Sink.New(registry)
+	sink, err := cfg.NewSink(registry)
 	if err != nil {
 		return nil, err
 	}

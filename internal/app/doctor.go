@@ -106,9 +106,9 @@ func (d *doctor) database(ctx context.Context, store *dedup.Store, registry *sin
 		return nil, false
 	}
 	if _, err := OpenProcessor(ctx, d.cfg, registry, store); err != nil {
-		d.fail("sink", sinkCure(err), "%s: %v", d.cfg.Sink.Kind, err)
+		d.fail("sink", sinkCure(err), "%s: %v", d.cfg.Sink.Kinds(), err)
 	} else {
-		d.ok("sink", "%s can be written to", d.cfg.Sink.Kind)
+		d.ok("sink", "%s can be written to", d.cfg.Sink.Kinds())
 	}
 	lanes, err = store.LaneStates(ctx)
 	if err != nil {

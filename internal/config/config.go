@@ -18,8 +18,10 @@ type Config struct {
 	ID ID `yaml:"id"`
 	// What happens to duplicates.
 	Dedup Dedup `yaml:"dedup"`
-	// What a message does: exactly one kind of sink, which decodes its own keys.
-	Sink Sink `yaml:"sink" required:"true"`
+	// Which messages are wanted, by their places: {json:type: [created, changed]}, {json:type: {not: [test]}}, {header:x: absent}; all must hold. The others are filtered: counted, and not claimed.
+	Filter Filter `yaml:"filter"`
+	// What a message does: one kind of sink, which decodes its own keys, and beside it perhaps a filter; or a list of such, all in one transaction.
+	Sink Sinks `yaml:"sink" required:"true"`
 	// How much goes into one transaction and into memory.
 	Batch Batch `yaml:"batch"`
 	// How long claims are kept.

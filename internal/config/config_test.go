@@ -205,16 +205,23 @@ func roundTrip(t *testing.T, c *Config) {
 // bare is a configuration without the places its values came from.
 func bare(c *Config) any {
 	copied := *c
-	copied.places, copied.file, copied.Sink = nil, "", Sink{}
+	copied.places, copied.file, copied.Sink, copied.Filter = nil, "", nil, Filter{}
 	for i := range copied.Sources {
 		// An empty list is no list.
 		if n := copied.Sources[i].NATS; n != nil && len(n.Subjects) == 0 {
 			n.Subjects = nil
 		}
 	}
-	var sink any
-	if c.Sink.node != nil {
-		sink = plain(c.Sink.node)
+	var sinks []any
+	for _, s := range c.Sink {
+		sinks = append(sinks, s.at, s.Kind, plainOrNil(s.node), s.Filter.conditions)
 	}
-	return []any{copied, c.Sink.Kind, sink}
+	return []any{copied, c.Filter.conditions, sinks}
+}
+
+func plainOrNil(n *node) any {
+	if n == nil {
+		return nil
+	}
+	return plain(n)
 }

@@ -55,13 +55,9 @@ func Parse(name string, text []byte, o Options) (c *Config, warnings []Problem, 
 	c.override(environment)
 	c.setDerived()
 	problems := slices.Concat(d.problems, c.readSecrets(), c.validate())
-	if o.Sinks != nil && c.Sink.Kind != "" {
-		sink, err := c.Sink.New(o.Sinks)
-		if err != nil {
-			problems = append(problems, split(err, c.problem("sink", ""))...)
-		} else {
-			problems = append(problems, c.Sink.reordered(sink, c.Sources)...)
-		}
+	if o.Sinks != nil {
+		_, wrong := c.parts(o.Sinks)
+		problems = append(problems, wrong...)
 	}
 	return c, unknownVariables(environment), problems.once().withExcerpts(text)
 }

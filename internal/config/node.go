@@ -128,7 +128,7 @@ func parseYAML(text []byte) (file *ast.File, err error) {
 		}
 	}()
 	// mapping finds all repeated keys, the parser only the first.
-	return parser.ParseBytes(text, 0, parser.AllowDuplicateMapKey())
+	return parser.Parse(tokens(text), 0, parser.AllowDuplicateMapKey())
 }
 
 func position(t *token.Token) (line, column int) {

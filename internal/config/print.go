@@ -88,11 +88,14 @@ func (p *printer) field(v reflect.Value, name, path string, indent int) {
 			}
 		}
 		p.texts(name, shown, path, indent)
-	case Sink:
-		if x.Kind != "" {
-			p.line(indent, name+":", "")
-			p.value(quote(x.Kind)+":", x.Kind, x.node, x.path(), indent+1)
+	case Filter:
+		if x.node != nil {
+			p.value(name+":", name, x.node, path, indent)
+		} else {
+			p.line(indent, name+": {}", p.origin(path))
 		}
+	case Sinks:
+		p.sinks(x, name, path, indent)
 	case []Source:
 		p.line(indent, name+":", "")
 		for i := range x {
@@ -108,6 +111,23 @@ func (p *printer) field(v reflect.Value, name, path string, indent int) {
 			p.line(indent, name+": "+quote(v.String()), p.origin(path))
 		default:
 			p.line(indent, fmt.Sprintf("%s: %v", name, x), p.origin(path))
+		}
+	}
+}
+
+func (p *printer) sinks(all Sinks, name, path string, indent int) {
+	p.line(indent, name+":", "")
+	for i := range all {
+		s, indent := &all[i], indent+1
+		if s.at != path {
+			p.line(indent, "-", "")
+			indent++
+		}
+		if s.Filter.node != nil {
+			p.value("filter:", "filter", s.Filter.node, join(s.at, "filter"), indent)
+		}
+		if s.Kind != "" {
+			p.value(quote(s.Kind)+":", s.Kind, s.node, s.path(), indent)
 		}
 	}
 }

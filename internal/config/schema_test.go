@@ -39,8 +39,15 @@ func schema(t *testing.T, defaults reflect.Value, tag reflect.StructTag, docs ma
 		s = object{"anyOf": []any{text, object{"type": "array", "items": text}}}
 	case reflect.TypeFor[Secret]():
 		s = text
-	case reflect.TypeFor[Sink]():
-		s = object{"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": object{"type": []string{"object", "null"}}}
+	case reflect.TypeFor[Filter]():
+		s = filterSchema()
+	case reflect.TypeFor[Sinks]():
+		kind := object{"type": []string{"object", "null"}}
+		one := object{"anyOf": []any{
+			object{"type": "object", "minProperties": 1, "maxProperties": 1, "properties": object{"filter": false}, "additionalProperties": kind},
+			object{"type": "object", "minProperties": 2, "maxProperties": 2, "properties": object{"filter": filterSchema()}, "required": []string{"filter"}, "additionalProperties": kind},
+		}}
+		s = object{"anyOf": []any{one, object{"type": "array", "minItems": 1, "items": one}}}
 	}
 	if s == nil {
 		switch typ.Kind() {
@@ -87,6 +94,14 @@ func schema(t *testing.T, defaults reflect.Value, tag reflect.StructTag, docs ma
 		}
 	}
 	return s
+}
+
+// filterSchema describes a filter: what places must have.
+func filterSchema() object {
+	scalar := object{"type": []string{"string", "number", "boolean"}}
+	values := object{"anyOf": []any{scalar, object{"type": "array", "minItems": 1, "items": scalar}}}
+	not := object{"type": "object", "properties": object{"not": values}, "required": []string{"not"}, "additionalProperties": false}
+	return object{"type": "object", "additionalProperties": object{"anyOf": []any{scalar, object{"type": "array", "minItems": 1, "items": scalar}, not}}}
 }
 
 func structSchema(t *testing.T, v reflect.Value, docs map[string]string) object {
@@ -277,7 +292,7 @@ func TestDefaultsFile(t *testing.T) {
 	k.Brokers, k.Topics = c.Sources[0].Kafka.Brokers, c.Sources[0].Kafka.Topics
 	n.Servers, n.Stream, n.Subjects = c.Sources[1].NATS.Servers, c.Sources[1].NATS.Stream, StringList{}
 	got := *c
-	got.Sink, got.file, got.places = Sink{}, "", nil
+	got.Sink, got.file, got.places = nil, "", nil
 	if !reflect.DeepEqual(&got, want) {
 		t.Errorf("the file says\n%+v\nthe defaults are\n%+v", got, *want)
 	}
@@ -305,7 +320,7 @@ func everyKey(v reflect.Value, path string, visit func(path string)) {
 			f = f.Elem()
 		}
 		switch {
-		case f.Kind() == reflect.Struct && f.Type() != reflect.TypeFor[Sink]():
+		case f.Kind() == reflect.Struct:
 			everyKey(f, at, visit)
 		case f.Kind() == reflect.Slice && f.Type().Elem().Kind() == reflect.Struct:
 			for j := range f.Len() {

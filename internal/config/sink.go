@@ -9,13 +9,49 @@ import (
 
 	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/sinks"
+	"github.com/dedupd/dedupd/sinks/multi"
 )
+
+// Sinks are what messages do: one kind of sink, or a list of them.
+type Sinks []Sink
+
+func (s *Sinks) decodeNode(d *decoder, n *node, path string) {
+	*s = nil
+	if n.kind != listNode {
+		var one Sink
+		one.decode(d, n, path)
+		*s = Sinks{one}
+		return
+	}
+	if len(n.items) == 0 {
+		d.add(n, path, "names no sink")
+	}
+	for i, item := range n.items {
+		at := index(path, i)
+		d.note(at, item.line, item.column, item)
+		var one Sink
+		one.decode(d, item, at)
+		*s = append(*s, one)
+	}
+}
+
+// Kinds are the sinks' kinds, for people.
+func (s Sinks) Kinds() string {
+	kinds := make([]string, len(s))
+	for i := range s {
+		kinds[i] = s[i].Kind
+	}
+	return strings.Join(kinds, ", ")
+}
 
 // Sink is the part of the configuration that a kind of sink decodes itself.
 type Sink struct {
 	// Kind is the name under which the sink is registered.
 	Kind string
+	// Filter says which messages it wants.
+	Filter Filter
 
+	at     string // its path without the kind
 	node   *node
 	file   string
 	places map[string]place
@@ -25,24 +61,34 @@ type Sink struct {
 	keys map[string]reflect.Value
 }
 
-func (s *Sink) decodeNode(d *decoder, n *node, path string) {
-	if !d.want(n, path, mapNode) {
+func (s *Sink) decode(d *decoder, n *node, path string) {
+	if n.kind == nullNode && strings.HasSuffix(path, "]") {
+		d.add(n, path, "is empty; write one kind of sink, such as table or statement")
 		return
 	}
-	if len(n.entries) != 1 {
-		kinds := make([]string, len(n.entries))
-		for i, e := range n.entries {
-			kinds[i] = e.key
+	if n.kind == nullNode || !d.want(n, path, mapNode) {
+		return
+	}
+	var kinds []string
+	for _, e := range n.entries {
+		d.note(join(path, e.key), e.line, e.column, e.value)
+		if e.key == "filter" {
+			s.Filter.decodeNode(d, e.value, join(path, e.key))
+			continue
 		}
-		d.add(n, path, "must have exactly one kind of sink, not %d (%s)", len(kinds), strings.Join(kinds, ", "))
-		return
+		kinds = append(kinds, e.key)
+		*s = Sink{Kind: e.key, Filter: s.Filter, at: path, node: e.value, file: d.file, places: d.places, line: e.line, column: e.column}
 	}
-	e := n.entries[0]
-	d.note(join(path, e.key), e.line, e.column, e.value)
-	*s = Sink{Kind: e.key, node: e.value, file: d.file, places: d.places, line: e.line, column: e.column}
+	switch {
+	case len(kinds) == 0:
+		d.add(n, path, "has no kind of sink, such as table or statement")
+	case len(kinds) > 1:
+		d.add(n, path, "must have exactly one kind of sink, not %d (%s); several sinks are a list", len(kinds), strings.Join(kinds, ", "))
+		s.Kind = ""
+	}
 }
 
-func (s *Sink) path() string { return join("sink", s.Kind) }
+func (s *Sink) path() string { return join(s.at, s.Kind) }
 
 // Decode fills a sink's own configuration struct by its yaml tags. An unknown key is
 // an error. The error is Problems.
@@ -63,9 +109,45 @@ func (s *Sink) Decode(into any) error {
 	return d.problems.err()
 }
 
-// New makes the sink that the registry has for the kind. The error is Problems:
-// everything that the kind finds wrong.
-func (s *Sink) New(registry *sinks.Registry) (sinks.Sink, error) {
+// NewSink makes the sink, which applies each message to those of the sinks that want it.
+// The error is Problems.
+func (c *Config) NewSink(registry *sinks.Registry) (sinks.Sink, error) {
+	parts, problems := c.parts(registry)
+	if err := problems.err(); err != nil {
+		return nil, err
+	}
+	all, err := c.Filter.New()
+	if err != nil {
+		return nil, Problems{c.problem("filter", "%v", err)}
+	}
+	return multi.New(all, parts...), nil
+}
+
+// parts makes the sinks, and finds everything that is wrong with them.
+func (c *Config) parts(registry *sinks.Registry) (parts []multi.Part, problems Problems) {
+	for i := range c.Sink {
+		s := &c.Sink[i]
+		if s.Kind == "" {
+			continue // a problem already
+		}
+		sink, err := s.new(registry)
+		if err != nil {
+			problems = append(problems, split(err, c.problem(s.path(), ""))...)
+			continue
+		}
+		problems = append(problems, s.reordered(sink, c.Sources)...)
+		filter, err := s.Filter.New()
+		if err != nil {
+			problems = append(problems, c.problem(join(s.at, "filter"), "%v", err))
+		}
+		parts = append(parts, multi.Part{Name: s.path(), Sink: sink, Filter: filter})
+	}
+	return parts, problems
+}
+
+// new makes the sink that the registry has for the kind. The error is Problems: everything
+// that the kind finds wrong.
+func (s *Sink) new(registry *sinks.Registry) (sinks.Sink, error) {
 	sink, err := registry.New(s.Kind, s.Decode)
 	if err == nil {
 		return sink, nil

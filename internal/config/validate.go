@@ -33,7 +33,7 @@ func (c *Config) validate() Problems {
 	v.database()
 	v.id()
 	v.dedup()
-	if c.Sink.Kind == "" {
+	if len(c.Sink) == 0 || len(c.Sink) == 1 && c.Sink[0].Kind == "" {
 		v.add("sink", "is required: one kind of sink, such as table or statement")
 	}
 	v.batch()
@@ -60,7 +60,7 @@ func (v *validator) tags(path string, s reflect.Value) {
 		}
 		at, value := join(path, name), s.Field(i)
 		empty := value.IsZero() || value.Kind() == reflect.Slice && value.Len() == 0
-		if f.Tag.Get("required") != "" && empty && f.Type != reflect.TypeFor[Sink]() {
+		if f.Tag.Get("required") != "" && empty && f.Type != reflect.TypeFor[Sinks]() {
 			v.add(at, "is required")
 		}
 		if p, ok := value.Interface().(policy.Policy); ok {
@@ -73,7 +73,7 @@ func (v *validator) tags(path string, s reflect.Value) {
 			value = value.Elem()
 		}
 		switch {
-		case value.Kind() == reflect.Struct && f.Type != reflect.TypeFor[Sink]():
+		case value.Kind() == reflect.Struct:
 			v.tags(at, value)
 		case value.Kind() == reflect.Slice && value.Type().Elem().Kind() == reflect.Struct:
 			for j := range value.Len() {

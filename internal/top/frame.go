@@ -31,13 +31,14 @@ type Counts struct {
 	CrossSource    float64 `json:"cross_source"`
 	Conflicts      float64 `json:"conflicts"`
 	Dead           float64 `json:"dead"`
+	Filtered       float64 `json:"filtered"`
 }
 
 func counts(b *dedup.Books) Counts {
 	return Counts{
 		float64(b.Fetched), float64(b.Applied), float64(b.Written), float64(b.AlreadyPresent), float64(b.Stale), float64(b.Rejected),
 		float64(b.Duplicates), float64(b.Redelivered), float64(b.Resent),
-		float64(b.CrossSource), float64(b.Conflicts), float64(b.Dead),
+		float64(b.CrossSource), float64(b.Conflicts), float64(b.Dead), float64(b.Filtered),
 	}
 }
 
@@ -46,7 +47,7 @@ func each(a, b Counts, f func(a, b float64) float64) Counts {
 	return Counts{
 		f(a.Fetched, b.Fetched), f(a.Applied, b.Applied), f(a.Written, b.Written), f(a.AlreadyPresent, b.AlreadyPresent), f(a.Stale, b.Stale), f(a.Rejected, b.Rejected),
 		f(a.Duplicates, b.Duplicates), f(a.Redelivered, b.Redelivered), f(a.Resent, b.Resent),
-		f(a.CrossSource, b.CrossSource), f(a.Conflicts, b.Conflicts), f(a.Dead, b.Dead),
+		f(a.CrossSource, b.CrossSource), f(a.Conflicts, b.Conflicts), f(a.Dead, b.Dead), f(a.Filtered, b.Filtered),
 	}
 }
 

@@ -310,7 +310,7 @@ func (s *screen) rates() []line {
 			row(faint, " stale", func(c Counts) float64 { return c.Stale }),
 			row(faint, " rejected", func(c Counts) float64 { return c.Rejected }))
 	}
-	return append(lines,
+	lines = append(lines,
 		row(plain, "duplicates", func(c Counts) float64 { return c.Duplicates }),
 		row(faint, " redelivered", func(c Counts) float64 { return c.Redelivered }),
 		row(faint, " resent", func(c Counts) float64 { return c.Resent }),
@@ -318,6 +318,10 @@ func (s *screen) rates() []line {
 		row(alarm(f.Rates.Conflicts), "conflicts", func(c Counts) float64 { return c.Conflicts }),
 		row(alarm(f.Rates.Dead), "dead", func(c Counts) float64 { return c.Dead }),
 	)
+	if f.Totals.Filtered > 0 { // only where there are filters
+		lines = append(lines, row(plain, "filtered", func(c Counts) float64 { return c.Filtered }))
+	}
+	return lines
 }
 
 // history draws two lines.

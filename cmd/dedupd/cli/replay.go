@@ -181,6 +181,7 @@ run, and when two people replay it at once. The outcome is one of these:
   duplicate  another message has its id, with the same payload; the dead letter is gone
   conflict   another message has its id, with another payload; it stays.
              dedupd claims forget ID lets it in
+  filtered   no sink wants it any more: it passes no filter; it stays
   dead       it still has no usable id, or the sink refuses it; it stays
   gone       it was replayed or discarded by somebody else, or has expired
 
@@ -208,6 +209,7 @@ type ReplayResult struct {
 	Duplicates  int        `json:"duplicates"`
 	Conflicts   int        `json:"conflicts"`
 	Dead        int        `json:"dead"`
+	Filtered    int        `json:"filtered"`
 	Gone        int        `json:"gone"`
 	DeadLetters []Replayed `json:"dead_letters"`
 }
@@ -232,6 +234,8 @@ func (r *ReplayResult) add(d dedup.Replayed) {
 		r.Conflicts++
 	case dedup.ReplayDead:
 		r.Dead++
+	case dedup.ReplayFiltered:
+		r.Filtered++
 	case dedup.ReplayGone:
 		r.Gone++
 	}
@@ -279,7 +283,7 @@ func (c *command) showReplay(r ReplayResult) error {
 		}
 		fmt.Fprintln(c.stdout)
 	}
-	fmt.Fprintf(c.stdout, "applied %d, duplicates %d, conflicts %d, dead %d, gone %d\n", r.Applied, r.Duplicates, r.Conflicts, r.Dead, r.Gone)
+	fmt.Fprintf(c.stdout, "applied %d, duplicates %d, conflicts %d, dead %d, filtered %d, gone %d\n", r.Applied, r.Duplicates, r.Conflicts, r.Dead, r.Filtered, r.Gone)
 	if r.Conflicts > 0 {
 		fmt.Fprintln(c.stdout, "A conflict's id is claimed by another message; dedupd claims why ID says which. dedupd claims forget ID lets the dead letter in.")
 	}

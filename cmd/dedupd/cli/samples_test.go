@@ -38,7 +38,7 @@ func sample(t *testing.T, file string) (sinks.Sink, *pgx.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sink, err := c.Sink.New(&sinks.Default)
+	sink, err := c.NewSink(&sinks.Default)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,6 +38,7 @@ type Totals struct {
 	CrossSource    int64 `json:"cross_source"`
 	Conflicts      int64 `json:"conflicts"`
 	Dead           int64 `json:"dead"`
+	Filtered       int64 `json:"filtered"`
 	// Lag sums up the lanes whose lag is known; null: it is known of none.
 	Lag *int64 `json:"lag"`
 }
@@ -50,6 +51,7 @@ type Rates struct {
 	CrossSource float64 `json:"cross_source"`
 	Conflicts   float64 `json:"conflicts"`
 	Dead        float64 `json:"dead"`
+	Filtered    float64 `json:"filtered"`
 }
 
 func newStats(scope string, books []dedup.Books, l []generations.Generation, deadLetters int64) Stats {
@@ -68,6 +70,7 @@ func newStats(scope string, books []dedup.Books, l []generations.Generation, dea
 		t.CrossSource += b.CrossSource
 		t.Conflicts += b.Conflicts
 		t.Dead += b.Dead
+		t.Filtered += b.Filtered
 		if b.Lag != nil {
 			if t.Lag == nil {
 				t.Lag = new(int64)
@@ -78,7 +81,7 @@ func newStats(scope string, books []dedup.Books, l []generations.Generation, dea
 	if n := float64(t.Fetched); n > 0 {
 		s.Rates = Rates{
 			Duplicates: float64(t.Duplicates) / n, Redelivered: float64(t.Redelivered) / n, Resent: float64(t.Resent) / n,
-			CrossSource: float64(t.CrossSource) / n, Conflicts: float64(t.Conflicts) / n, Dead: float64(t.Dead) / n,
+			CrossSource: float64(t.CrossSource) / n, Conflicts: float64(t.Conflicts) / n, Dead: float64(t.Dead) / n, Filtered: float64(t.Filtered) / n,
 		}
 	}
 	return s
@@ -90,7 +93,8 @@ func (c *command) stats() *cobra.Command {
 		Short: "Shows the books of each lane, duplicates by cause, generations and lag",
 		Long: `Shows the books of each lane, as the database has them. Every fetched message is
 applied, a duplicate (delivered again, sent again, or from another source), a
-conflict (a known id with another payload) or dead. It also shows the generations of
+conflict (a known id with another payload), dead, or filtered (no sink wants it). It
+also shows the generations of
 claims, and how many messages the brokers held behind the last batch.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -121,16 +125,16 @@ func (c *command) showStats(ctx context.Context, store *dedup.Store, cfg *config
 
 func (c *command) writeStats(s Stats) error {
 	lanes := table{columns: []column{
-		left("SOURCE"), left("LANE"), right("FETCHED"), right("APPLIED"), right("DUPLICATES"), right("CONFLICTS"), right("DEAD"),
+		left("SOURCE"), left("LANE"), right("FETCHED"), right("APPLIED"), right("DUPLICATES"), right("CONFLICTS"), right("DEAD"), right("FILTERED"),
 		right("LAG"), right("NEXT"), left("STREAM TIME"), left("OWNER"),
 	}}
 	for i := range s.Lanes {
 		b := &s.Lanes[i]
-		lanes.add(b.Source, b.Lane, b.Fetched, b.Applied, b.Duplicates, b.Conflicts, b.Dead, known(b.Lag), b.NextPosition, timestamp(b.StreamTime), b.Owner)
+		lanes.add(b.Source, b.Lane, b.Fetched, b.Applied, b.Duplicates, b.Conflicts, b.Dead, b.Filtered, known(b.Lag), b.NextPosition, timestamp(b.StreamTime), b.Owner)
 	}
 	t := s.Totals
 	if len(s.Lanes) > 1 {
-		lanes.add("total", "", t.Fetched, t.Applied, t.Duplicates, t.Conflicts, t.Dead, known(t.Lag), "", "", "")
+		lanes.add("total", "", t.Fetched, t.Applied, t.Duplicates, t.Conflicts, t.Dead, t.Filtered, known(t.Lag), "", "", "")
 	}
 	fmt.Fprintf(c.stdout, "scope %s\n\n", s.Scope)
 	if err := lanes.write(c.stdout); err != nil {

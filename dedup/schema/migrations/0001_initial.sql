@@ -120,6 +120,7 @@ ALTER TABLE {{schema}}.filters ALTER COLUMN data SET STORAGE EXTERNAL;
 -- has its position for that.
 -- acquisitions counts how often an ordered lane was acquired since it last moved, was
 -- caught up, or was released properly.
+-- filtered are those that no sink wants: they have claimed nothing.
 -- applied is split by what the sink says of a message: it has written it; or the target had
 -- it, has a newer state, or isn't in the state that the message expects.
 -- recent_dead are the lane's last dead letters, by their numbers as fetched counts them. A
@@ -158,13 +159,14 @@ CREATE TABLE {{schema}}.lanes (
     cross_source     bigint NOT NULL DEFAULT 0,
     conflicts        bigint NOT NULL DEFAULT 0,
     dead             bigint NOT NULL DEFAULT 0,
+    filtered         bigint NOT NULL DEFAULT 0,
     recent_dead      bigint[] NOT NULL DEFAULT '{}',
     updated_at       timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT lanes_pkey PRIMARY KEY (id),
     CONSTRAINT lanes_lane_key UNIQUE (scope, source, lane),
     CONSTRAINT lanes_scope_fkey FOREIGN KEY (scope) REFERENCES {{schema}}.scopes (scope),
     -- Every message has exactly one outcome, at every commit.
-    CONSTRAINT lanes_books_balance CHECK (fetched = applied + redelivered + resent + cross_source + conflicts + dead)
+    CONSTRAINT lanes_books_balance CHECK (fetched = applied + redelivered + resent + cross_source + conflicts + dead + filtered)
 ) WITH (fillfactor = 50);
 
 -- How far producers that number their messages have come, with strategy sequence: one row
@@ -463,7 +465,7 @@ END $$;
 -- acquisitions begins again: a lane that moves is past what may have ended a process.
 CREATE FUNCTION {{schema}}.advance(
     p_lane integer, p_epoch bigint, p_from bigint, p_checkpoint bigint, p_instance text, p_next bigint, p_broker_position bigint, p_stream_time timestamptz, p_lag bigint,
-    p_written bigint, p_already_present bigint, p_stale bigint, p_rejected bigint, p_redelivered bigint, p_resent bigint, p_cross_source bigint, p_conflicts bigint, p_dead bigint,
+    p_written bigint, p_already_present bigint, p_stale bigint, p_rejected bigint, p_redelivered bigint, p_resent bigint, p_cross_source bigint, p_conflicts bigint, p_dead bigint, p_filtered bigint,
     p_leader_epochs bigint[])
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -484,7 +486,7 @@ BEGIN
         stream_time     = CASE WHEN p_stream_time IS NULL THEN stream_time
             ELSE greatest(CASE WHEN stream_time < {{schema}}.clock() + interval '1 minute' THEN stream_time END, least(p_stream_time, {{schema}}.clock())) END,
         lag             = coalesce(p_lag, lag),
-        fetched         = fetched + p_written + p_already_present + p_stale + p_rejected + p_redelivered + p_resent + p_cross_source + p_conflicts + p_dead,
+        fetched         = fetched + p_written + p_already_present + p_stale + p_rejected + p_redelivered + p_resent + p_cross_source + p_conflicts + p_dead + p_filtered,
         written         = written + p_written,
         already_present = already_present + p_already_present,
         stale           = stale + p_stale,
@@ -494,6 +496,7 @@ BEGIN
         cross_source    = cross_source + p_cross_source,
         conflicts       = conflicts + p_conflicts,
         dead            = dead + p_dead,
+        filtered        = filtered + p_filtered,
         updated_at      = now(),
         acquisitions    = 0,
         leader_epochs   = p_leader_epochs
@@ -750,7 +753,7 @@ END $$;
 CREATE VIEW {{schema}}.books AS
 SELECT scope, source, lane, fetched, applied, written, already_present, stale, rejected,
        redelivered + resent + cross_source AS duplicates,
-       redelivered, resent, cross_source, conflicts, dead,
+       redelivered, resent, cross_source, conflicts, dead, filtered,
        next_position, lag, stream_time, owner, updated_at
 FROM {{schema}}.lanes;
 
@@ -766,7 +769,7 @@ LEFT JOIN {{schema}}.lanes l ON l.id = c.lane;
 REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text, text, text), {{schema}}.leave(),
     {{schema}}.instance(oid), {{schema}}.stream_clock(text),
     {{schema}}.acquire_lane(text, text, text, text, integer, bigint, text, interval, bigint), {{schema}}.acquire_queue(text, text, text, text, text, bigint),
-    {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint[]),
+    {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint[]),
     {{schema}}.at(integer[], bigint[], bigint[]), {{schema}}.mark(integer, uuid[], bytea[], integer[], bigint[], bigint[], bigint[]), {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
     {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),
     {{schema}}.drop_generation(text, integer, text), {{schema}}.sweep(text, text)

@@ -173,7 +173,7 @@ func (c *cell) verifyBooks(x expected) {
 	for _, b := range books {
 		applied += b.Applied
 		dead += b.Dead + b.Conflicts
-		if b.Fetched != b.Applied+b.Duplicates+b.Conflicts+b.Dead {
+		if b.Fetched != b.Applied+b.Duplicates+b.Conflicts+b.Dead+b.Filtered {
 			c.Errorf("the books of lane %s do not balance: %+v", b.Lane, b)
 		}
 		if b.Lane != queueName && (b.Fetched != b.NextPosition || b.Redelivered != 0) {
