@@ -102,7 +102,7 @@ $(MATPLOTLIB)/.complete: e2e/monitoring/picture/requirements.txt
 	@touch $@
 
 .PHONY: chaos
-chaos: kafka ## Runs every fault against real processes and judges the outcome, into docs/benchmarks/reliability.md (hours; SEED, ARGS="-run ...")
+chaos: kafka ## Runs every fault against real processes and judges the outcome, into docs/benchmarks/reliability.md (hours; SEED, ARGS="-run ... -shape ...")
 	$(GO) run ./e2e/chaos -out docs/benchmarks/reliability.md $(if $(SEED),-seed $(SEED)) $(ARGS)
 
 .PHONY: soak

@@ -107,7 +107,8 @@ var layers = []struct{ of, ours, others string }{
 	{"internal/natstest", "", "testing nats-io"},
 	{"internal/kafkatest", "internal/child", "testing twmb"},
 	// The judge of a run knows only what a user of the product does.
-	{"e2e/check", "", "pgx nats-io/nats.go twmb"},
+	{"e2e/check", "e2e/shape", "pgx nats-io/nats.go twmb"},
+	{"e2e/shape", "", ""},
 }
 
 // The arrows between the packages (docs/ARCHITECTURE.md).

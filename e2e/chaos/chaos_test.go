@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"os/exec"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -34,7 +35,7 @@ func TestSlice(t *testing.T) {
 	if err := g.start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	jobs := plan(seed, []string{"kafka", "nats"}, func(*fault) bool { return true }, slice)
+	jobs := (&choice{seed: seed, short: true, brokers: []string{"kafka", "nats"}, pattern: regexp.MustCompile("")}).plan()
 	done := 0
 	err := g.doAll(t.Context(), jobs, 4, func(o outcome) error {
 		done++
@@ -58,7 +59,7 @@ func TestSharesNoCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := map[string]bool{"e2e/chaos": true, "e2e/rig": true, "internal/kafkatest": true, "internal/pgrelay": true, "internal/pgtest": true, "internal/child": true}
+	allowed := map[string]bool{"e2e/chaos": true, "e2e/rig": true, "e2e/shape": true, "internal/kafkatest": true, "internal/pgrelay": true, "internal/pgtest": true, "internal/child": true}
 	for line := range strings.Lines(string(out)) {
 		if ours, ok := strings.CutPrefix(strings.TrimSpace(line), "github.com/dedupd/dedupd/"); ok && !allowed[ours] {
 			t.Errorf("the rig imports %s", ours)

@@ -386,6 +386,15 @@ var faults = []*fault{
 	},
 }
 
+// shaped are the faults that runs of any shape meet: they need nothing of the sink's table,
+// and leave no claims behind that are gone.
+var shaped = []string{
+	"worker killed", "workers killed one upon the other", "rolling restart", "workers come and go", "pauses",
+	"zombie before its transaction", "zombie before its COMMIT", "answer to COMMIT lost", "connections ended by the server",
+	"Postgres crashes", "broker crashes", "slow and broken lines to Postgres", "failover to an asynchronous replica",
+	"an older copy of the database is put back",
+}
+
 // mixture is the fault that is all others.
 const mixture = "everything at random"
 

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dedupd/dedupd/e2e/shape"
 )
 
 // load is a producer that sends, and sends again, and notes what it meant to
@@ -21,6 +23,9 @@ type load struct {
 	file   *os.File
 	cancel context.CancelFunc
 	ended  chan struct{}
+	// next, unless nil, draws what a shape's producers send. The dice below are for a load
+	// without one.
+	next func() []shape.Message
 
 	rate         atomic.Int64 // messages a second
 	hot          atomic.Int64 // of a hundred messages so many carry the one hot id
@@ -29,6 +34,7 @@ type load struct {
 	far          atomic.Int64 // how many ids a copy may lie back; 0: any number
 	differ       atomic.Int64 // of a hundred copies so many have another payload
 	total        atomic.Int64
+	firsts       atomic.Int64 // of those, what isn't a copy
 
 	mu      sync.Mutex
 	lines   *json.Encoder
@@ -100,6 +106,9 @@ func (l *load) run(ctx context.Context) {
 		for ; debt >= 1; debt-- {
 			for _, m := range l.draw(&next) {
 				l.total.Add(1)
+				if m.copy == 0 {
+					l.firsts.Add(1)
+				}
 				sum := sha256.Sum256(m.value)
 				open.Add(1)
 				l.broker.Send(sending, m, func(err error) {
@@ -127,7 +136,13 @@ func (l *load) note(m sent, sum string, err error) {
 // draw is the next message, and sometimes a copy on another lane at the same
 // moment. A fifth are copies: half of them of what was just sent, the others of
 // anything, mostly of late.
-func (l *load) draw(next *int) []sent {
+func (l *load) draw(next *int) (all []sent) {
+	if l.next != nil {
+		for _, m := range l.next() {
+			all = append(all, sent{m.ID, m.Copy, m.Partition, m.Value})
+		}
+		return all
+	}
 	n, dice := *next, l.rng.IntN(10)
 	switch {
 	case n == 0:

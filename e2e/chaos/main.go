@@ -18,6 +18,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/dedupd/dedupd/e2e/shape"
 )
 
 func main() {
@@ -32,6 +34,7 @@ type choice struct {
 	pattern  *regexp.Regexp
 	only     bool // some faults
 	brokers  []string
+	shape    *shape.Shape // nil: any
 	short    bool
 	times    int
 	atOnce   int
@@ -49,6 +52,7 @@ func parse(g *servers) (c *choice, err error) {
 	flag.BoolVar(&g.keep, "keep", false, "keep the files of all runs, not only of those that failed")
 	only := flag.String("run", "", "run only the faults whose names match this regular expression")
 	brokers := flag.String("brokers", "kafka,nats", "the brokers to run them with")
+	form := flag.String("shape", "", "run only in this shape: how the workers are idempotent, a name of e2e/shape (default: each fault in shape claim, and the other shapes by the dice)")
 	flag.BoolVar(&c.short, "short", false, "the slice that every change must pass: minutes")
 	flag.IntVar(&c.times, "times", 0, "let each fault strike this many times")
 	flag.IntVar(&c.atOnce, "at-once", 3, "runs at a time")
@@ -58,6 +62,11 @@ func parse(g *servers) (c *choice, err error) {
 	flag.StringVar(&c.out, "out", "", "a file for the report, in Markdown; with -run, only the lines of those faults change")
 	flag.Parse()
 	c.only, c.brokers = *only != "", strings.Split(*brokers, ",")
+	if *form != "" {
+		if c.shape, err = shape.Named(*form); err != nil {
+			return nil, fmt.Errorf("-shape: %w", err)
+		}
+	}
 	c.pattern, err = regexp.Compile(*only)
 	return c, err
 }
@@ -114,13 +123,13 @@ func (c *choice) hunt(ctx context.Context, g *servers) error {
 }
 
 func (c *choice) doFaults(ctx context.Context, g *servers) error {
-	jobs := plan(c.seed, c.brokers, func(f *fault) bool { return c.pattern.MatchString(f.name) }, c.howOften)
+	jobs := c.plan()
 	say("seed %d, %d runs", c.seed, len(jobs))
 	if err := g.start(ctx); err != nil {
 		return err
 	}
 	if c.soak > 0 {
-		jobs = draw(c.seed, c.soak)
+		jobs = draw(c.seed, c.soak, c.shape)
 	}
 	if c.only && c.out != "" { // the others' lines stay
 		var err error

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/dedupd/dedupd/e2e/shape"
 )
 
 // mutant is the product with one bug put into it. A rig that doesn't notice
@@ -22,6 +24,7 @@ type mutant struct {
 	edits []edit
 	// fault is what brings it to light, with a broker, within so many strikes.
 	fault  string
+	shape  *shape.Shape // nil: claim
 	broker string
 	times  int
 	// by is what must be broken: an invariant, or words of the complaint.
@@ -29,6 +32,14 @@ type mutant struct {
 }
 
 type edit struct{ file, old, new string }
+
+// meets is the fault's name, with the shape that it is met in.
+func (m *mutant) meets() string {
+	if m.shape == nil {
+		return m.fault
+	}
+	return m.fault + ", shape " + m.shape.Name
+}
 
 var mutants = []mutant{
 	{
@@ -182,6 +193,34 @@ var mutants = []mutant{
 			{"dedup/write.go", "	\"errors\"\n", "	\"errors\"\n	\"slices\"\n"},
 		},
 	},
+	{
+		name: "positions without a compare-and-set", fault: "zombie before its transaction", shape: shape.Position, broker: "kafka", times: 2, by: "I2",
+		edits: []edit{{
+			"dedup/schema/migrations/0001_initial.sql",
+			"    WHERE id = p_lane AND epoch = p_epoch\n      AND CASE WHEN p_from IS NULL THEN checkpoint >= p_checkpoint AND {{schema}}.instance(tableoid) = p_instance ELSE next_position = p_from END;\n",
+			"    WHERE id = p_lane;\n",
+		}},
+	},
+	{
+		name: "numbers aren't compared with the mark", fault: "none", shape: shape.Sequence, broker: "kafka", times: 1, by: "I2",
+		edits: []edit{{"dedup/by_sequence.go", "	case at.number <= m.number:\n", "	case at.number < 0:\n"}},
+	},
+	{
+		name: "marks stay where they are", fault: "none", shape: shape.Sequence, broker: "kafka", times: 1, by: "I9",
+		edits: []edit{{"dedup/by_sequence.go", "	names := make([][]byte, len(moved))\n", "	moved = nil\n	names := make([][]byte, len(moved))\n"}},
+	},
+	{
+		name: "versions aren't compared", fault: "none", shape: shape.Versioned, broker: "kafka", times: 1, by: "I9",
+		edits: []edit{{"sinks/table/versioned.go", "	return fmt.Sprintf(\"coalesce(%s > %s, %[2]s IS NULL AND %[1]s IS NOT NULL)\", version, than)\n", "	return \"true\"\n"}},
+	},
+	{
+		name: "rows that were there are counted as written", fault: "none", shape: shape.Insert, broker: "nats", times: 1, by: "I9",
+		edits: []edit{{"sinks/table/present.go", "			batch.Outcome(i, sinks.AlreadyPresent)\n", "			_ = batch\n"}},
+	},
+	{
+		name: "an upsert keeps the first of a batch", fault: "none", shape: shape.Upsert, broker: "kafka", times: 1, by: "I9",
+		edits: []edit{{"sinks/table/upsert.go", "\", u.ord DESC\"", "\", u.ord\""}},
+	},
 }
 
 // build makes the mutant's binary. The checkout stays as it is: the compiler is
@@ -243,7 +282,7 @@ func (g *servers) hunt(ctx context.Context, wanted func(name string) bool, seed 
 				c := caught{m, by, time.Since(began).Seconds()}
 				mu.Lock()
 				all = append(all, c)
-				say("%-46s %-38s %-5s %s (%.0f s)", m.name, m.fault, m.broker, cmp.Or(by, "NOT CAUGHT"), c.seconds)
+				say("%-46s %-38s %-5s %s (%.0f s)", m.name, m.meets(), m.broker, cmp.Or(by, "NOT CAUGHT"), c.seconds)
 				mu.Unlock()
 			}
 		})
@@ -277,7 +316,7 @@ func (g *servers) meet(ctx context.Context, m *mutant, seed uint64) (by string, 
 	}
 	const tries = 3 // some have to be lucky
 	for try := range uint64(tries) {
-		o, err := g.do(ctx, job{fault: faultNamed(m.fault), kind: m.broker, times: m.times, seed: seed + try, binary: binary})
+		o, err := g.do(ctx, job{fault: faultNamed(m.fault), shape: m.shape, kind: m.broker, times: m.times, seed: seed + try, binary: binary})
 		if err != nil {
 			return "", err
 		}

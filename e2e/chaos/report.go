@@ -23,10 +23,18 @@ func notes(all map[string]int) string {
 	return b.String()
 }
 
+// name is the fault's, with the shape that it was met in.
+func (o *outcome) name() string {
+	if o.Shape == "" {
+		return o.Fault
+	}
+	return o.Fault + ", shape " + o.Shape
+}
+
 // line is an outcome for a terminal.
 func (o *outcome) line() string {
-	text := fmt.Sprintf("%-36s %-5s %4d strikes, %7d messages, caught up %.1f s (%.1f s at most): %s (%.0f s, seed %d)%s",
-		o.Fault, o.Broker, o.Strikes, o.Messages, o.Caught, o.Slowest, o.Verdict, o.Seconds, o.Seed, notes(o.Notes))
+	text := fmt.Sprintf("%-48s %-5s %4d strikes, %7d messages, caught up %.1f s (%.1f s at most): %s (%.0f s, seed %d)%s",
+		o.name(), o.Broker, o.Strikes, o.Messages, o.Caught, o.Slowest, o.Verdict, o.Seconds, o.Seed, notes(o.Notes))
 	if o.Complaint != "" {
 		text += "\n" + o.Complaint
 	}
@@ -49,10 +57,10 @@ func readOutcomes(report string) (all []outcome, err error) {
 	return all, err
 }
 
-// replace puts an outcome in the place of an earlier one of the same fault and
+// replace puts an outcome in the place of an earlier one of the same fault, shape and
 // broker, or at the end.
 func replace(all []outcome, o outcome) []outcome {
-	at := slices.IndexFunc(all, func(other outcome) bool { return other.Fault == o.Fault && other.Broker == o.Broker })
+	at := slices.IndexFunc(all, func(other outcome) bool { return other.name() == o.name() && other.Broker == o.Broker })
 	if at < 0 {
 		return append(all, o)
 	}
@@ -67,7 +75,7 @@ func report(file string, g *servers, outcomes []outcome) error {
 		return slices.IndexFunc(faults, func(f *fault) bool { return f.name == o.Fault })
 	}
 	slices.SortFunc(outcomes, func(a, b outcome) int {
-		return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a.Broker, b.Broker))
+		return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a.Shape, b.Shape), cmp.Compare(a.Broker, b.Broker))
 	})
 	text, err := json.MarshalIndent(outcomes, "", " ")
 	if err != nil {
@@ -100,7 +108,7 @@ func report(file string, g *servers, outcomes []outcome) error {
 			beside = "**" + o.Verdict + "**: " + strings.ReplaceAll(strings.ReplaceAll(o.Complaint, "\n", " "), "|", "\\|") + " " + beside
 		}
 		fmt.Fprintf(&b, "| %s | %s | %d | %d | %.1f s | %.1f s | %d | %s |\n",
-			o.Fault, o.Broker, o.Strikes, o.Messages, o.Caught, o.Slowest, o.Violations, beside)
+			o.name(), o.Broker, o.Strikes, o.Messages, o.Caught, o.Slowest, o.Violations, beside)
 	}
 	return os.WriteFile(file, []byte(b.String()), 0o644)
 }
@@ -120,7 +128,7 @@ func reportMutants(file string, seed uint64, all []caught) error {
 		seed, time.Now().Format(time.DateOnly))
 	b.WriteString("| bug | fault | broker | caught by | after |\n| --- | --- | --- | --- | --: |\n")
 	for _, c := range all {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.0f s |\n", c.mutant.name, c.mutant.fault, c.mutant.broker, strings.ReplaceAll(cmp.Or(c.by, "**nothing**"), "|", "\\|"), c.seconds)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.0f s |\n", c.mutant.name, c.mutant.meets(), c.mutant.broker, strings.ReplaceAll(cmp.Or(c.by, "**nothing**"), "|", "\\|"), c.seconds)
 	}
 	return os.WriteFile(file, []byte(b.String()), 0o644)
 }

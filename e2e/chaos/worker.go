@@ -22,20 +22,16 @@ const (
 	sourceName = "main"
 )
 
-// configuration is a worker's. All that isn't here is as users have it.
+// configuration is a worker's. All that isn't here, nor in the run's shape, is as users have
+// it.
 const configuration = `scope: ` + scope + `
 sources:
   - name: ` + sourceName + `
     %s
 database: {url_file: %q}
-id: {from: header:message-id}
-sink:
-  table:
-    name: public.effects
-    columns: {id: id, source: "const:` + sourceName + `", lane: lane, position: position, n: json:n, payload: value}
 batch: {max_messages: 500}
 http: {listen: "127.0.0.1:0"}
-%s`
+%s%s`
 
 // worker is one place in the fleet: the process that runs there now, or did last.
 type worker struct {
@@ -68,13 +64,13 @@ func (w *worker) gone(p *child.Process) {
 }
 
 // newWorker doesn't start it yet. Its way to the database leads through a relay.
-func newWorker(binary, folder, name, source, database, more string) (*worker, error) {
-	u, err := url.Parse(database)
+func (r *run) newWorker(name string) (*worker, error) {
+	u, err := url.Parse(r.url())
 	if err != nil {
 		return nil, err
 	}
-	file := func(suffix string) string { return filepath.Join(folder, name+suffix) }
-	w := &worker{name: name, binary: binary, config: file(".yaml"), log: file(".log"), address: file(".url"), url: u}
+	file := func(suffix string) string { return filepath.Join(r.folder, name+suffix) }
+	w := &worker{name: name, binary: r.binary, config: file(".yaml"), log: file(".log"), address: file(".url"), url: u}
 	if w.relay, err = pgrelay.Listen(u.Host); err != nil {
 		return nil, err
 	}
@@ -82,7 +78,7 @@ func newWorker(binary, folder, name, source, database, more string) (*worker, er
 	q := u.Query()
 	q.Set("application_name", name)
 	u.RawQuery = q.Encode()
-	if err := os.WriteFile(w.config, fmt.Appendf(nil, configuration, source, w.address, more), 0o600); err != nil {
+	if err := os.WriteFile(w.config, fmt.Appendf(nil, configuration, r.broker.Source(), w.address, r.shape.Worker, r.fault.config), 0o600); err != nil {
 		return nil, err
 	}
 	return w, w.login(u.User)

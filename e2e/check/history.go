@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/dedupd/dedupd/e2e/shape"
 )
 
 // history is everything that is known of a run. A run may have ten million
@@ -27,6 +29,17 @@ type history struct {
 	complaints []complaint
 	// forgotten is set when the claims of the first generations are gone.
 	forgotten bool
+	// shape is how the workers were idempotent. If it has a table, rows are that table's, and
+	// the claims stand for effects.
+	shape *shape.Shape
+	rows  []tableRow
+	marks []shape.Mark
+}
+
+// tableRow is a row of the shape's table.
+type tableRow struct {
+	columns shape.Row
+	xmin    uint32
 }
 
 // laneID is an index into history.lanes.
@@ -45,6 +58,7 @@ type lane struct {
 	read       bool
 	first, end int64
 	log        []record // by position
+	values     [][]byte // of the log's messages, where the shape asks for them
 	cuts       []cut
 }
 
@@ -193,20 +207,19 @@ type letter struct {
 	xmin     uint32
 }
 
-// The classes of dead letters. The first three are the outcome of their message,
-// and so claim its id or its place; the others are of messages whose id was
-// claimed before.
+// The classes of dead letters. Conflicts and duplicates are of messages whose id was
+// claimed before; the others are the outcome of their message, and so claim its id or its
+// place, unless the strategy claims nothing.
 const (
 	classNoID      = "no_id"
 	classBadID     = "bad_id"
 	classPoison    = "poison"
 	classConflict  = "conflict"
 	classDuplicate = "duplicate"
+	classSequence  = "sequence"
 )
 
-func (d *letter) isOutcome() bool {
-	return d.class == classNoID || d.class == classBadID || d.class == classPoison
-}
+func (d *letter) isOutcome() bool { return d.class != classConflict && d.class != classDuplicate }
 
 // row is a lane's row as the run has left it.
 type row struct {
@@ -219,7 +232,7 @@ type row struct {
 }
 
 // books count a lane's messages.
-type books [8]int64
+type books [11]int64
 
 const (
 	fetched = iota
@@ -230,9 +243,13 @@ const (
 	conflicts
 	dead
 	filtered
+	// What the sink said of those applied. The others were written.
+	alreadyPresent
+	stale
+	rejected
 )
 
-var bookNames = [len(books{})]string{"fetched", "applied", "redelivered", "resent", "cross_source", "conflicts", "dead", "filtered"}
+var bookNames = [len(books{})]string{"fetched", "applied", "redelivered", "resent", "cross_source", "conflicts", "dead", "filtered", "already_present", "stale", "rejected"}
 
 func (b *books) add(o books) {
 	for i := range b {
@@ -240,9 +257,9 @@ func (b *books) add(o books) {
 	}
 }
 
-// outcomes is the sum of all but the messages fetched.
+// outcomes is how many messages the books say what became of.
 func (b *books) outcomes() (n int64) {
-	for _, count := range b[applied:] {
+	for _, count := range b[applied : filtered+1] {
 		n += count
 	}
 	return n

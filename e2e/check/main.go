@@ -1,7 +1,7 @@
 // Command check judges a finished run of dedupd's workers: whether each message
 // of the log ended as exactly one committed row. It reads the log, the database
 // and records of those who drove the run, and finds what breaks one of the
-// invariants I1 to I8.
+// invariants I1 to I9.
 //
 // It shares no code with the product, so that nothing of the product judges
 // itself: keys are computed by code of its own, and Kafka is read by another
@@ -29,6 +29,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/dedupd/dedupd/e2e/shape"
 )
 
 func main() {
@@ -41,7 +43,7 @@ func main() {
 const usage = `usage:
   check prepare -database URL [-schema dedupd]
   check run     -database URL -scope SCOPE [-kafka BROKERS -topic TOPIC...] [-nats URL -stream STREAM -source NAME...]
-                -intents FILE -samples FILE -events FILE [-logs FILE...] [-allow poison,...] [-settled] [-window 1h] [-output table|json]
+                -intents FILE -samples FILE -events FILE [-logs FILE...] [-allow poison,...] [-settled] [-window 1h] [-shape NAME] [-output table|json]
 check run -h lists the flags.
 `
 
@@ -87,6 +89,7 @@ func prepareCommand(ctx context.Context, args []string, stderr io.Writer) error 
 // options are those of check run.
 type options struct {
 	database, schema, scope  string
+	shape                    string
 	kafka                    string
 	topics                   list
 	nats                     string
@@ -114,6 +117,7 @@ func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) (c
 	flags.StringVar(&o.database, "database", "", "URL of the database")
 	flags.StringVar(&o.schema, "schema", "dedupd", "dedupd's schema")
 	flags.StringVar(&o.scope, "scope", "", "the workers' scope")
+	flags.StringVar(&o.shape, "shape", shape.Claim.Name, "how the workers were idempotent, which is what their table is judged by: a name of e2e/shape")
 	flags.StringVar(&o.kafka, "kafka", "", "Kafka brokers, separated by commas")
 	flags.Var(&o.topics, "topic", "a topic that was read; may be given several times")
 	flags.StringVar(&o.nats, "nats", "", "URL of the NATS server")
@@ -142,6 +146,9 @@ func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) (c
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	h := &history{scope: o.scope}
+	if h.shape, err = shape.Named(o.shape); err != nil {
+		return unknown, fmt.Errorf("-shape: %w", err)
+	}
 	err = h.readAll(ctx, &o)
 	r := judge(h, o.terms(), o.seed, began, err)
 	if ctx.Err() != nil && r.code == valid {
@@ -185,7 +192,7 @@ func (o *options) check() error {
 	}
 	for class := range o.terms().allow {
 		switch class {
-		case classNoID, classBadID, classPoison, classConflict, classDuplicate:
+		case classNoID, classBadID, classPoison, classConflict, classDuplicate, classSequence:
 		default:
 			return fmt.Errorf("-allow: there is no class %s of dead letters", class)
 		}

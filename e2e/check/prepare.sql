@@ -42,7 +42,10 @@ CREATE TABLE IF NOT EXISTS public.moves (
     cross_source  bigint NOT NULL,
     conflicts     bigint NOT NULL,
     dead          bigint NOT NULL,
-    filtered      bigint NOT NULL
+    filtered      bigint NOT NULL,
+    already_present bigint NOT NULL,
+    stale         bigint NOT NULL,
+    rejected      bigint NOT NULL
 );
 
 -- With its owner's rights: a worker's role has none on public.moves.
@@ -52,7 +55,7 @@ DECLARE
     v_row {{schema}}.lanes := CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
 BEGIN
     INSERT INTO public.moves (op, scope, source, lane, lane_id, ordered, from_position, to_position, epoch, owner,
-        fetched, applied, redelivered, resent, cross_source, conflicts, dead, filtered)
+        fetched, applied, redelivered, resent, cross_source, conflicts, dead, filtered, already_present, stale, rejected)
     VALUES (lower(TG_OP), v_row.scope, v_row.source, v_row.lane, v_row.id, v_row.ordered, OLD.next_position, NEW.next_position, v_row.epoch, v_row.owner,
         coalesce(NEW.fetched, 0) - coalesce(OLD.fetched, 0),
         coalesce(NEW.applied, 0) - coalesce(OLD.applied, 0),
@@ -61,7 +64,10 @@ BEGIN
         coalesce(NEW.cross_source, 0) - coalesce(OLD.cross_source, 0),
         coalesce(NEW.conflicts, 0) - coalesce(OLD.conflicts, 0),
         coalesce(NEW.dead, 0) - coalesce(OLD.dead, 0),
-        coalesce(NEW.filtered, 0) - coalesce(OLD.filtered, 0));
+        coalesce(NEW.filtered, 0) - coalesce(OLD.filtered, 0),
+        coalesce(NEW.already_present, 0) - coalesce(OLD.already_present, 0),
+        coalesce(NEW.stale, 0) - coalesce(OLD.stale, 0),
+        coalesce(NEW.rejected, 0) - coalesce(OLD.rejected, 0));
     RETURN NULL;
 END $$;
 

@@ -101,6 +101,7 @@ func (h *history) addRecord(l *lane, r *kgo.Record) {
 	m := record{position: r.Offset, at: r.Timestamp.UnixNano(), sum: valueSum(r.Value), carried: carriedSum(r.Value), raw: rawSum([]byte(r.Topic), r.Key, r.Value, headers)}
 	m.identify(id, &h.texts)
 	l.log = append(l.log, m)
+	h.keep(l, r.Value)
 }
 
 // carriedSum is what a JSON object says is its sum, for sinks that can write

@@ -92,4 +92,5 @@ func (h *history) addMessage(l *lane, meta *jetstream.MsgMetadata, msg jetstream
 	m := record{position: int64(meta.Sequence.Stream), at: meta.Timestamp.UnixNano(), sum: valueSum(value), carried: carriedSum(value), raw: rawSum([]byte(msg.Subject()), nil, value, headers)}
 	m.identify(id, &h.texts)
 	l.log = append(l.log, m)
+	h.keep(l, value)
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/dedupd/dedupd/e2e/shape"
 )
 
 //go:embed prepare.sql
@@ -68,6 +70,8 @@ func (h *history) readPostgres(ctx context.Context, url, schema string) error {
 		{"effects", r.readEffects},
 		{"claims", r.readClaims},
 		{"dead letters", r.readLetters},
+		{"shape's table", r.readTable},
+		{"marks", r.readMarks},
 	} {
 		if err := step.read(ctx); err != nil {
 			return fmt.Errorf("read the %s: %w", step.what, err)
@@ -203,6 +207,41 @@ func (r *postgresReader) readClaims(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// readTable reads the shape's table, if it has one.
+func (r *postgresReader) readTable(ctx context.Context) error {
+	if r.shape.Table == "" {
+		return nil
+	}
+	var columns map[string]*string
+	var xmin uint32
+	return r.each(ctx, []any{&columns, &xmin}, func() error {
+		w := tableRow{columns: shape.Row{}, xmin: xmin}
+		for name, value := range columns {
+			if value != nil {
+				w.columns[name] = *value
+			}
+		}
+		r.rows = append(r.rows, w)
+		columns = nil // the next row's own
+		return nil
+	}, `SELECT (SELECT jsonb_object_agg(key, value) FROM jsonb_each_text(to_jsonb(t))), t.xmin FROM `+shape.Target+` AS t`)
+}
+
+// readMarks reads how far producers have come, with strategy sequence.
+func (r *postgresReader) readMarks(ctx context.Context) error {
+	if r.shape.By != shape.ByNumber {
+		return nil
+	}
+	var producer, lane pgtype.DriverBytes
+	var m shape.Mark
+	return r.each(ctx, []any{&producer, &lane, &m.Epoch, &m.Number}, func() error {
+		m.Producer, m.Lane = string(producer), string(lane)
+		r.marks = append(r.marks, m)
+		return nil
+	}, `SELECT s.name, l.lane, s.epoch, s.number FROM `+r.name("sequences")+` s
+		JOIN `+r.name("scopes")+` p ON p.id = s.scope_id LEFT JOIN `+r.name("lanes")+` l ON l.id = s.lane WHERE p.scope = $1`, r.scope)
 }
 
 func (r *postgresReader) readLetters(ctx context.Context) error {

@@ -66,13 +66,13 @@ func judge(h *history, t terms, seed uint64, began time.Time, err error) report 
 	case r.Seen.Messages == 0:
 		r.code, r.Reason = unknown, "the log is empty: there is nothing to judge the run by"
 	default:
+		r.Broker = new(lostByBroker(h).promised()) // before the verdict, which may give messages other keys
 		for _, f := range verdict(h, t) {
 			r.Invariants = append(r.Invariants, f.promised())
 			if f.count > 0 {
 				r.code = invalid
 			}
 		}
-		r.Broker = new(lostByBroker(h).promised())
 	}
 	r.Verdict, r.Seconds = verdicts[r.code], time.Since(began).Seconds()
 	return r

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/dedupd/dedupd/e2e/shape"
 )
 
 // invariants are what a run is judged by. None of them asks another: each finds
@@ -20,6 +22,7 @@ var invariants = []struct {
 	{"I6", "atomic", atomic},
 	{"I7", "never ahead", neverAhead},
 	{"I8", "books balance, nothing leaks", balanced},
+	{"I9", "the table is as its mode demands", asItsModeDemands},
 }
 
 // finding is what one invariant has to say.
@@ -202,7 +205,7 @@ func (x *view) phantom(d *letter) string {
 		return "is at odds with its id, " + x.nameOf(r)
 	case want == identified && d.key != r.key:
 		return "has another id than " + x.nameOf(r)
-	case d.claimKey != claimKey:
+	case d.claimKey != claimKey && x.shape.By != shape.ByNumber: // there it is the producer's
 		return fmt.Sprintf("goes by the key %s, not by %s", d.claimKey, claimKey)
 	case d.class == classConflict && x.isCopyOfLanded(r):
 		return "is no conflict: it is a copy of the message that has landed"
@@ -323,9 +326,12 @@ func atomic(x *view, f *finding) {
 			x.sameAsClaim(f, s, d.claimKey, d.lane, d.position, xid)
 		}
 	}
+	x.rowsMoved(f)
 	for i := range x.claims {
 		c := &x.claims[i]
-		if _, ok := x.first[c.key]; !ok && c.lane != noLane {
+		if !x.hasClaims() {
+			f.add(ofKey(c.key), "the key %s is claimed, and the strategy claims nothing", c.key)
+		} else if _, ok := x.first[c.key]; !ok && c.lane != noLane {
 			f.add(ofKey(c.key), "the key %s is claimed by %s %d, but has no outcome", c.key, x.laneName(c.lane), c.position)
 		}
 	}
@@ -344,6 +350,9 @@ func (x *view) moved(f *finding, s subject, lane laneID, position int64, xid uin
 
 // sameAsClaim demands that a row's key was claimed with it, for its place.
 func (x *view) sameAsClaim(f *finding, s subject, k key, lane laneID, position int64, xid uint64) {
+	if !x.hasClaims() {
+		return
+	}
 	i, ok := x.claimed[k]
 	if !ok {
 		if !x.forgotten || xid >= x.lowest {
@@ -508,6 +517,9 @@ func balanced(x *view, f *finding) {
 			if b[i] != sum.all[i] {
 				f.add(s, "%s: the books say %d %s, the moves add up to %d", l, b[i], name, sum.all[i])
 			}
+		}
+		if n := b[alreadyPresent] + b[stale] + b[rejected]; n != 0 && x.shape.Table == "" {
+			f.add(s, "%s: the books say of %d messages that the sink has not written them, and it writes all", l, n)
 		}
 		if n := sum.landed[applied]; n != sum.effects {
 			f.add(s, "%s: the books say %d applied, the sink has %d rows of it", l, n, sum.effects)

@@ -64,6 +64,7 @@ type chain struct {
 type span struct{ from, to int64 }
 
 func newView(h *history, t terms) *view {
+	h.reshape()
 	x := &view{
 		history: h, terms: t, chains: make([]chain, len(h.lanes)), landings: make(map[transaction]int, len(h.moves)),
 		first: make(map[key]outcome, len(h.effects)+len(h.letters)), claimed: make(map[key]int, len(h.claims)), deadLettered: map[place]bool{},

@@ -1,0 +1,347 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/dedupd/dedupd/e2e/shape"
+)
+
+// models say, by shape, what a faultless worker does with a message that has landed: to the
+// table, and what it books (0: written). Shapes without one insert each message into
+// public.effects.
+var models = map[string]func(rows map[string]shape.Row, m *modelled) int{
+	"insert": func(rows map[string]shape.Row, m *modelled) int {
+		if rows[m.ID] != nil {
+			return alreadyPresent
+		}
+		rows[m.ID] = shape.Row{"id": m.ID, "by": "worker", "lane": m.lane, "position": m.position}
+		return 0
+	},
+	"versioned": func(rows map[string]shape.Row, m *modelled) int {
+		var at int64
+		if row := rows[m.ID]; row != nil {
+			_, _ = fmt.Sscan(row["version"], &at)
+		}
+		if m.Version <= at {
+			return stale
+		}
+		rows[m.ID] = shape.Row{"id": m.ID, "version": fmt.Sprint(m.Version), "by": "worker", "lane": m.lane, "position": m.position}
+		return 0
+	},
+	"statement": func(rows map[string]shape.Row, m *modelled) int {
+		var cents int
+		_, _ = fmt.Sscan(rows[m.ID]["cents"], &cents)
+		if cents < 10 {
+			return rejected
+		}
+		rows[m.ID]["cents"] = fmt.Sprint(cents - 10)
+		return 0
+	},
+	"upsert": func(rows map[string]shape.Row, m *modelled) int {
+		rows[m.ID] = shape.Row{"id": m.ID, "state": m.State, "lane": m.lane, "position": m.position}
+		return 0
+	},
+}
+
+// modelled is a message as models see it: its value and its place.
+type modelled struct {
+	lane, position string
+	ID             string
+	Version        int64
+	State          string
+}
+
+// faultless is a run of a shape without a fault: two lanes, of which a worker takes fifty
+// messages at a time.
+func faultless(s *shape.Shape) *history {
+	const partitions, draws, batch = 2, 1500, 50
+	h := &history{scope: "test", shape: s}
+	for i := range partitions {
+		id, _ := h.lane("main", fmt.Sprintf("orders/%d", i))
+		h.lanes[id].read, h.lanes[id].row = true, &row{ordered: true, streamID: "made"}
+		h.take(uint64(1+i), id, int64(1+i), "w1", 0)
+	}
+	next := s.Draw(rand.New(rand.NewPCG(1, 1)), partitions)
+	for range draws {
+		for _, m := range next() {
+			l := &h.lanes[m.Partition]
+			r := record{position: l.end, sum: valueSum(m.Value), raw: rawSum([]byte("orders"), nil, m.Value, nil)}
+			r.identify([]byte(m.ID), &h.texts)
+			l.log, l.values, l.end = append(l.log, r), append(l.values, m.Value), l.end+1
+		}
+	}
+	w := &faultlessWorker{h: h, rows: map[string]shape.Row{}, seen: map[string]bool{}, marks: map[string]shape.Mark{}}
+	for i := range 10_000 {
+		switch s.Name {
+		case "insert":
+			id := fmt.Sprint("note-", 6*i)
+			w.rows[id] = shape.Row{"id": id, "by": "hand"}
+		case "statement":
+			id := fmt.Sprint("account-", i)
+			w.rows[id] = shape.Row{"id": id, "cents": "150", "application": "0"}
+		}
+	}
+	for more, xid := true, uint64(100); more; {
+		more = false
+		for li := range h.lanes {
+			if l := &h.lanes[li]; l.row.next < l.end {
+				w.land(laneID(li), min(l.row.next+batch, l.end), xid)
+				more = true
+				xid++
+			}
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(w.rows)) {
+		h.rows = append(h.rows, tableRow{columns: w.rows[id], xmin: w.xmin(id)})
+	}
+	for _, producer := range slices.Sorted(maps.Keys(w.marks)) {
+		h.marks = append(h.marks, w.marks[producer])
+	}
+	return h
+}
+
+// faultlessWorker is what it knows.
+type faultlessWorker struct {
+	h     *history
+	rows  map[string]shape.Row
+	seen  map[string]bool // ids
+	marks map[string]shape.Mark
+}
+
+// xmin is the transaction of the move past a row's message.
+func (w *faultlessWorker) xmin(id string) uint32 {
+	if w.rows[id]["lane"] == "" {
+		return 1
+	}
+	var position int64
+	_, _ = fmt.Sscan(w.rows[id]["position"], &position)
+	for i := range w.h.moves {
+		m := &w.h.moves[i]
+		if w.h.lanes[m.lane].name == w.rows[id]["lane"] && m.from <= position && position < m.to {
+			return uint32(m.xid)
+		}
+	}
+	return 1
+}
+
+func (w *faultlessWorker) land(id laneID, to int64, xid uint64) {
+	h, l := w.h, &w.h.lanes[id]
+	var delta books
+	for position := l.row.next; position < to; position++ {
+		r := &l.log[position]
+		delta[fetched]++
+		if w.isCopy(l, r) {
+			delta[resent]++
+			continue
+		}
+		delta[applied]++
+		if h.shape.By == shape.ByID {
+			h.claims = append(h.claims, claim{key: r.key, lane: id, position: position, generation: 1, xmin: uint32(xid)})
+		}
+		apply := models[h.shape.Name]
+		if apply == nil {
+			h.effects = append(h.effects, effect{number: int64(len(h.effects) + 1), key: r.key, id: r.id, lane: id, position: position, sum: r.sum, xid: xid})
+			continue
+		}
+		m := modelled{lane: l.name, position: fmt.Sprint(position)}
+		if err := json.Unmarshal(l.values[position], &m); err != nil {
+			panic(err)
+		}
+		if of := apply(w.rows, &m); of > 0 {
+			delta[of]++
+		}
+	}
+	h.move(xid, opUpdate, id, to, l.row.epoch, l.row.owner, delta)
+}
+
+func (w *faultlessWorker) isCopy(l *lane, r *record) bool {
+	id := w.h.texts.get(r.id)
+	switch w.h.shape.By {
+	case shape.ByPosition:
+		return false
+	case shape.ByNumber:
+		producer, epoch, number, _ := shape.Number(id)
+		mark, known := w.marks[producer]
+		if known && (epoch < mark.Epoch || epoch == mark.Epoch && number <= mark.Number) {
+			return true
+		}
+		w.marks[producer] = shape.Mark{Producer: producer, Lane: l.name, Epoch: epoch, Number: number}
+		return false
+	}
+	copied := w.seen[id]
+	w.seen[id] = true
+	return copied
+}
+
+// A shape's run without a fault is valid, and each fault is found by the invariants that it
+// breaks.
+func TestShapes(t *testing.T) {
+	broken := map[string]bool{}
+	for _, c := range brokenShapes {
+		broken[c.shape.Name] = true
+		h := faultless(c.shape)
+		c.do(h)
+		judgeShape(t, h, c.name, c.want)
+	}
+	for _, s := range shape.All[1:] {
+		judgeShape(t, faultless(s), "faultless", "")
+		if !broken[s.Name] {
+			t.Errorf("shape %s: no fault of it is in this test", s.Name)
+		}
+	}
+}
+
+func judgeShape(t *testing.T, h *history, name, want string) {
+	t.Helper()
+	var flagged, why []string
+	for _, f := range verdict(h, terms{settled: true}) {
+		if f.count > 0 {
+			flagged = append(flagged, f.invariant)
+			for _, v := range f.first {
+				why = append(why, f.invariant+": "+v.what)
+			}
+		}
+	}
+	if got := strings.Join(flagged, " "); got != want {
+		t.Errorf("shape %s, %s: the verdict is %q, want %q\n%s", h.shape.Name, name, got, want, strings.Join(why, "\n"))
+	}
+}
+
+var brokenShapes = []struct {
+	shape *shape.Shape
+	name  string
+	do    func(h *history)
+	want  string
+}{
+	{shape.Position, "a position is lost", func(h *history) { h.dropEffect(70) }, "I1 I8"},
+	{shape.Position, "a position lands twice, by another transaction", func(h *history) {
+		e := h.effects[70]
+		e.number, e.xid = int64(len(h.effects)+1), h.effects[len(h.effects)-1].xid
+		h.effects = append(h.effects, e)
+	}, "I2 I5 I6 I8"},
+	{shape.Position, "two rows change places", func(h *history) {
+		h.effects[70].number, h.effects[71].number = h.effects[71].number, h.effects[70].number
+		slices.SortFunc(h.effects, func(a, b effect) int { return cmp.Compare(a.number, b.number) })
+	}, "I5"},
+	{shape.Position, "something is claimed", func(h *history) {
+		h.claims = append(h.claims, claim{key: keyOf([]byte("a")), position: 70})
+	}, "I6"},
+	{shape.Position, "books of rows that weren't written", func(h *history) { h.bookMore(100, 0, stale) }, "I8"},
+
+	{shape.Sequence, "a number is lost", func(h *history) { h.dropEffect(70) }, "I1 I8"},
+	{shape.Sequence, "a number lands again", func(h *history) {
+		at := slices.IndexFunc(h.lanes[0].log, func(r record) bool {
+			i := slices.IndexFunc(h.effects, func(e effect) bool { return e.lane == 0 && e.position == r.position })
+			return i < 0
+		})
+		r := &h.lanes[0].log[at]
+		before := slices.IndexFunc(h.effects, func(e effect) bool { return e.key == r.key })
+		e := h.effects[before]
+		e.number, e.position, e.sum = int64(len(h.effects)+1), r.position, r.sum
+		h.effects = append(h.effects, e)
+	}, "I2 I8"},
+	{shape.Sequence, "a mark stays behind", func(h *history) { h.marks[3].Number-- }, "I9"},
+	{shape.Sequence, "a mark is on another lane", func(h *history) { h.marks[3].Lane = "orders/7" }, "I9"},
+	{shape.Sequence, "a mark is gone", func(h *history) { h.marks = h.marks[1:] }, "I9"},
+	{shape.Sequence, "a mark of nobody", func(h *history) { h.marks = append(h.marks, shape.Mark{Producer: "nobody"}) }, "I9"},
+
+	{shape.Insert, "a row is gone", func(h *history) { h.dropRow("worker") }, "I9"},
+	{shape.Insert, "a row by hand is overwritten", func(h *history) {
+		for i := range h.rows {
+			if w := &h.rows[i]; w.columns["by"] == "hand" {
+				w.columns["by"] = "worker"
+				w.columns["lane"], w.columns["position"], w.xmin = "orders/0", "0", 100
+				return
+			}
+		}
+	}, "I9"},
+	{shape.Insert, "a later message of the key won", func(h *history) {
+		w := h.rowBy("worker")
+		position := 0
+		_, _ = fmt.Sscan(w.columns["position"], &position)
+		w.columns["position"] = fmt.Sprint(position + 1)
+	}, "I9"},
+	{shape.Insert, "what was there is booked as written", func(h *history) { h.bookAs(alreadyPresent, noBook) }, "I9"},
+	{shape.Insert, "a row by another transaction", func(h *history) { h.rowBy("worker").xmin = 2 }, "I6"},
+	{shape.Insert, "an id is claimed and not booked", func(h *history) { h.rebook(100, 0, applied, resent) }, "I8 I9"},
+
+	{shape.Versioned, "an older version won", func(h *history) {
+		w := h.rowBy("worker")
+		w.columns["version"] = "1" + w.columns["version"][:len(w.columns["version"])-1]
+	}, "I9"},
+	{shape.Versioned, "an application's version is below", func(h *history) {
+		w := h.rowBy("worker")
+		w.columns = shape.Row{"id": w.columns["id"], "version": "1", "by": "application"}
+	}, "I9"},
+	{shape.Versioned, "a row is gone", func(h *history) { h.dropRow("worker") }, "I9"},
+	{shape.Versioned, "all is booked as stale", func(h *history) { h.bookAs(stale, applied) }, "I9"},
+	{shape.Versioned, "a message that has landed isn't claimed", func(h *history) {
+		h.claims = slices.DeleteFunc(h.claims, func(c claim) bool { return c.lane == 0 && c.position == 70 })
+	}, "I1 I8 I9"},
+
+	{shape.Statement, "a withdrawal was made twice", func(h *history) { h.withdraw(10) }, "I9"},
+	{shape.Statement, "a withdrawal was lost", func(h *history) { h.withdraw(-10) }, "I9"},
+	{shape.Statement, "an account is overdrawn", func(h *history) { h.withdraw(150) }, "I9"},
+	{shape.Statement, "what was rejected is booked as written", func(h *history) { h.bookAs(rejected, noBook) }, "I9"},
+
+	{shape.Upsert, "an older state came last", func(h *history) { h.rows[3].columns["state"] = "0" }, "I9"},
+	{shape.Upsert, "a row is gone", func(h *history) { h.rows = h.rows[1:] }, "I9"},
+	{shape.Upsert, "a row of nothing", func(h *history) { h.rows = append(h.rows, tableRow{columns: shape.Row{"id": "row-x"}}) }, "I9"},
+	{shape.Upsert, "a row of no lane", func(h *history) { h.rows[3].columns["lane"] = "orders/7" }, "I6 I9"},
+	{shape.Upsert, "two rows of a key", func(h *history) { h.rows = append(h.rows, h.rows[3]) }, "I9"},
+	{shape.Upsert, "some are booked as present", func(h *history) { h.bookMore(100, 0, alreadyPresent) }, "I9"},
+}
+
+func (h *history) dropEffect(i int) { h.effects = slices.Delete(h.effects, i, i+1) }
+
+func (h *history) rowBy(who string) *tableRow {
+	return &h.rows[slices.IndexFunc(h.rows, func(w tableRow) bool { return w.columns["by"] == who })]
+}
+
+func (h *history) dropRow(who string) {
+	i := slices.IndexFunc(h.rows, func(w tableRow) bool { return w.columns["by"] == who })
+	h.rows = slices.Delete(h.rows, i, i+1)
+}
+
+// bookMore books one message of a transaction as something beside what it is.
+func (h *history) bookMore(xid uint64, lane laneID, which int) {
+	h.moveOf(xid, lane).delta[which]++
+	h.lanes[lane].row.books[which]++
+}
+
+// bookAs has all books say of one count what they say of another; noBook: nothing.
+func (h *history) bookAs(which, like int) {
+	set := func(b *books) {
+		b[which] = 0
+		if like != noBook {
+			b[which] = b[like]
+		}
+	}
+	for i := range h.moves {
+		set(&h.moves[i].delta)
+	}
+	for i := range h.lanes {
+		set(&h.lanes[i].row.books)
+	}
+}
+
+const noBook = -1
+
+// withdraw takes cents from the first account with a withdrawal.
+func (h *history) withdraw(n int) {
+	for i := range h.rows {
+		if c := h.rows[i].columns; c["cents"] != "150" {
+			var cents int
+			_, _ = fmt.Sscan(c["cents"], &cents)
+			c["cents"] = fmt.Sprint(cents - n)
+			return
+		}
+	}
+}
