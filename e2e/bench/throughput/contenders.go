@@ -28,7 +28,10 @@ type contender struct {
 	// columns of the sink's table; plainColumns if empty.
 	columns string
 	// sql makes what it needs beside the sink's table.
-	sql       string
+	sql string
+	// check is a condition on what it must leave, where not every message is a row of the
+	// sink's table. Its progress is then read in dedupd's books.
+	check     string
 	enveloped bool // it needs a schema in each message
 	processes int  // of them, in one group; 0: one
 	// command starts it; the process reads the topic from its beginning until
@@ -71,6 +74,11 @@ func dedupd(columns string) func(b *bench, r *landing) (*exec.Cmd, error) {
 
 // dedupdWith has these keys under dedup and sink.table.
 func dedupdWith(dedup, table string) func(b *bench, r *landing) (*exec.Cmd, error) {
+	return dedupdTo(dedup, "table:\n    name: public.rows\n    "+table)
+}
+
+// dedupdTo has any sink.
+func dedupdTo(dedup, sink string) func(b *bench, r *landing) (*exec.Cmd, error) {
 	return func(b *bench, r *landing) (*exec.Cmd, error) {
 		source := fmt.Sprintf("kafka: {brokers: [%q], topics: [%s], group: %s}", b.broker.Addr(), r.topic.name(), r.group)
 		if r.topic.nats {
@@ -84,11 +92,9 @@ database: {url: %q}
 id: {from: "header:id"}
 dedup: %s
 sink:
-  table:
-    name: public.rows
-    %s
+  %s
 http: {listen: "127.0.0.1:0"}
-`, source, r.url, dedup, table)
+`, source, r.url, dedup, sink)
 		// A file of its own for each process: another may be reading its.
 		file, err := os.CreateTemp(r.folder, "dedupd-*.yaml")
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/e2e/bench/measure"
 	"github.com/dedupd/dedupd/e2e/rig"
@@ -17,6 +18,7 @@ import (
 type result struct {
 	usage
 	rate     float64 // messages a second, duplicates included
+	memories int64   // bytes of claims and marks
 	memory   int64   // bytes
 	messages int
 }
@@ -38,7 +40,8 @@ func (b *bench) landDuring(ctx context.Context, c *contender, t topic, during fu
 		return res, err
 	}
 	var used usage
-	steady, err := watch(ctx, r.conn, t.distinct(), all.ended, func() (err error) {
+	progress := c.progress(r.conn, t)
+	steady, err := watch(ctx, progress, all.ended, func() (err error) {
 		used, err = b.used(ctx, r.conn, all)
 		if err == nil && during != nil {
 			err = during(ctx, r.conn)
@@ -57,6 +60,16 @@ func (b *bench) landDuring(ctx context.Context, c *contender, t topic, during fu
 	if err := all.stop(syscall.SIGTERM); err != nil {
 		return res, fmt.Errorf("%s: %w\n%s", c.name, err, rig.Tail(r.log()))
 	}
+	if err := r.conn.QueryRow(ctx, memoriesSQL).Scan(&res.memories); err != nil {
+		return res, err
+	}
+	if c.check != "" {
+		var holds bool
+		if err := r.conn.QueryRow(ctx, "SELECT "+c.check).Scan(&holds); err != nil || !holds {
+			return res, errors.Join(fmt.Errorf("%s: this doesn't hold: %s", c.name, c.check), err)
+		}
+		return res, nil
+	}
 	var rows, ids int
 	if err := r.conn.QueryRow(ctx, "SELECT count(*), count(DISTINCT id) FROM rows").Scan(&rows, &ids); err != nil {
 		return res, err
@@ -74,17 +87,48 @@ type steady struct {
 	took  time.Duration
 }
 
-// watch waits until the sink has all rows, and calls begun when it has the first.
-// The table's size tells: counting its rows would cost more than some
-// contenders.
-func watch(ctx context.Context, conn *pgx.Conn, rows int, ended func() bool, begun func() error) (steady, error) {
+// memoriesSQL is the size of what dedupd remembers messages by.
+const memoriesSQL = `SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+	WHERE n.nspname = 'dedupd' AND c.relkind = 'r' AND (c.relname LIKE 'claims\_%' OR c.relname = 'sequences')`
+
+// progress tells how far a landing is.
+type progress struct {
+	size func(ctx context.Context) (int64, error) // cheap
+	done func(ctx context.Context) (bool, error)  // not
+}
+
+// progress is the size of the sink's table: counting its rows would cost more than some
+// contenders. A contender that may write no row is asked for its books.
+func (c *contender) progress(conn *pgx.Conn, t topic) progress {
+	number := func(sql string) func(context.Context) (n int64, err error) {
+		return func(ctx context.Context) (n int64, err error) {
+			err = conn.QueryRow(ctx, sql).Scan(&n)
+			if sqlstate := (*pgconn.PgError)(nil); errors.As(err, &sqlstate) && sqlstate.Code == "42P01" {
+				return 0, nil // dedupd's schema isn't there yet
+			}
+			return n, err
+		}
+	}
+	size, count, all := number("SELECT pg_relation_size('rows')"), number("SELECT count(*) FROM rows"), int64(t.distinct())
+	if c.check != "" {
+		size = number("SELECT coalesce(sum(fetched), 0)::bigint FROM dedupd.lanes")
+		count, all = size, int64(t.messages)
+	}
+	return progress{size, func(ctx context.Context) (bool, error) {
+		n, err := count(ctx)
+		return n >= all, err
+	}}
+}
+
+// watch waits until a contender is done, and calls begun when it has begun.
+func watch(ctx context.Context, p progress, ended func() bool, begun func() error) (steady, error) {
 	const stalled = time.Minute
 	var first, counted time.Time
 	var atFirst, size int64
 	last := time.Now() // it has as long to begin
 	for {
-		var now int64
-		if err := conn.QueryRow(ctx, "SELECT pg_relation_size('rows')").Scan(&now); err != nil {
+		now, err := p.size(ctx)
+		if err != nil {
 			return steady{}, err
 		}
 		at := time.Now()
@@ -100,11 +144,11 @@ func watch(ctx context.Context, conn *pgx.Conn, rows int, ended func() bool, beg
 		quiet := at.Sub(last)
 		if size > 0 && quiet > 300*time.Millisecond && at.Sub(counted) > time.Second {
 			counted = at
-			var n int
-			if err := conn.QueryRow(ctx, "SELECT count(*) FROM rows").Scan(&n); err != nil {
+			done, err := p.done(ctx)
+			if err != nil {
 				return steady{}, err
 			}
-			if n >= rows {
+			if done {
 				return steady{float64(size-atFirst) / float64(size), last.Sub(first)}, nil
 			}
 		}

@@ -27,9 +27,9 @@ type topic struct {
 	bytes   int    // of a value; 0: about 200
 	ids     string // "": UUIDv4, "v7": UUIDv7, "text": 40 characters
 	wide    bool   // values have twelve fields, none of them nested
-	// numbered messages have headers with their producer, one of a hundred of their
-	// partition, and that one's number.
-	numbered bool
+	// Messages have headers with their producer, one of so many of their partition, and
+	// that one's number, from 0; 0: they have none.
+	producers int
 	// enveloped values carry the schema that Kafka Connect needs.
 	enveloped bool
 }
@@ -40,8 +40,8 @@ func (t topic) name() string {
 	if t.wide {
 		name += "-wide"
 	}
-	if t.numbered {
-		name += "-numbered"
+	if t.producers > 0 {
+		name += fmt.Sprintf("-of-%d", t.producers)
 	}
 	if t.enveloped {
 		name += "-enveloped"
@@ -111,7 +111,7 @@ func (t topic) resent(i int) bool {
 // record is a message of a topic.
 type record struct {
 	id, value []byte
-	// producer and number are nil unless the topic is numbered.
+	// producer and number are nil unless the topic has producers.
 	producer, number []byte
 }
 
@@ -127,9 +127,8 @@ func (t topic) each(send func(partition int32, r record) error) error {
 		} else {
 			id := t.id()
 			r = record{id: id, value: t.value(id)}
-			if t.numbered {
-				const producers = 100
-				r.producer, r.number = fmt.Appendf(nil, "client-%d-%d", p, i/len(sent)%producers), fmt.Append(nil, i/len(sent)/producers)
+			if t.producers > 0 {
+				r.producer, r.number = fmt.Appendf(nil, "client-%d-%d", p, i/len(sent)%t.producers), fmt.Append(nil, i/len(sent)/t.producers)
 			}
 			if len(sent[p]) < kept {
 				sent[p] = append(sent[p], r)
