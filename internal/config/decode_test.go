@@ -3,9 +3,12 @@ package config
 import (
 	"errors"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/goccy/go-yaml"
+
+	"github.com/dedupd/dedupd/internal/policy"
 )
 
 func TestDecodeForSinks(t *testing.T) {
@@ -64,6 +67,27 @@ func TestKeysInBraces(t *testing.T) {
 		}
 		if got := plain(root).(map[string]any)["k"]; !reflect.DeepEqual(got, want) {
 			t.Errorf("%s:\n got %#v\nwant %#v", text, got, want)
+		}
+	}
+}
+
+// null may be the name of a policy. Nothing is nothing, and printing keeps the difference.
+func TestAPolicyCalledNull(t *testing.T) {
+	for text, want := range map[string]policy.Absent{"null": policy.AbsentNull, `"null"`: policy.AbsentNull, "": "", "~": "", "keep": policy.AbsentKeep} {
+		c, _, _ := Parse("f.yaml", []byte("sink:\n  x: {absent: "+text+", name: "+text+"}\n"), Options{})
+		for range 2 {
+			var got struct {
+				Absent policy.Absent `yaml:"absent"`
+				Name   string        `yaml:"name"`
+			}
+			if err := c.Sink[0].Decode(&got); err != nil || got.Absent != want || text == "null" && got.Name != "" {
+				t.Errorf("absent: %s is %+v, %v", text, got, err)
+			}
+			var b strings.Builder
+			if err := c.Print(&b); err != nil {
+				t.Fatal(err)
+			}
+			c, _, _ = Parse("f.yaml", []byte(b.String()), Options{})
 		}
 	}
 }

@@ -22,9 +22,9 @@ const (
 	// places are NULL. With a key, an existing row stays as it is. Without one, a message
 	// that violates a constraint is dead-lettered.
 	ModeInsert = "insert"
-	// ModeUpsert adds a row or overwrites the one with the same key. The last message of a
-	// key wins, also within a batch. A tombstone is dead-lettered: it would write NULL over
-	// the row.
+	// ModeUpsert adds a row or overwrites columns of the one with the same key. Each column
+	// takes its value of the last message of the key that has one, also within a batch. A
+	// tombstone is dead-lettered: it asks to delete the row.
 	ModeUpsert = "upsert"
 
 	// ModeVersioned is upsert for rows with a version: a message is stale unless its version
@@ -49,6 +49,9 @@ type Config struct {
 	// OnPresent says what happens to a message whose row is there already: ignore (the
 	// default), compare or dead_letter. Only mode insert with a key reads it.
 	OnPresent policy.Present `yaml:"on_present"`
+	// Absent says what happens to a column whose place a message doesn't have: keep (the
+	// default) or null. Only mode upsert reads it.
+	Absent policy.Absent `yaml:"absent"`
 	// AcceptReordering lets the modes upsert and update read from a queue, where an older
 	// message may come last, and win.
 	AcceptReordering bool `yaml:"accept_reordering"`

@@ -19,6 +19,8 @@ type mode interface {
 	// overwrites reports whether it changes rows that are there. A message without a value
 	// would then write NULL over them.
 	overwrites() bool
+	// keeps reports whether a message without the column's place leaves the column as it is.
+	keeps(c columns.Column) bool
 	// needsOrder is sinks.OrderSensitive's method.
 	needsOrder() error
 	// check says what else of the target doesn't fit.
@@ -91,6 +93,7 @@ func (c Config) newMode(s *Sink) (mode, error) {
 		{"expect", len(c.Expect) > 0, name == ModeUpdate, "mode update"},
 		{"on_mismatch", c.OnMismatch != "", name == ModeUpdate, "mode update"},
 		{"accept_reordering", c.AcceptReordering, name == ModeUpsert || name == ModeUpdate, "mode upsert or update"},
+		{"absent", c.Absent != "", name == ModeUpsert, "mode upsert"},
 	} {
 		if o.set && !o.reads {
 			errs = append(errs, fmt.Errorf("%s: only %s reads it", o.key, o.reader))

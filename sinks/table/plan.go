@@ -38,6 +38,7 @@ func (s *Sink) plan(t *target) (*plan, error) {
 	p := &plan{names: make([]string, len(cols)), shape: t.shape, schema: s.schema, table: s.table}
 	for i := range cols {
 		cols[i].Type = t.attribute(cols[i].Name).typ
+		cols[i].Keeps = s.mode.keeps(cols[i])
 		p.names[i] = cols[i].Name
 		p.constant = p.constant || cols[i].Field.Kind == message.FieldConst
 	}
@@ -50,13 +51,19 @@ func (s *Sink) plan(t *target) (*plan, error) {
 		return nil, err
 	}
 	p.params = len(values.Args())
-	p.unchanged = fmt.Sprintf("(%s) = $%d", shapeFrom(p.params+1), p.params+4)
+	p.unchanged = unchangedAfter(p.params)
 	ordinary := t.plain && (t.kind == "r" || t.kind == "p")
 	p.counts = ordinary && !t.fills
 	// COPY knows no conflicts, no rules and no row security.
 	p.copies = len(s.key) == 0 && ordinary && p.set.CanCopy()
 	p.writer = s.mode.writer(t, p)
 	return p, nil
+}
+
+// unchangedAfter is the condition that the columns are those of a plan. It takes four
+// parameters, after so many others: see args.
+func unchangedAfter(params int) string {
+	return fmt.Sprintf("(%s) = $%d", shapeFrom(params+1), params+4)
 }
 
 // args are the parameters for these values and for the plan's condition unchanged. What a

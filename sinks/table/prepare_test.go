@@ -118,7 +118,7 @@ func TestPrepareSaysWhatToDo(t *testing.T) {
 		"an index":          {Config{Name: "public.an_index", Columns: cols("n", "position")}, "", []string{"no table"}},
 		"no usage":          {Config{Name: "hidden.t", Columns: cols("id", "id")}, role, []string{`GRANT USAGE ON SCHEMA "hidden"`, "GRANT INSERT"}},
 		"no insert":         {Config{Name: "public.readonly", Columns: cols("id", "id", "v", "topic")}, role, []string{`GRANT INSERT ("id", "v") ON "public"."readonly"`}},
-		"no update":         {Config{Name: "public.halfway", Mode: "upsert", Key: []string{"id"}, Columns: cols("id", "id", "v", "topic")}, role, []string{`GRANT UPDATE ("v")`, `GRANT SELECT ("id")`}},
+		"no update":         {Config{Name: "public.halfway", Mode: "upsert", Key: []string{"id"}, Columns: cols("id", "id", "v", "topic")}, role, []string{`GRANT UPDATE ("v")`, `GRANT SELECT ("id", "v")`}},
 		"no select":         {Config{Name: "public.blind", Mode: "insert", Key: []string{"id"}, Columns: cols("id", "id", "v", "topic")}, role, []string{`GRANT SELECT ("id")`}},
 		"insert is enough":  {Config{Name: "public.halfway", Columns: cols("id", "id", "v", "topic")}, role, nil},
 		"all there":         {Config{Name: "public.orders", Key: []string{"id"}, Columns: cols("id", "id", "payload", "value")}, "", nil},

@@ -3,9 +3,11 @@ package table
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/sinks"
@@ -143,6 +145,19 @@ func (s *Sink) copy(ctx context.Context, tx sinks.Tx, p *plan, values *columns.V
 		s.distrust(p)
 	}
 	return err
+}
+
+// mostMismatches is how often in a row somebody else may seem to have added a row.
+const mostMismatches = 10
+
+// mismatch is an error after another number of rows was written than a statement before has
+// told: somebody else has added or deleted a row meanwhile. The next try sees that. What
+// happens again and again is no coincidence.
+func (s *Sink) mismatch(expected, written int64) error {
+	if s.mismatches.Add(1) > mostMismatches {
+		return fmt.Errorf("%d rows were to be written, and the server wrote %d: a trigger keeps rows from being written", expected, written)
+	}
+	return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: sqlstate.SerializationFailure, Message: "somebody else has added or deleted a row with a key of this batch meanwhile"}
 }
 
 var errChanged = errors.New("the table's columns have changed meanwhile; nothing was written, and the next try will see them as they are")

@@ -30,6 +30,7 @@ type Sink struct {
 	expected      []columns.Column // that are compared with what a message expects, the same
 	current       atomic.Pointer[plan]
 	changed       atomic.Bool  // the target has changed once: see distrust
+	mismatches    atomic.Int32 // in a row: see mismatch
 	doubt         atomic.Int64 // until when documents are read before they are sent, in Unix nanoseconds: see readsFirst
 }
 
@@ -70,6 +71,9 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error
 
 // NeedsOrder is an error for a mode by which an older message would undo a newer one.
 func (s *Sink) NeedsOrder() error { return s.mode.needsOrder() }
+
+// keeps is mode's method for those that write every column.
+func (s *Sink) keeps(columns.Column) bool { return false }
 
 // tombstones refuses messages without a value if NULL would be written over a row. Such
 // a message asks to delete the row, which no mode does. An empty value is no

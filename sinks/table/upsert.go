@@ -5,25 +5,40 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dedupd/dedupd/internal/policy"
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
 
-// upsert adds a row, or overwrites the one with its key.
+// upsert adds a row, or overwrites the columns of the one with its key.
 type upsert struct {
 	*Sink
+	absent policy.Absent
 	// acceptReordering: an older message may overwrite a newer one.
 	acceptReordering bool
 }
 
 func newUpsert(s *Sink, c Config) (mode, error) {
-	return &upsert{s, c.AcceptReordering}, c.needsKey()
+	absent, err := choice("absent", c.Absent, policy.AbsentKeep)
+	return &upsert{s, absent, c.AcceptReordering}, errors.Join(c.needsKey(), err)
 }
 
 func (m *upsert) overwrites() bool    { return true }
 func (m *upsert) check(*target) error { return nil }
 
+// keeps leaves out the key, which is NULL where it is absent, and the value: a message
+// without one is a tombstone.
+func (m *upsert) keeps(c columns.Column) bool {
+	return m.absent == policy.AbsentKeep && !slices.Contains(m.key, c.Name) && columns.MayBeAbsent(c.Field) && c.Field.Kind != message.FieldValue
+}
+
+// access includes the right to read every column: Postgres asks for it where a statement has
+// EXCLUDED.
 func (m *upsert) access(column string) access {
-	isKey := slices.Contains(m.key, column)
-	return access{inserts: true, updates: !isKey, selects: isKey}
+	return access{inserts: true, updates: !slices.Contains(m.key, column), selects: true}
 }
 
 // needsOrder is an error for an upsert that overwrites columns.
@@ -36,13 +51,35 @@ func (m *upsert) needsOrder() error {
 }
 
 // writer keeps the last message of each key, since one statement can't update a row twice.
+// Messages without some of the places take another way.
 func (m *upsert) writer(t *target, p *plan) writer {
 	k := m.keyed(t, p)
-	return &rowsWriter{p, m.insertSQL(t, p, rowsSQL{
+	whole := &rowsWriter{p, m.insertSQL(t, p, rowsSQL{
 		distinct: "DISTINCT ON (" + k.apart + ") ",
 		order:    " ORDER BY " + k.apart + ", u.ord DESC",
 		conflict: k.conflict + k.overwrite,
 	})}
+	if !slices.ContainsFunc(p.set.Columns(), func(c columns.Column) bool { return c.Keeps }) {
+		return whole
+	}
+	return &upsertWriter{whole, m.foldWriter(t, p)}
+}
+
+// upsertWriter writes batches in which no place is absent by one statement.
+type upsertWriter struct {
+	whole *rowsWriter
+	fold  *foldWriter
+}
+
+func (w *upsertWriter) statements(values *columns.Values) []query {
+	return append(w.fold.statements(values), w.whole.statements(values)...)
+}
+
+func (w *upsertWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
+	if values.HasAbsent() {
+		return w.fold.queue(b, values)
+	}
+	return w.whole.queue(b, values)
 }
 
 // keyed are the parts of a statement that a key adds.

@@ -6,13 +6,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/internal/policy"
-	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
@@ -22,9 +19,8 @@ import (
 // that has it would be stale for ever.
 type versioned struct {
 	*Sink
-	version    string // a column's name
-	onStale    policy.Stale
-	mismatches atomic.Int32 // in a row: see settle
+	version string // a column's name
+	onStale policy.Stale
 }
 
 func newVersioned(s *Sink, c Config) (mode, error) {
@@ -147,19 +143,6 @@ SELECT coalesce(pg_catalog.array_agg(r.ord ORDER BY r.ord) FILTER (WHERE r.ord <
  CROSS JOIN LATERAL (SELECT coalesce(o.is_known, false) AS known) AS k`,
 		strings.Join(key, ", "), version, apart, p.set.From(), p.unchanged, p.set.Constants(),
 		partition, by, quote(m.version), m.rows(t), strings.Join(match, " AND "), m.newer(t, "r.version", "o.version"), strings.Join(known, " AND "))
-}
-
-// mostMismatches is how often in a row somebody else may seem to have added a row.
-const mostMismatches = 10
-
-// mismatch is an error after another number of rows was written than staleSQL has told. What
-// is stale by now may be another message. The next try sees the row. What happens again and
-// again is no coincidence.
-func (m *versioned) mismatch(expected, written int64) error {
-	if m.mismatches.Add(1) > mostMismatches {
-		return fmt.Errorf("%d rows were to be written, and the server wrote %d: a trigger keeps rows from being written", expected, written)
-	}
-	return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: sqlstate.SerializationFailure, Message: "somebody else has added a row with a key of this batch meanwhile"}
 }
 
 // settle says of the batch's messages which are stale, or returns an error that names those

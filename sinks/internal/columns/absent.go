@@ -2,6 +2,7 @@ package columns
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/dedupd/dedupd/message"
 )
@@ -68,6 +69,9 @@ func IsAbsent(mask string, i int) string {
 	return fmt.Sprintf("pg_catalog.get_bit(%s, %d) = 1", mask, i)
 }
 
+// Len is the number of rows.
+func (v *Values) Len() int { return v.n }
+
 // Rows returns some of the rows, in this order.
 func (v *Values) Rows(rows []int) *Values {
 	some := v.empty(len(rows))
@@ -93,28 +97,34 @@ func (v *Values) Of(set *Set) *Values {
 }
 
 // Fold makes one row of those of each group, which are numbered from 1 to groups. Each column
-// has the value of its group's last row in which it isn't absent. Overwritten are the rows of
-// which a value is lost by that.
-func (v *Values) Fold(group []int32, groups int) (folded *Values, overwritten []int) {
+// has the value of its group's last row in which it isn't absent. Unread are the rows of which
+// that loses a value that the server might refuse, except for the columns of a set that it has
+// read already.
+func (v *Values) Fold(group []int32, groups int, read *Set) (folded *Values, unread []int) {
+	n := len(v.slots)
 	folded = v.empty(groups)
 	if v.absent != nil {
-		folded.absent = newMasks(groups, len(v.slots))
+		folded.absent = newMasks(groups, n)
 		for row := range folded.absent {
-			for c := range v.slots {
+			for c := range n {
 				folded.absent.set(row, c)
 			}
 		}
 	}
-	last := make([]int, groups*len(v.slots)) // the row that each value is of, from 1
+	matters := make([]bool, n)
+	for c, col := range v.set.cols {
+		matters[c] = !v.set.exact(c) && !slices.ContainsFunc(read.cols, func(r Column) bool { return r.Name == col.Name })
+	}
+	last := make([]int, groups*n) // the row that each value is of, from 1
 	lost := make([]bool, v.n)
 	for row, g := range group {
-		for c := range v.slots {
+		for c := range n {
 			if v.absent.has(row, c) {
 				continue
 			}
 			to := int(g - 1)
-			of := &last[to*len(v.slots)+c]
-			if *of > 0 {
+			of := &last[to*n+c]
+			if *of > 0 && matters[c] {
 				lost[*of-1] = true
 			}
 			*of = row + 1
@@ -123,10 +133,21 @@ func (v *Values) Fold(group []int32, groups int) (folded *Values, overwritten []
 	}
 	for row, is := range lost {
 		if is {
-			overwritten = append(overwritten, row)
+			unread = append(unread, row)
 		}
 	}
-	return folded, overwritten
+	return folded, unread
+}
+
+// exact reports whether a column's values are as the server has them, so that it refuses none.
+func (s *Set) exact(i int) bool {
+	switch oid := s.cols[i].Type.OID; s.wires[i] {
+	case wireText:
+		return oid == oidText || oid == oidVarchar || oid == oidBpchar
+	case wireInt8:
+		return oid == oidInt8
+	}
+	return true
 }
 
 // empty makes values of the same columns with nothing in them.

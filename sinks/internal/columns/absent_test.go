@@ -103,7 +103,7 @@ func TestMasksOfManyColumns(t *testing.T) {
 
 // A fold is what applying the rows one by one makes of each group.
 func TestFold(t *testing.T) {
-	cols := []Column{column(t, "a", "header:a", textType), column(t, "b", "header:b", Type{Cast: "bytea", Name: "bytea", OID: oidBytea}), column(t, "c", "id", textType), column(t, "d", "time", timeType)}
+	cols := []Column{column(t, "a", "header:a", jsonbType), column(t, "b", "header:b", Type{Cast: "bytea", Name: "bytea", OID: oidBytea}), column(t, "c", "id", textType), column(t, "d", "time", timeType)}
 	for i := range cols {
 		cols[i].Keeps = true
 	}
@@ -124,7 +124,7 @@ func TestFold(t *testing.T) {
 			values := row{"", "", fmt.Sprint(i), ""}
 			for c := range 2 {
 				if rapid.Bool().Draw(t, "there") {
-					values[c] = fmt.Sprint("v", i)
+					values[c] = fmt.Sprint(i)
 					msgs[i].Headers = append(msgs[i].Headers, message.Header{Key: string(rune('a' + c)), Value: []byte(values[c])})
 				}
 			}
@@ -137,7 +137,7 @@ func TestFold(t *testing.T) {
 				if v == "" {
 					continue
 				}
-				if want[g][c] != "" {
+				if c == 0 && want[g][c] != "" { // the server reads it
 					lost[of[g][c]] = true
 				}
 				want[g][c], of[g][c] = v, i
@@ -147,7 +147,7 @@ func TestFold(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		folded, overwritten := v.Fold(group, groups)
+		folded, unread := v.Fold(group, groups, ids)
 		for g := range groups {
 			got := row{folded.slots[0].text[g].String, string(folded.slots[1].bytes[g]), folded.slots[2].text[g].String, ""}
 			if at := folded.slots[3].time[g]; at.Valid {
@@ -162,8 +162,8 @@ func TestFold(t *testing.T) {
 				}
 			}
 		}
-		if len(overwritten) != len(lost) || slices.ContainsFunc(overwritten, func(i int) bool { return !lost[i] }) {
-			t.Fatalf("overwritten are %v, want %v", overwritten, lost)
+		if len(unread) != len(lost) || slices.ContainsFunc(unread, func(i int) bool { return !lost[i] }) {
+			t.Fatalf("unread are %v, want %v", unread, lost)
 		}
 		// Some of the rows, with some of the columns.
 		picked := folded.Rows([]int{groups - 1}).Of(ids)
