@@ -182,6 +182,24 @@ var firings = []firing{
 		`dedupd_open_transaction_messages{` + scraped + `0",source="shop",lane="orders/0"}`: "3x90",
 		`dedupd_lane_position{` + scraped + `0",source="shop",lane="orders/0"}`:             "0+100x90",
 	}},
+	// By hand: what makes messages stale is the sink's configuration, and the recordings have another.
+	{name: "versions that don't rise", seconds: 60, quiet: true, series: map[string]string{
+		`dedupd_build_info{` + scraped + `0"}`:                                           "1x90",
+		`dedupd_applied_total{` + scraped + `0",source="shop",outcome="written"}`:        "0+300x90",
+		`dedupd_applied_total{` + scraped + `0",source="shop",outcome="stale"}`:          "0+290x90",
+		`dedupd_applied_total{` + scraped + `0",source="edge",outcome="written"}`:        "0+1x90",
+		`dedupd_applied_total{` + scraped + `0",source="edge",outcome="stale"}`:          "0+3x90",
+		`dedupd_applied_total{` + scraped + `0",source="few",outcome="already_present"}`: "0+300x90",
+	}},
+	{name: "versions that stand still", seconds: 60, series: map[string]string{
+		`dedupd_build_info{` + scraped + `0"}`:                                     "1x90",
+		`dedupd_applied_total{` + scraped + `0",source="shop",outcome="written"}`:  "0+300x30 9000+100x60",
+		`dedupd_applied_total{` + scraped + `0",source="shop",outcome="stale"}`:    "0x30 0+150x60",
+		`dedupd_applied_total{` + scraped + `0",source="shop",outcome="rejected"}`: "0x30 0+50x60",
+	}, at: []moment{
+		{"DedupdMostlyNotWritten", 30, false},
+		{"DedupdMostlyNotWritten", 85, true},
+	}},
 	{name: "positions are skipped for the first time", seconds: 60, series: map[string]string{
 		`dedupd_build_info{` + scraped + `0"}`:                            "1x90",
 		`dedupd_positions_skipped_total{` + scraped + `0",source="shop"}`: "_x40 1200x50",
