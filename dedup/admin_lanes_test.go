@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/dedup"
+	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
@@ -419,6 +420,8 @@ func TestAdminWorkNeedsTheOwner(t *testing.T) {
 	f := newFixture(t)
 	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a"))
+	f.exec(`INSERT INTO dedupd.sequences (scope_id, producer, name, lane, epoch, number, position) SELECT id, $1::text::uuid, 'p', 1, 0, 1, 0 FROM dedupd.scopes`,
+		claimkey.Of("p").String())
 	role := strings.ReplaceAll(f.db.Name, "pgtest", "hand")
 	f.exec(`CREATE ROLE ` + role + ` LOGIN`)
 	t.Cleanup(func() {
@@ -430,6 +433,7 @@ func TestAdminWorkNeedsTheOwner(t *testing.T) {
 		"set-position": func() error { _, err := store.SetPosition(t.Context(), "x", "kafka", "orders/0", 0, true); return err },
 		"forget":       func() error { _, err := store.ForgetLane(t.Context(), "x", "kafka", "orders/0", true); return err },
 		"claim":        func() error { _, err := store.ForgetClaim(t.Context(), "x", "a"); return err },
+		"mark":         func() error { _, err := store.ForgetMark(t.Context(), "x", "p"); return err },
 		"import": func() error {
 			_, err := store.Import(t.Context(), dedup.Import{Unit: "line", MaxBytes: 10, IDs: only("x")})
 			return err
@@ -446,6 +450,9 @@ func TestAdminWorkNeedsTheOwner(t *testing.T) {
 	}
 	if a, err := store.FindClaim(t.Context(), "x"); err != nil || a.Found {
 		t.Errorf("find what was not imported: %+v, %v", a, err)
+	}
+	if a, err := store.FindMark(t.Context(), "p"); err != nil || a.Mark == nil {
+		t.Errorf("the mark: %+v, %v", a, err)
 	}
 	f.wantBooks(l, books{applied: 1, next: 1})
 }

@@ -58,7 +58,7 @@ is missing or not as it must be; 128+n ended by a second signal n.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveDefault)
-	root.AddCommand(c.run(), c.migrate(), c.config(), c.doctor(), c.size(), c.stats(), c.top(), c.lanes(), c.claims(), c.dlq(), c.retention(), c.version())
+	root.AddCommand(c.run(), c.migrate(), c.config(), c.doctor(), c.size(), c.stats(), c.top(), c.lanes(), c.claims(), c.marks(), c.dlq(), c.retention(), c.version())
 	return root
 }
 

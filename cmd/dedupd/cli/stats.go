@@ -161,11 +161,11 @@ func claims(g generations.Generation) string {
 }
 
 // known is a number, or "-" if it isn't known.
-func known(n *int64) string {
-	if n == nil {
+func known[T any](value *T) string {
+	if value == nil {
 		return "-"
 	}
-	return fmt.Sprint(*n)
+	return fmt.Sprint(*value)
 }
 
 func percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
