@@ -23,7 +23,7 @@ type grant struct {
 var grants = []grant{
 	{rights: []string{"INSERT"}, on: "TABLE", objects: []string{"claims_root"}},
 	{rights: []string{"INSERT", "UPDATE"}, on: "TABLE", objects: []string{"lanes"}},
-	{rights: []string{"UPDATE"}, columns: []string{"id_from", "id_from_before", "id_from_since"}, on: "TABLE", objects: []string{"scopes"}},
+	{rights: []string{"UPDATE"}, columns: []string{"id_from", "id_from_before", "id_from_since", "strategy", "strategy_before", "strategy_since"}, on: "TABLE", objects: []string{"scopes"}},
 	{rights: []string{"INSERT", "DELETE"}, on: "TABLE", objects: []string{"dead_letters", "filters"}},
 	{rights: []string{"UPDATE"}, columns: []string{"attempts", "last_at", "reason", "sqlstate"}, on: "TABLE", objects: []string{"dead_letters"}},
 	{rights: []string{"INSERT", "UPDATE", "DELETE"}, on: "TABLE", objects: []string{"duplicate_ages", "attempts", "gaps", "sequences"}},

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -178,24 +177,9 @@ func openSchema(ctx context.Context, cfg *config.Config, store *dedup.Store, log
 	if err := store.Load(ctx); err != nil {
 		return explainHangUp(err)
 	}
-	warnOfOtherIDs(ctx, cfg, store, log)
+	warnOfChanges(ctx, cfg, store, log)
 	return nil
 }
-
-// warnOfOtherIDs warns when id.from has changed. What can't be recorded now, the next
-// start records: the worker runs all the same.
-func warnOfOtherIDs(ctx context.Context, cfg *config.Config, store *dedup.Store, log *slog.Logger) {
-	source, changed, err := store.RecordIDSource(ctx, idSource(cfg))
-	switch {
-	case err != nil:
-		log.Warn("a change of id.from can't be detected", "error", err)
-	case changed:
-		log.Warn("id.from has changed: a copy of a message that was applied before now has another id and is applied again", "before", source.Before, "now", source.From)
-	}
-}
-
-// idSource is id.from as one text.
-func idSource(cfg *config.Config) string { return strings.Join(cfg.ID.From, " ") }
 
 // OpenProcessor makes a configuration's processor and prepares its sink, for commands.
 // The store's schema must be up to date. Nobody reads the processor's metrics.

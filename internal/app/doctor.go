@@ -29,8 +29,8 @@ const (
 
 // Finding is the result of one check.
 type Finding struct {
-	// Check names what was checked: database, schema, grants, sink, source, lane,
-	// window, expiry, clock, filters or dead letters.
+	// Check names what was checked: database, schema, grants, ids, strategy, sink, source,
+	// lane, window, expiry, clock, filters or dead letters.
 	Check string `json:"check"`
 	Level string `json:"level"`
 	Text  string `json:"text"`
@@ -153,7 +153,7 @@ func (d *doctor) schema(ctx context.Context, store *dedup.Store, role string) bo
 		return d.grants(ctx, store, role)
 	case err == nil:
 		d.ok("schema", "%s has the version of this dedupd, and scope %s", d.cfg.Database.Schema, d.cfg.Scope)
-		d.ids(ctx, store)
+		d.settings(ctx, store)
 		return true
 	case !errors.As(err, &wrong):
 		d.fail("schema", connectCure(err), "%v", err)
@@ -165,22 +165,6 @@ func (d *doctor) schema(ctx context.Context, store *dedup.Store, role string) bo
 		d.fail("schema", "dedupd migrate up -c FILE, as the owner", "%v", err)
 	}
 	return false
-}
-
-// ids compares id.from with what workers have recorded.
-func (d *doctor) ids(ctx context.Context, store *dedup.Store) {
-	source, err := store.IDSource(ctx)
-	if err != nil {
-		return // grants says what is missing
-	}
-	const cure = "keep id.from for as long as copies of earlier messages may come; or expect them twice"
-	now, until := idSource(d.cfg), source.Since.Add(time.Duration(d.cfg.Retention.Window))
-	switch {
-	case source.From != "" && source.From != now:
-		d.warn("ids", cure, "id.from is %s, but workers of this scope have found ids at %s: a copy of a message that they applied is applied again", now, source.From)
-	case source.Before != "" && time.Now().Before(until):
-		d.warn("ids", cure, "id.from was %s until %s: a copy of a message from before is applied again", source.Before, source.Since.UTC().Format(time.RFC3339))
-	}
 }
 
 func (d *doctor) grants(ctx context.Context, store *dedup.Store, role string) bool {

@@ -17,7 +17,8 @@ CREATE FUNCTION {{schema}}.clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'S
 -- catalog_epoch counts the changes, for people.
 --
 -- id_from is where workers find a message's id, as they were last configured, since
--- id_from_since; id_from_before is where it was until then. NULL: not told.
+-- id_from_since; id_from_before is where it was until then. NULL: not told. In the same way
+-- strategy is how they tell copies.
 CREATE TABLE {{schema}}.scopes (
     id            integer GENERATED ALWAYS AS IDENTITY,
     scope         text NOT NULL,
@@ -27,6 +28,9 @@ CREATE TABLE {{schema}}.scopes (
     id_from        text,
     id_from_before text,
     id_from_since  timestamptz,
+    strategy        text,
+    strategy_before text,
+    strategy_since  timestamptz,
     CONSTRAINT scopes_pkey PRIMARY KEY (id),
     CONSTRAINT scopes_scope_key UNIQUE (scope)
 );
