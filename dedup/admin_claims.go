@@ -30,6 +30,15 @@ type Claim struct {
 	// Fingerprint is a string in JSON, whose numbers can't have that many digits. nil:
 	// payloads were not compared.
 	Fingerprint *int64 `json:"fingerprint,string"`
+	// Result is what is kept for duplicates; nil: nothing.
+	Result *ClaimResult `json:"result"`
+}
+
+// ClaimResult is the result that is kept with a claim. One that was too large has only its
+// size.
+type ClaimResult struct {
+	Bytes int64 `json:"bytes"`
+	Kept  bool  `json:"kept"`
 }
 
 // ClaimAnswer is what there is to say about an id.
@@ -75,8 +84,8 @@ func (s *Store) FindClaim(ctx context.Context, id string) (a ClaimAnswer, err er
 	return a, nil
 }
 
-// ForgetClaim deletes the claim of an id, so that the next copy of the message is applied
-// again. It returns what the claim was; nil: there was none. Filters may still hold the
+// ForgetClaim deletes the claim of an id with its result, so that the next copy of the
+// message is applied again. It returns what the claim was; nil: there was none. Filters may still hold the
 // key: they only say where a look-up is worth it.
 func (s *Store) ForgetClaim(ctx context.Context, actor, id string) (forgotten *Claim, err error) {
 	key := claimkey.Of(id)
@@ -151,7 +160,24 @@ func (s *Store) readClaim(ctx context.Context, tx pgx.Tx, g *generations.Table, 
 	case err != nil:
 		return nil, err
 	}
-	return claim, nil
+	claim.Result, err = s.readResult(ctx, tx, g, key, forget)
+	return claim, err
+}
+
+// readResult reads the result of a claim, and deletes it if it is to be forgotten; nil: there
+// is none. It looks in all tables of results and takes the generation's: that one may have
+// been lost, and the claim is there nevertheless.
+func (s *Store) readResult(ctx context.Context, tx pgx.Tx, g *generations.Table, key claimkey.Key, forget bool) (*ClaimResult, error) {
+	sql := `SELECT size, result IS NOT NULL FROM ` + s.name("results_root") + ` WHERE key = $1::uuid AND tableoid = pg_catalog.to_regclass($2::text)`
+	if forget {
+		sql = `DELETE FROM ` + s.name("results_root") + ` WHERE key = $1::uuid AND tableoid = pg_catalog.to_regclass($2::text) RETURNING size, result IS NOT NULL`
+	}
+	r := new(ClaimResult)
+	err := tx.QueryRow(ctx, sql, key.String(), g.Results).Scan(&r.Bytes, &r.Kept)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	return r, err
 }
 
 // claimsSince is since when claims are kept.

@@ -7,13 +7,12 @@ import (
 	"math"
 	"slices"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/dedup/internal/pipeline"
-	"github.com/dedupd/dedupd/internal/sqlstate"
+	"github.com/dedupd/dedupd/sinks"
 )
 
 var beginStep = pipeline.Step{Name: "dedupd_begin", SQL: "begin isolation level read committed", Tag: "BEGIN"}
@@ -43,7 +42,7 @@ func (t *txn) enterStep() pipeline.Step {
 // look-up then fails the copy: errConcurrentDuplicate, and nothing was done.
 func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
 	t.found = make(map[claimkey.Key]*claimRow)
-	t.claims = t.unique
+	t.claims, t.claimed = t.unique, true
 	probes := t.probes()
 	if lookups := t.lookups(probes); len(lookups) > 0 {
 		if err := t.send(ctx, append(steps, byIndex(lookups)...)...); err != nil {
@@ -59,7 +58,13 @@ func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
 		return t.copy(ctx)
 	}
 	if len(t.claims) > 0 {
+		if t.guest != nil {
+			steps = append(steps, t.guest.waitStep())
+		}
 		steps = append(steps, t.insertStep())
+	}
+	if t.guest != nil {
+		steps = append(steps, restoreStep, releaseStep)
 	}
 	if err := t.send(ctx, steps...); err != nil {
 		return err
@@ -153,6 +158,9 @@ func (t *txn) insertStep() pipeline.Step {
 			if err != nil {
 				return err
 			}
+			if t.guest != nil {
+				t.guest.claimedBy = slices.Clone(row[1])
+			}
 			next, err = t.markNew(key, next)
 			return err
 		},
@@ -178,9 +186,17 @@ func (t *txn) insertStep() pipeline.Step {
 			add("lane", "unnest($%d::integer[])", pgtype.Int4ArrayOID, pipeline.AppendInt4s(make([]byte, 0, 8*n+20), n, func(i int) int32 { return t.lanes[claim(i).batch] }))
 		}
 	}
-	st.Name = "dedupd_claim_" + kind + "_" + open.Identity.String()
+	st.Name = t.claimName(kind)
 	st.SQL = `INSERT INTO ` + open.Name + ` (` + columns + `) SELECT ` + values + ` ON CONFLICT (key) DO NOTHING RETURNING key`
+	if t.guest != nil {
+		st.SQL += `, xmin`
+	}
 	return st
+}
+
+// claimName names the statement that claims in the open generation.
+func (t *txn) claimName(kind string) string {
+	return "dedupd_claim_" + kind + "_" + t.catalog.Open.Identity.String()
 }
 
 // which are those of some items.
@@ -201,6 +217,7 @@ type claimRow struct {
 	lane        *int32 // nil: claimed by no lane
 	position    *int64
 	age         float64 // seconds since it was claimed
+	result      *sinks.Result
 }
 
 func (r *claimRow) laneParam() []byte {
@@ -229,11 +246,15 @@ func byIndex(lookups []pipeline.Step) []pipeline.Step {
 // lookupStep reads n claims of a generation into found, as far as they exist. Send it by
 // byIndex only: a plan made without it would be kept.
 func (t *txn) lookupStep(table *generations.Table, n int, key func(i int) *claimkey.Key) pipeline.Step {
+	results, from := "", ""
+	if t.guest != nil {
+		results, from = ", r.size::integer, r.result::bytea", ` c LEFT JOIN LATERAL (SELECT size, result FROM `+table.Results+` WHERE key = c.key LIMIT 1) r ON true`
+	}
 	return pipeline.Step{
 		Name:       "dedupd_lookup_" + table.Identity.String(),
 		Generation: &table.Identity,
-		SQL: `SELECT key, fingerprint::bigint, lane::integer, position::bigint, extract(epoch FROM ` + t.store.name("clock") + `() - claimed_at)::float8
-			FROM ` + table.Name + ` WHERE key = ANY ($1::uuid[])`,
+		SQL: `SELECT key, fingerprint::bigint, lane::integer, position::bigint, extract(epoch FROM ` + t.store.name("clock") + `() - claimed_at)::float8` + results + `
+			FROM ` + table.Name + from + ` WHERE key = ANY ($1::uuid[])`,
 		OIDs:   []uint32{pgtype.UUIDArrayOID},
 		Params: [][]byte{pipeline.AppendKeys(make([]byte, 0, 20*n+20), n, key)},
 		Row: func(v [][]byte) error {
@@ -253,54 +274,9 @@ func (t *txn) lookupStep(table *generations.Table, n int, key func(i int) *claim
 			}
 			// A concurrent duplicate that began after us may have claimed before us.
 			r.age = max(0, math.Float64frombits(binary.BigEndian.Uint64(v[4])))
+			r.result = resultOf(v[5:])
 			t.found[key] = r
 			return nil
 		},
 	}
-}
-
-// Claim claims ids within a transaction of the caller's own, for services that
-// deduplicate without dedupd's worker. isNew tells for each id whether it is new; of an
-// id that is there twice, the first is. The claims stand or fall with tx, which must be
-// READ COMMITTED (SQLSTATE DD005 if not). Claim waits for another transaction that holds
-// one of the ids. Ids must be 1 byte long at least.
-//
-// Everyone claims ids in one order; but two calls in one transaction don't, and may
-// deadlock with another's (40P01: roll back and try again). From the first call until tx
-// ends its time-outs are those of a claim transaction: lock_timeout 5 s,
-// statement_timeout 20 s, and 10 s of idleness; and enable_seqscan is the session's. Set
-// others with SET LOCAL after the call.
-//
-// A refused catalog (SQLSTATE DD002) means that the scope's generations have changed:
-// roll back and try again.
-//
-// Sealed generations are looked through in their tables unless LoadFilters was called,
-// which is worth it for more than a few ids now and then. Workers of the scope run
-// retention; without any, generations stay as they are.
-func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string) (isNew []bool, err error) {
-	c, err := s.generations.Loaded(ctx)
-	if err != nil {
-		return nil, err
-	}
-	g := &group{items: make([]item, len(ids))}
-	for i, id := range ids {
-		if id == "" {
-			return nil, fmt.Errorf("claim: id %d is empty", i)
-		}
-		g.items[i] = item{key: claimkey.Of(id), duplicateOf: -1}
-	}
-	g.fold()
-	// Nothing is prepared: the connection is the caller's.
-	t := &txn{store: s, conn: tx.Conn(), catalog: c, group: g}
-	if err := t.claim(ctx, t.enterStep()); err != nil {
-		if sqlstate.Of(err) == sqlstate.CatalogChanged {
-			s.generations.Outdate(c)
-		}
-		return nil, fmt.Errorf("claim: %w", err)
-	}
-	isNew = make([]bool, len(ids))
-	for i := range g.items {
-		isNew[i] = g.items[i].isNew
-	}
-	return isNew, nil
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/dedupd/dedupd/internal/policy"
 )
 
-// commit writes dead letters, clears attempts, moves the lanes and commits, in one round
-// trip. If a lane doesn't move, the server skips COMMIT.
+// commit keeps results, writes dead letters, clears attempts, moves the lanes and commits, in
+// one round trip. If a lane doesn't move, the server skips COMMIT.
 func (p *Processor) commit(ctx context.Context, t *txn, all []tally) error {
-	steps := append(t.markSteps(), p.deadLetterSteps(t.group)...)
+	steps := append(append(t.markSteps(), t.resultSteps()...), p.deadLetterSteps(t.group)...)
 	if t.recorded {
 		passed, err := p.Store.clearAttemptSteps(t.batches)
 		if err != nil {

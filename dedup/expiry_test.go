@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/dedup/generations"
 	"github.com/dedupd/dedupd/lane"
 )
@@ -123,7 +124,9 @@ func (f *fixture) wantTidy() {
 	var tables, filters, open int
 	if err := f.pool.QueryRow(f.t.Context(), `SELECT
 		(SELECT count(*) FROM pg_class t FULL JOIN dedupd.generations g ON g.table_name = t.relname
-		 WHERE (t.relnamespace = 'dedupd'::regnamespace AND t.relkind = 'r' AND t.relname ~ '^claims_test_' OR t.oid IS NULL) AND (t.oid IS NULL OR g.table_name IS NULL)),
+		 WHERE (t.relnamespace = 'dedupd'::regnamespace AND t.relkind = 'r' AND t.relname ~ '^claims_test_' OR t.oid IS NULL) AND (t.oid IS NULL OR g.table_name IS NULL))
+		 + (SELECT count(*) FROM pg_class t FULL JOIN dedupd.generations g ON 'results' || substr(g.table_name, 7) = t.relname
+		 WHERE (t.relnamespace = 'dedupd'::regnamespace AND t.relkind = 'r' AND t.relname ~ '^results_test_' OR t.oid IS NULL) AND (t.oid IS NULL OR g.table_name IS NULL)),
 		(SELECT count(*) FROM dedupd.filters WHERE identity NOT IN (SELECT identity FROM dedupd.generations WHERE state IN ('sealed', 'dropping'))),
 		(SELECT count(*) FROM dedupd.generations WHERE state = 'open')`).Scan(&tables, &filters, &open); err != nil {
 		f.t.Fatal(err)
@@ -224,19 +227,21 @@ func TestSweepDropsWhatTheCatalogDoesNotKnow(t *testing.T) {
 	f.rotate()
 	f.buildFilters()
 	for _, name := range []string{"claims_test_77", "claims_test_2_77", "claims_test", "claims_test_x", "claims_other_77", "xclaims_test_77"} {
-		if _, err := f.pool.Exec(t.Context(), `CREATE TABLE dedupd.`+name+` (PRIMARY KEY (key)) INHERITS (dedupd.claims_root)`); err != nil {
-			t.Fatal(err)
-		}
+		f.exec(`CREATE TABLE dedupd.` + name + ` (PRIMARY KEY (key)) INHERITS (dedupd.claims_root)`)
+	}
+	for _, name := range []string{"results_test_77", "results_test_2_77", "results_test_x", "results_other_77"} {
+		f.exec(`CREATE TABLE dedupd.` + name + ` (PRIMARY KEY (key)) INHERITS (dedupd.results_root)`)
 	}
 	if _, err := f.pool.Exec(t.Context(), `INSERT INTO dedupd.filters VALUES (gen_random_uuid(), 0, 1, gen_random_uuid(), true, 1, '')`); err != nil {
 		t.Fatal(err)
 	}
 	dropped, led, err := f.Store.Generations().Sweep(t.Context())
-	if err != nil || !led || !slices.Equal(dropped, []string{"claims_test_77"}) {
+	if slices.Sort(dropped); err != nil || !led || !slices.Equal(dropped, []string{"claims_test_77", "results_test_77"}) {
 		t.Errorf("swept %q, led %v, %v", dropped, led, err)
 	}
 	for name, want := range map[string]int{
 		`SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ 'claims.*_(77|test|x)$'`: 5,
+		`SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ 'results.*_(77|x)$'`:     3,
 		`SELECT count(*) FROM dedupd.filters`:                                                     1,
 	} {
 		var n int
@@ -277,9 +282,9 @@ func TestALostTableHoldsTheLane(t *testing.T) {
 		wantHold(t, w.Handle(ctx, []lane.Batch{l.batchAt(l.at, "a2")}), `claims_test_1`)
 		wantHold(t, w.Handle(ctx, []lane.Batch{l.batchAt(l.at, ids("c", 50)...)}), `claims_test_1`)
 		err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-			isNew, err := w.Store.Claim(t.Context(), tx, []string{"a3"})
+			claims, err := w.Store.Claim(t.Context(), tx, []string{"a3"}, dedup.ClaimOptions{})
 			if err == nil {
-				t.Errorf("%s: a3 was claimed: %v", name, isNew)
+				t.Errorf("%s: a3 was claimed: %+v", name, claims)
 			}
 			return err
 		})
@@ -388,7 +393,7 @@ func TestARotationGivesWayToALongTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	if _, err := f.Store.Claim(t.Context(), tx, []string{"held"}); err != nil {
+	if _, err := f.Store.Claim(t.Context(), tx, []string{"held"}, dedup.ClaimOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	end, rotated := make(chan struct{}), make(chan error, 1)
@@ -429,7 +434,7 @@ func TestARotationOutlastsTransactionsOfSeconds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Store.Claim(t.Context(), tx, []string{"held"}); err != nil {
+	if _, err := f.Store.Claim(t.Context(), tx, []string{"held"}, dedup.ClaimOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	rotated := make(chan error, 1)
@@ -609,7 +614,10 @@ func TestClaimsNeedReadCommitted(t *testing.T) {
 	f := newFixture(t)
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		err := pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-			_, err := f.Store.Claim(t.Context(), tx, []string{"a"})
+			_, err := f.Store.Claim(t.Context(), tx, []string{"a"}, dedup.ClaimOptions{})
+			if _, failed := tx.Exec(t.Context(), `SELECT 1`); failed != nil {
+				t.Errorf("%s: the transaction has failed: %v", level, failed)
+			}
 			return err
 		})
 		if codeOf(err) != "DD005" {

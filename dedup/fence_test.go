@@ -405,8 +405,8 @@ func (f *fixture) meetDuplicate(l *ownedLane, commit bool, more ...string) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	if isNew, err := f.Store.Claim(t.Context(), tx, []string{ids[0], ids[1], ids[0]}); err != nil || !isNew[0] || !isNew[1] || isNew[2] {
-		t.Fatalf("claim: %v, %v", isNew, err)
+	if claims, err := f.Store.Claim(t.Context(), tx, []string{ids[0], ids[1], ids[0]}, dedup.ClaimOptions{}); err != nil || !claims[0].IsNew || !claims[1].IsNew || claims[2].IsNew {
+		t.Fatalf("claim: %+v, %v", claims, err)
 	}
 	done := make(chan error, 1)
 	b := l.batch(append(ids, more...)...)
@@ -497,7 +497,7 @@ func TestClaimsHoldTheRotationLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	if _, err := f.Store.Claim(t.Context(), tx, []string{"a"}); err != nil {
+	if _, err := f.Store.Claim(t.Context(), tx, []string{"a"}, dedup.ClaimOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	var free bool

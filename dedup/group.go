@@ -98,6 +98,10 @@ type group struct {
 	claims []int32
 	// metDuplicate is set once a copy has met a concurrent duplicate.
 	metDuplicate bool
+	// claimed is set once ids were claimed: by strategies other than claim they aren't.
+	claimed bool
+	// results are those that the sink has given in the last try.
+	results []result
 	// marks are those of the producers, by their keys. Strategy sequence only.
 	marks map[claimkey.Key]*mark
 	// lanes are the numbers by which claims know the batches' lanes; nil: the claims have
@@ -267,7 +271,7 @@ func (g *group) reset() {
 			it.reject = nil // by a mark that may have moved since
 		}
 	}
-	g.ages = g.ages[:0]
+	g.ages, g.results = g.ages[:0], nil
 }
 
 // markNew marks the item with that key as new. Keys come back in the order they were

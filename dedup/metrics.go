@@ -19,6 +19,7 @@ type Metrics struct {
 	retries     *prometheus.CounterVec
 	deadLetters *prometheus.CounterVec
 	probes      *prometheus.CounterVec
+	results     *prometheus.CounterVec
 	windowUsed  prometheus.Gauge
 }
 
@@ -54,6 +55,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		deadLetters: counter("dedupd_dead_letters_total", "Messages written to the dead letters, by class.", "class"),
 		probes: counter("dedupd_filter_probes_total", "Ids within the zone of a sealed generation: excluded by its filter; found, or false_positive where the filter said maybe and the table no; "+
 			"unfiltered: looked up in vain in a table whose filter isn't loaded.", "result"),
+		results: counter("dedupd_results_total", "Results that sinks have given messages: kept, too_large, or no_claim where the strategy keeps nothing about ids.", "outcome"),
 		windowUsed: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "dedupd_window_used_ratio",
 			Help: "Largest age of a duplicate in the last half hour to hour, as a share of the window. Near 1, later copies are probably missed.",
@@ -106,6 +108,9 @@ func (m *Metrics) observe(p *Processor, g *group, all []tally) {
 	}
 	for _, age := range g.ages {
 		m.age.Observe(age)
+	}
+	for i := range g.results {
+		m.results.WithLabelValues(g.results[i].outcome(g.claimed)).Inc()
 	}
 	for i := range g.items {
 		if it := &g.items[i]; it.deadLettered {

@@ -160,6 +160,7 @@ func TestLeastPrivilege(t *testing.T) {
 		t.Errorf("resume: %d, %v", sure, err)
 	}
 	g.lead()
+	g.keepResults() // in a generation that the worker's role has made
 	g.countAges()
 	g.operate()
 	g.wantDenied()
@@ -219,6 +220,31 @@ func (g *granted) lead() {
 	}
 	if dropped, led, err := generations.Sweep(ctx); err != nil || !led || len(dropped) != 0 {
 		g.t.Fatalf("sweep: %v, %v, %v", dropped, led, err)
+	}
+}
+
+// keepResults has a sink's result and a service's kept, and read again.
+func (g *granted) keepResults() {
+	g.t.Helper()
+	sink := g.Sink
+	g.Sink = answering{sink}
+	other := g.acquire("kafka", "orders/1")
+	g.handle(other.batch("r=answer r"))
+	g.Sink = sink
+	for try := range 2 {
+		tx, err := g.limited.Begin(g.t.Context())
+		if err != nil {
+			g.t.Fatal(err)
+		}
+		claims, err := g.Store.Claim(g.t.Context(), tx, []string{"r", "s"}, dedup.ClaimOptions{})
+		if err != nil || string(claims[0].Result) != "answer r" || claims[1].IsNew != (try == 0) || !claims[1].IsNew && string(claims[1].Result) != "s" {
+			g.t.Errorf("claim: %v, %v", claims, err)
+		} else if claims[1].IsNew {
+			err = claims[1].SetResult(g.t.Context(), tx, []byte("s"))
+		}
+		if err := errors.Join(err, tx.Commit(g.t.Context())); err != nil {
+			g.t.Fatal(err)
+		}
 	}
 }
 
@@ -283,7 +309,7 @@ func (g *granted) wantDenied() {
 	for _, sql := range []string{
 		`INSERT INTO "De""dup".audit (scope, actor, action, subject) VALUES ('a-b', 'x', 'y', 'z')`, `UPDATE "De""dup".dead_letters SET value = NULL`,
 		`DELETE FROM "De""dup".lanes`, `DROP TABLE "De""dup"."claims_a-b_2"`, `DELETE FROM "De""dup"."claims_a-b_2"`,
-		`UPDATE "De""dup".scopes SET catalog_epoch = 0`, `CREATE TABLE "De""dup".x (y int)`,
+		`DELETE FROM "De""dup".results_root`, `UPDATE "De""dup".scopes SET catalog_epoch = 0`, `CREATE TABLE "De""dup".x (y int)`,
 	} {
 		if _, err := g.limited.Exec(ctx, sql); !isDenied(err) {
 			g.t.Errorf("%s: %v, want insufficient_privilege", sql, err)

@@ -126,6 +126,7 @@ type modelClaim struct {
 	lane     *modelLane // nil: claimed by no lane
 	position int64
 	value    string
+	result   string // of the library only
 }
 
 func newMachine(t *rapid.T, tb *exampleTB) *machine {
@@ -354,7 +355,7 @@ func (m *machine) settle(newClaims map[claimkey.Key]modelClaim, l *modelLane, te
 	}
 	switch {
 	case !claimed:
-		newClaims[key] = modelClaim{l, position, value}
+		newClaims[key] = modelClaim{l, position, value, ""}
 		m.written = append(m.written, text)
 		l.books.Applied++
 		return
@@ -385,25 +386,22 @@ func (m *machine) Claim(t *rapid.T) {
 	for i := range list {
 		list[i] = m.id(t)
 	}
-	isNew, err := m.claim(t, w, list, commit)
-	if codeOf(err) == "DD002" {
-		isNew, err = m.claim(t, w, list, commit)
-	}
+	claims, err := m.claim(t, w, list, commit)
 	if err != nil {
 		t.Fatalf("claim: %v", err)
 	}
 	newClaims := map[claimkey.Key]modelClaim{}
 	for i, text := range list {
 		key := claimkey.Of(text)
-		_, claimed := m.find(key)
+		before, claimed := m.find(key)
 		if _, ok := newClaims[key]; ok {
 			claimed = true
 		}
-		if isNew[i] == claimed {
-			t.Fatalf("id %q: isNew is %v, want %v", text, isNew[i], !claimed)
+		if claims[i].IsNew == claimed || string(claims[i].Result) != before.result {
+			t.Fatalf("id %q: %+v, want new %v and the result %q", text, claims[i], !claimed, before.result)
 		}
 		if !claimed {
-			newClaims[key] = modelClaim{}
+			newClaims[key] = modelClaim{result: text}
 		}
 	}
 	if commit {
@@ -411,9 +409,15 @@ func (m *machine) Claim(t *rapid.T) {
 	}
 }
 
-func (m *machine) claim(t *rapid.T, w *modelWorker, list []string, commit bool) (isNew []bool, err error) {
+// claim gives each new claim its id as the result.
+func (m *machine) claim(t *rapid.T, w *modelWorker, list []string, commit bool) (claims []dedup.Claimed, err error) {
 	err = pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-		isNew, err = w.Store.Claim(t.Context(), tx, list)
+		claims, err = w.Store.Claim(t.Context(), tx, list, dedup.ClaimOptions{})
+		for i := range claims {
+			if err == nil && claims[i].IsNew {
+				err = claims[i].SetResult(t.Context(), tx, []byte(list[i]))
+			}
+		}
 		if err == nil && !commit {
 			err = errRollback
 		}
@@ -422,7 +426,7 @@ func (m *machine) claim(t *rapid.T, w *modelWorker, list []string, commit bool) 
 	if errors.Is(err, errRollback) {
 		err = nil
 	}
-	return isNew, err
+	return claims, err
 }
 
 var errRollback = errors.New("the model wants it so")

@@ -270,7 +270,7 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 	if err != nil {
 		return r, err
 	}
-	err = t.commit(ctx, steps...)
+	err = t.commit(ctx, append(t.resultSteps(), steps...)...)
 	var lost *commitError
 	if errors.As(err, &lost) {
 		return r, &lostReplay{err, r, d.LaneNumber}
@@ -312,6 +312,7 @@ func (p *Processor) claimAgain(ctx context.Context, t *txn, d *DeadLetter) error
 		}
 		if own {
 			it.outcome = written
+			t.claimedIn = row.table
 		}
 	}
 	err = p.settle(ctx, t)

@@ -33,8 +33,7 @@ func (p *Processor) settle(ctx context.Context, t *txn) error {
 			it.original = &claimRow{fingerprint: &root.fingerprint, lane: &t.lanes[root.batch], position: &t.message(root).Position.Offset}
 		default:
 			if it.original = t.found[root.key]; it.original == nil {
-				// The claim was there a moment ago: somebody has forgotten it since.
-				return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "40001", Message: "a claim vanished while it was looked at"}
+				return errVanished()
 			}
 		}
 		if it.outcome == pending {
@@ -44,6 +43,11 @@ func (p *Processor) settle(ctx context.Context, t *txn) error {
 		}
 	}
 	return nil
+}
+
+// errVanished says that a claim was there a moment ago: somebody has forgotten it since.
+func errVanished() error {
+	return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "40001", Message: "a claim vanished while it was looked at"}
 }
 
 // settleDuplicate finds out what kind of copy a message is of the one that claimed its

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
@@ -127,7 +128,7 @@ func TestWhatDoesntSpeakOfABatchsSize(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Store.Claim(t.Context(), tx, []string{"a"}); err != nil {
+	if _, err := f.Store.Claim(t.Context(), tx, []string{"a"}, dedup.ClaimOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if f.handSlowly(1500*time.Millisecond, 1, l.batchAt(0, "a", "b")) == nil {

@@ -39,6 +39,11 @@ type txn struct {
 	found map[claimkey.Key]*claimRow
 	// probed counts what the look-ups in sealed generations have found.
 	probed probeResult
+	// claimedIn is the generation of the claim that a replay found to be its dead letter's
+	// own; nil: new claims are in the open one.
+	claimedIn *generations.Table
+	// guest is set in a transaction of somebody else's.
+	guest *guest
 }
 
 // begin runs work with a transaction over a group, on a connection of its own without

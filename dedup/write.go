@@ -53,7 +53,7 @@ func (g *group) sinkFailed(err error) error {
 	}
 }
 
-// report gives the messages that the sink was given the outcomes that it says.
+// report gives the messages that the sink was given the outcomes and results that it says.
 func (g *group) report(batch *sinks.Batch) error {
 	next := 0
 	for i := range g.items {
@@ -65,6 +65,9 @@ func (g *group) report(batch *sinks.Batch) error {
 			return fmt.Errorf("the sink says outcome %d of a message, which isn't one of the package sinks", batch.OutcomeOf(next))
 		}
 		g.items[i].outcome = o
+		if r, ok := batch.ResultOf(next); ok {
+			g.results = append(g.results, result{int32(i), r})
+		}
 		next++
 	}
 	return nil

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+
+	"github.com/dedupd/dedupd/message"
 )
 
 func TestPermanent(t *testing.T) {
@@ -31,6 +33,28 @@ func TestPermanent(t *testing.T) {
 	}
 	if !errors.Is(PermanentAt(1, cause), cause) || !errors.Is(errors.Join(PermanentAt(0, errors.New("x")), PermanentAt(1, cause)), cause) {
 		t.Error("the cause is hidden")
+	}
+}
+
+func TestResults(t *testing.T) {
+	b := NewBatch(make([]message.Message, 5))
+	if _, ok := b.ResultOf(0); ok {
+		t.Error("a result that nobody has given")
+	}
+	buf := []byte("one")
+	b.Result(1, buf)
+	copy(buf, "xxx") // it is the sink's again
+	b.Result(2, []byte{})
+	b.Result(3, make([]byte, MaxResult+1))
+	b.Result(4, []byte("taken back"))
+	b.Result(4, nil)
+	for i, want := range []struct {
+		r  Result
+		ok bool
+	}{{}, {Result{3, []byte("one")}, true}, {Result{0, []byte{}}, true}, {Result{MaxResult + 1, nil}, true}, {}} {
+		if r, ok := b.ResultOf(i); ok != want.ok || r.Size != want.r.Size || (r.Bytes == nil) != (want.r.Bytes == nil) || string(r.Bytes) != string(want.r.Bytes) {
+			t.Errorf("result %d: %+v, %v", i, r, ok)
+		}
 	}
 }
 

@@ -35,6 +35,7 @@ type Table struct {
 	// after a restore, the same table name may mean other claims.
 	Identity claimkey.Key
 	Name     string // quoted, with its schema
+	Results  string // the table of its claims' results, likewise
 	Open     bool   // it takes claims; else it is sealed
 	// first and last are the zone map of a sealed generation: its smallest and its
 	// largest key.

@@ -21,8 +21,8 @@ type Generation struct {
 	// table's size.
 	Claims int64 `json:"claims"`
 	Exact  bool  `json:"claims_exact"`
-	// Bytes is the size on disk, with the index; FilterBytes is what the filter takes in
-	// memory once it is loaded.
+	// Bytes is the size on disk, with the index and the claims' results; FilterBytes is what
+	// the filter takes in memory once it is loaded.
 	Bytes       int64 `json:"bytes"`
 	FilterBytes int64 `json:"filter_bytes"`
 	// FilterComplete: the stored filter covers all claims.
@@ -58,11 +58,13 @@ func (s *Set) ListQuery() (sql string, args []any) {
 	return `
 		SELECT g.generation, g.state, CASE WHEN g.state <> 'next' THEN g.opened_at END, g.sealed_at,
 		       coalesce(f.claims, pg_catalog.pg_relation_size(t.oid) / $3, 0), coalesce(f.complete, g.sealed_at IS NOT NULL AND g.first_key IS NULL),
-		       coalesce(pg_catalog.pg_total_relation_size(t.oid), 0), coalesce(f.bytes, 0), coalesce(f.complete, false), t.oid IS NULL,
+		       coalesce(pg_catalog.pg_total_relation_size(t.oid), 0) + coalesce(pg_catalog.pg_total_relation_size(r.oid), 0), coalesce(f.bytes, 0), coalesce(f.complete, false), t.oid IS NULL,
 		       g.identity, g.first_key, g.last_key
 		FROM ` + s.name("generations") + ` g
 		LEFT JOIN pg_catalog.pg_class t ON t.relname = g.table_name
 		     AND t.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $2)
+		LEFT JOIN pg_catalog.pg_class r ON r.relname = 'results' || substr(g.table_name, 7)
+		     AND r.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $2)
 		LEFT JOIN LATERAL (
 			SELECT sum(claims) FILTER (WHERE complete) AS claims, sum(bytes)::bigint AS bytes, complete
 			FROM (SELECT claims, pg_catalog.octet_length(data) AS bytes, bool_or(last) OVER () AS complete FROM ` + s.name("filters") + ` WHERE identity = g.identity) c

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -44,7 +45,30 @@ func (s *Set) name(object string) string { return s.schema.Object(object) }
 func (s *Set) Refresh(ctx context.Context) (*Catalog, error) {
 	s.refreshing.Lock()
 	defer s.refreshing.Unlock()
-	rows, _ := s.schema.Pool.Query(ctx, `
+	return s.refreshLocked(ctx, s.schema.Pool)
+}
+
+// reader is a pool or a transaction.
+type reader interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// refreshLocked needs refreshing.
+func (s *Set) refreshLocked(ctx context.Context, db reader) (*Catalog, error) {
+	c, err := s.read(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	if old := s.catalog.Load(); old != nil && (c.ScopeID != old.ScopeID || c.epoch < old.epoch || c.epoch == old.epoch && c.Identity != old.Identity) {
+		s.Forget("the catalog of generations went back")
+	}
+	s.publish(c)
+	return c, nil
+}
+
+// read reads the catalog.
+func (s *Set) read(ctx context.Context, db reader) (*Catalog, error) {
+	rows, _ := db.Query(ctx, `
 		SELECT s.id, s.catalog, s.catalog_epoch, g.generation, g.identity, g.table_name, g.state = 'open', g.first_key, g.last_key
 		FROM `+s.name("scopes")+` s
 		JOIN `+s.name("generations")+` g ON g.scope = s.scope AND g.state IN ('open', 'sealed')
@@ -58,7 +82,7 @@ func (s *Set) Refresh(ctx context.Context) (*Catalog, error) {
 	)
 	_, err := pgx.ForEachRow(rows, []any{&c.ScopeID, (*[16]byte)(&c.Identity), &c.epoch, &g.Number, (*[16]byte)(&g.Identity), &table, &open, &first, &last}, func() error {
 		at := g
-		at.Name, at.Open = s.name(table), open
+		at.Name, at.Results, at.Open = s.name(table), s.name("results"+strings.TrimPrefix(table, "claims")), open
 		switch {
 		case open:
 			c.Open = &at
@@ -74,10 +98,6 @@ func (s *Set) Refresh(ctx context.Context) (*Catalog, error) {
 	if c.Open == nil {
 		return nil, &schema.Error{Reason: fmt.Sprintf("the database has no scope %q yet: run `dedupd migrate up` with this configuration and the owner's rights (or set database.migrate: true)", s.schema.Scope)}
 	}
-	if old := s.catalog.Load(); old != nil && (c.ScopeID != old.ScopeID || c.epoch < old.epoch || c.epoch == old.epoch && c.Identity != old.Identity) {
-		s.Forget("the catalog of generations went back")
-	}
-	s.publish(c)
 	return c, nil
 }
 
@@ -95,6 +115,25 @@ func (s *Set) Loaded(ctx context.Context) (*Catalog, error) {
 		return c, nil
 	}
 	return s.Refresh(ctx)
+}
+
+// LoadedBy is Loaded for a caller whose transaction may have the pool's last connection: it
+// reads over that transaction, and waits for nobody who may wait for a connection.
+func (s *Set) LoadedBy(ctx context.Context, tx pgx.Tx) (*Catalog, error) {
+	if c := s.catalog.Load(); c != nil {
+		return c, nil
+	}
+	if s.refreshing.TryLock() {
+		defer s.refreshing.Unlock()
+		return s.refreshLocked(ctx, tx)
+	}
+	c, err := s.read(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	s.filters.mu.Lock()
+	defer s.filters.mu.Unlock()
+	return s.filters.equipLocked(c), nil
 }
 
 // Outdate makes the next Loaded read the catalog anew, if c is still the current one.

@@ -199,8 +199,14 @@ func (p *share) says() bool {
 	return false
 }
 
-// report tells the batch what its parts have said.
+// report tells the batch what its parts have said. A message's result is that of the first
+// part that gives one.
 func report(batch *sinks.Batch, shares []share) {
+	for i := len(shares) - 1; i >= 0; i-- {
+		for at := range shares[i].Messages() {
+			batch.CopyResult(shares[i].index(at), shares[i].Batch, at)
+		}
+	}
 	if !slices.ContainsFunc(shares, func(p share) bool { return p.says() }) {
 		return
 	}

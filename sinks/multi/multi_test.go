@@ -228,3 +228,33 @@ func TestPrepareAsksEachPart(t *testing.T) {
 		}
 	}
 }
+
+// A message's result is that of the first part that gives one, also where it is too large to
+// be kept.
+func TestResultsOfSeveral(t *testing.T) {
+	gives := func(text string, ids ...string) *probe {
+		return &probe{do: func(batch *sinks.Batch) error {
+			for i, m := range batch.Messages() {
+				if slices.Contains(ids, m.ID) {
+					batch.Result(i, []byte(text))
+				}
+			}
+			return nil
+		}}
+	}
+	large := strings.Repeat("x", sinks.MaxResult+1)
+	s := New(nil, Part{"first", gives("first", "a", "b"), keyed(t, "b", "c")}, Part{"second", gives("second", "a", "b", "d"), keyed(t, "a", "b", "d")},
+		Part{"third", gives(large, "a", "e"), nil})
+	x := batch("a", "b", "c", "d", "e")
+	if err := s.Write(t.Context(), nil, x); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for i := range x.Messages() {
+		r, ok := x.ResultOf(i)
+		got = append(got, fmt.Sprintf("%v %s %d", ok, r.Bytes, r.Size))
+	}
+	if want := []string{"true second 6", "true first 5", "false  0", "true second 6", "true  65537"}; !slices.Equal(got, want) {
+		t.Errorf("results %q, want %q", got, want)
+	}
+}

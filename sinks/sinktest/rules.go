@@ -94,6 +94,32 @@ func writesAgainAfterARollback(h *harness) {
 	h.wantCount(h.Pool, before+10, "written twice and rolled back, then written and committed")
 }
 
+// A result is kept with its message's claim, so it must be given each time that the message
+// is written, and be small enough.
+func givesResultsThatAreKept(h *harness) {
+	msgs := h.messages(10)
+	var first *sinks.Batch
+	for try := range 2 {
+		t, batch := h.begin(), sinks.NewBatch(msgs)
+		if err := h.writeBatch(h.Context(), t, batch); err != nil {
+			h.Fatalf("Write of 10 good messages failed: %v", err)
+		}
+		t.rollback(h)
+		if try == 0 {
+			first = batch
+		}
+		for i := range msgs {
+			r, given := batch.ResultOf(i)
+			if _, before := first.ResultOf(i); given != before {
+				h.Errorf("message %d has a result: %v; and when it is written again after a rollback: %v", i, before, given)
+			}
+			if given && r.Bytes == nil {
+				h.Errorf("the result of message %d has %d bytes: above sinks.MaxResult, %d, it isn't kept", i, r.Size, sinks.MaxResult)
+			}
+		}
+	}
+}
+
 // The error must blame the message that can't be written, which must not keep the others from
 // being written.
 func namesThePoison(h *harness) {

@@ -77,6 +77,7 @@ var rules = []rule{
 	{"AllOfABatchOrAnError", allOfABatch},
 	{"SaysWhatItWrote", saysWhatItWrote},
 	{"WritesAgainAfterARollback", writesAgainAfterARollback},
+	{"GivesResultsThatAreKept", givesResultsThatAreKept},
 	{"NamesThePoison", namesThePoison},
 	{"TransactionsAreApart", transactionsAreApart},
 	{"ManyWriteAtATime", manyWriteAtATime},

@@ -49,6 +49,21 @@ func (s staleSink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) e
 	return s.honest.Write(ctx, tx, batch)
 }
 
+// resultSink gives results.
+type resultSink struct {
+	honest
+	result func(i int) []byte
+}
+
+func (s resultSink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	for i := range batch.Messages() {
+		if r := s.result(i); r != nil {
+			batch.Result(i, r)
+		}
+	}
+	return s.honest.Write(ctx, tx, batch)
+}
+
 func (f sinkFunc) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
 	msgs := batch.Messages()
 	return f(ctx, tx, msgs)
@@ -140,6 +155,23 @@ var brokenSinks = map[string]brokenSink{
 			return nil
 		})
 	}, says: "0 effects"},
+	"gives a result once": {rule: "GivesResultsThatAreKept", make: func(*pgxpool.Pool) sinks.Sink {
+		given := 0
+		return resultSink{result: func(int) []byte {
+			if given++; given > 15 {
+				return nil
+			}
+			return []byte("done")
+		}}
+	}, says: "message 5 has a result: true; and when it is written again after a rollback: false"},
+	"gives too large a result": {rule: "GivesResultsThatAreKept", make: func(*pgxpool.Pool) sinks.Sink {
+		return resultSink{result: func(i int) []byte {
+			if i < 3 {
+				return make([]byte, sinks.MaxResult)
+			}
+			return make([]byte, sinks.MaxResult+1)
+		}}
+	}, says: "the result of message 3 has 65537 bytes"},
 	"swallows poison": {rule: "NamesThePoison", make: func(*pgxpool.Pool) sinks.Sink {
 		return sinkFunc(func(ctx context.Context, tx sinks.Tx, msgs []message.Message) error {
 			for i := range msgs {

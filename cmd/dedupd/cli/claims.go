@@ -77,6 +77,7 @@ func (c *command) showWhy(w Why) error {
 		line("claimed", fmt.Sprintf("%s, %s ago", timestamp(&claim.ClaimedAt), age(&claim.AgeSeconds)))
 		line("by", claimant(claim))
 		line("fingerprint", known(claim.Fingerprint))
+		line("result", resultOf(claim))
 	} else {
 		line("found", fmt.Sprintf("no; claims are kept since %s, and of earlier ones nothing is known", timestamp(&w.ClaimsSince)))
 	}
@@ -98,6 +99,18 @@ func claimant(claim *dedup.Claim) string {
 	return fmt.Sprintf("source %s, lane %s, position %s", *claim.Source, *claim.Lane, known(claim.Position))
 }
 
+// resultOf is what a claim keeps for duplicates.
+func resultOf(claim *dedup.Claim) string {
+	switch r := claim.Result; {
+	case r == nil:
+		return "none"
+	case !r.Kept:
+		return fmt.Sprintf("%d bytes, too large to be kept", r.Bytes)
+	default:
+		return fmt.Sprintf("%d bytes", r.Bytes)
+	}
+}
+
 // Forgotten is the JSON output of `claims forget`.
 type Forgotten struct {
 	ID    string       `json:"id"`
@@ -109,9 +122,9 @@ func (c *command) forgetClaim() *cobra.Command {
 	return c.withFile(c.withOutput(&cobra.Command{
 		Use:   "forget ID",
 		Short: "Deletes the claim of an id, so that its next copy is applied again",
-		Long: `Deletes the claim of an id: THE NEXT COPY OF THE MESSAGE IS APPLIED AGAIN. Use it for
-an effect that was undone, or never happened. The audit records the claim. An id
-that is not claimed is no error.
+		Long: `Deletes the claim of an id and its result: THE NEXT COPY OF THE MESSAGE IS APPLIED
+AGAIN. Use it for an effect that was undone, or never happened. The audit records the
+claim. An id that is not claimed is no error.
 
 What the sink wrote stays as it is, and so does a dead letter. Write the id as for
 claims why. This needs the rights of the schema's owner.`,

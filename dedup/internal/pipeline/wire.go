@@ -76,7 +76,7 @@ func RoundTrip(ctx context.Context, conn *pgx.Conn, prepare bool, steps []Step) 
 	}
 	for i := range steps {
 		if err := readStep(p, &steps[i]); err != nil {
-			return &StepError{steps[i].OfSink, err}
+			return &StepError{steps[i].Name, steps[i].OfSink, err}
 		}
 	}
 	return nil
@@ -84,6 +84,7 @@ func RoundTrip(ctx context.Context, conn *pgx.Conn, prepare bool, steps []Step) 
 
 // StepError is the failure of a step.
 type StepError struct {
+	Name   string
 	OfSink bool
 	error
 }

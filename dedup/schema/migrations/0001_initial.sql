@@ -83,6 +83,17 @@ CREATE TABLE {{schema}}.claims_root (
     lane        integer
 );
 
+-- The parent of every results_<scope>_<generation>: what whoever applied a message wants its
+-- duplicates to be told. A result has the key of its claim, is written in the claim's
+-- transaction or by the replay of its dead letter, and goes with the claim's generation. It
+-- isn't a column of the claims: it is known only after they are written, and most have none.
+-- size is the result's, also where it was too large to keep, and NULL.
+CREATE TABLE {{schema}}.results_root (
+    key    uuid NOT NULL,
+    size   integer NOT NULL,
+    result bytea
+);
+
 -- The filters of sealed generations, in chunks. Chunk n covers the keys above chunk n-1's
 -- last_key, up to its own. last marks a generation's final chunk. The checksum covers the
 -- rest of the row.
@@ -557,6 +568,30 @@ BEGIN
     END IF;
 END $$;
 
+-- keep_results() keeps results with their claims, which the transaction has made or holds:
+-- enter() must have opened it. It returns how many it has kept. With p_xmin it keeps only
+-- what that transaction, or part of one, has claimed: if the part was rolled back, the claim
+-- may be somebody else's by now. What a key has already is left of a claim that was deleted
+-- by hand, or of an earlier call. It has its owner's rights, so that a worker's role needs
+-- none on each of the tables.
+CREATE FUNCTION {{schema}}.keep_results(p_generation uuid, p_keys uuid[], p_sizes integer[], p_results bytea[], p_xmin xid) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_claims text;
+    v_kept bigint;
+BEGIN
+    SELECT table_name INTO v_claims FROM {{schema}}.generations WHERE identity = p_generation;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    EXECUTE format('INSERT INTO {{schema}}.%I (key, size, result) SELECT u.key, u.size, u.result FROM unnest($1, $2, $3) AS u (key, size, result)
+        WHERE $4 IS NULL OR EXISTS (SELECT FROM {{schema}}.%I c WHERE c.key = u.key AND c.xmin = $4)
+        ON CONFLICT (key) DO UPDATE SET size = EXCLUDED.size, result = EXCLUDED.result', 'results' || substr(v_claims, 7), v_claims)
+    USING p_keys, p_sizes, p_results, p_xmin;
+    GET DIAGNOSTICS v_kept = ROW_COUNT;
+    RETURN v_kept;
+END $$;
+
 -- replayed() ends the replay of a dead letter: it deletes it in the transaction that
 -- applies it, or that finds its id applied already. The books of its lane counted it as a
 -- dead letter, a conflict or a duplicate, and now count what it has become; fetched stays.
@@ -607,14 +642,16 @@ $$;
 -- The functions below make, seal and drop tables with their owner's rights, so that a
 -- worker's role needs none. Only the holder of the retention lock calls them.
 
--- prepare_generation() makes the table that the next rotation opens. It is made ahead of
--- time, since that takes far longer than a rotation may hold everybody up. One that was
--- lost meanwhile held nothing, and is made again.
+-- prepare_generation() makes the table that the next rotation opens, and one for its
+-- results. They are made ahead of time, since that takes far longer than a rotation may hold
+-- everybody up. One that was lost meanwhile held nothing, and is made again. So is any
+-- generation's lost table of results: its claims still hold.
 CREATE FUNCTION {{schema}}.prepare_generation(p_scope text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_number integer;
     v_table text;
+    v_made text[] := '{}';
     v_grant text;
 BEGIN
     IF NOT EXISTS (SELECT FROM {{schema}}.scopes WHERE scope = p_scope) THEN
@@ -622,32 +659,44 @@ BEGIN
     END IF;
     DELETE FROM {{schema}}.generations WHERE scope = p_scope AND state = 'next'
       AND NOT EXISTS (SELECT FROM pg_class WHERE relname = table_name AND relnamespace = $s${{schema}}$s$::regnamespace);
-    IF EXISTS (SELECT FROM {{schema}}.generations WHERE scope = p_scope AND state = 'next') THEN
-        RETURN;
+    IF NOT EXISTS (SELECT FROM {{schema}}.generations WHERE scope = p_scope AND state = 'next') THEN
+        -- Above every number in the catalog, and above every existing table: one that the
+        -- catalog doesn't have may hold anything.
+        SELECT 1 + greatest(0,
+            (SELECT max(generation) FROM {{schema}}.generations WHERE scope = p_scope),
+            (SELECT max(substring(relname FROM '_([0-9]{1,9})$')::integer) FROM pg_class
+             WHERE relnamespace = $s${{schema}}$s$::regnamespace AND relname ~ ('^claims_' || p_scope || '_[0-9]{1,9}$')))
+        INTO v_number;
+        v_table := format('claims_%s_%s', p_scope, v_number);
+        -- Results without claims are nobody's.
+        EXECUTE format('DROP TABLE IF EXISTS {{schema}}.%I', 'results' || substr(v_table, 7));
+        -- A plan made while a table is small reads all of it, and is kept while the table
+        -- grows. Without statistics the planner takes the index, so there are none until
+        -- the table is large.
+        EXECUTE format('CREATE TABLE {{schema}}.%I (PRIMARY KEY (key)) INHERITS ({{schema}}.claims_root)
+            WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_insert_threshold = 100000)', v_table);
+        INSERT INTO {{schema}}.generations (scope, generation, table_name, state, opened_at)
+        VALUES (p_scope, v_number, v_table, 'next', {{schema}}.clock());
+        v_made := ARRAY[v_table];
     END IF;
-    -- Above every number in the catalog, and above every existing table: one that the
-    -- catalog doesn't have may hold anything.
-    SELECT 1 + greatest(0,
-        (SELECT max(generation) FROM {{schema}}.generations WHERE scope = p_scope),
-        (SELECT max(substring(relname FROM '_([0-9]{1,9})$')::integer) FROM pg_class
-         WHERE relnamespace = $s${{schema}}$s$::regnamespace AND relname ~ ('^claims_' || p_scope || '_[0-9]{1,9}$')))
-    INTO v_number;
-    v_table := format('claims_%s_%s', p_scope, v_number);
-    -- A plan made while a table is small reads all of it, and is kept while the table
-    -- grows. Without statistics the planner takes the index, so there are none until the
-    -- table is large.
-    EXECUTE format('CREATE TABLE {{schema}}.%I (PRIMARY KEY (key)) INHERITS ({{schema}}.claims_root)
-        WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_insert_threshold = 100000)', v_table);
+    FOR v_table IN
+        SELECT 'results' || substr(table_name, 7) FROM {{schema}}.generations WHERE scope = p_scope AND state <> 'dropping'
+          AND EXISTS (SELECT FROM pg_class WHERE relname = table_name AND relnamespace = $s${{schema}}$s$::regnamespace)
+          AND NOT EXISTS (SELECT FROM pg_class WHERE relname = 'results' || substr(table_name, 7) AND relnamespace = $s${{schema}}$s$::regnamespace)
+    LOOP
+        EXECUTE format('CREATE TABLE {{schema}}.%I (PRIMARY KEY (key)) INHERITS ({{schema}}.results_root)
+            WITH (autovacuum_analyze_threshold = 100000, autovacuum_vacuum_insert_threshold = 100000)', v_table);
+        v_made := v_made || v_table;
+    END LOOP;
     -- Whoever may claim may claim here too. Default privileges would only hold for tables
     -- of the role that set them.
     FOR v_grant IN
-        SELECT format('GRANT %s ON {{schema}}.%I TO %s', privilege_type, v_table, CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
-        FROM pg_class, aclexplode(relacl) WHERE oid = $s${{schema}}.claims_root$s$::regclass AND grantee <> relowner
+        SELECT format('GRANT %s ON {{schema}}.%I TO %s', privilege_type, made, CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
+        FROM unnest(v_made) AS made, pg_class, aclexplode(relacl)
+        WHERE relnamespace = $s${{schema}}$s$::regnamespace AND relname = split_part(made, '_', 1) || '_root' AND grantee <> relowner
     LOOP
         EXECUTE v_grant;
     END LOOP;
-    INSERT INTO {{schema}}.generations (scope, generation, table_name, state, opened_at)
-    VALUES (p_scope, v_number, v_table, 'next', {{schema}}.clock());
 END $$;
 
 -- rotate() seals the open generation and opens the next. Claim transactions hold the
@@ -707,7 +756,7 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- drop_generation() drops the table of an expired generation, and everything kept about it.
+-- drop_generation() drops the tables of an expired generation, and everything kept about it.
 -- If the table has a long reader, such as a backup, the wait for its lock fails soon
 -- (55P03): a longer one would make others wait too.
 CREATE FUNCTION {{schema}}.drop_generation(p_scope text, p_generation integer, p_lock_timeout text) RETURNS void
@@ -722,19 +771,19 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    EXECUTE format('DROP TABLE IF EXISTS {{schema}}.%I', v_table);
+    EXECUTE format('DROP TABLE IF EXISTS {{schema}}.%I, {{schema}}.%I', v_table, 'results' || substr(v_table, 7));
     DELETE FROM {{schema}}.filters WHERE identity = v_identity;
 END $$;
 
--- sweep() drops tables of claims that the catalog doesn't have, and filters of generations
--- that are gone. It returns the tables' names. A crash leaves neither behind, since every
--- step is one transaction; a person may, or a partial restore. It does nothing while there
--- is no open generation: then a restore is under way, which puts tables back before the
--- rows about them.
+-- sweep() drops tables of claims and of results that the catalog doesn't have, and filters
+-- of generations that are gone. It returns the tables' names. A crash leaves none of them
+-- behind, since every step is one transaction; a person may, or a partial restore. It does
+-- nothing while there is no open generation: then a restore is under way, which puts tables
+-- back before the rows about them.
 CREATE FUNCTION {{schema}}.sweep(p_scope text, p_lock_timeout text) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_prefix text := 'claims_' || p_scope || '_';
+    v_infix text := '_' || p_scope || '_';
     v_table text;
 BEGIN
     IF NOT EXISTS (SELECT FROM {{schema}}.generations WHERE scope = p_scope AND state = 'open') THEN
@@ -744,8 +793,9 @@ BEGIN
     FOR v_table IN
         SELECT relname FROM pg_class
         WHERE relnamespace = $s${{schema}}$s$::regnamespace AND relkind = 'r'
-          AND starts_with(relname, v_prefix) AND substr(relname, length(v_prefix) + 1) ~ '^[0-9]{1,9}$'
-          AND NOT EXISTS (SELECT FROM {{schema}}.generations WHERE table_name = relname)
+          AND split_part(relname, '_', 1) IN ('claims', 'results')
+          AND starts_with(substr(relname, strpos(relname, '_')), v_infix) AND substr(relname, strpos(relname, '_') + length(v_infix)) ~ '^[0-9]{1,9}$'
+          AND NOT EXISTS (SELECT FROM {{schema}}.generations WHERE relname IN (table_name, 'results' || substr(table_name, 7)))
     LOOP
         EXECUTE format('DROP TABLE {{schema}}.%I', v_table);
         RETURN NEXT v_table;
@@ -774,7 +824,7 @@ REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text,
     {{schema}}.instance(oid), {{schema}}.stream_clock(text),
     {{schema}}.acquire_lane(text, text, text, text, integer, bigint, text, interval, bigint), {{schema}}.acquire_queue(text, text, text, text, text, bigint),
     {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint[]),
-    {{schema}}.at(integer[], bigint[], bigint[]), {{schema}}.mark(integer, uuid[], bytea[], integer[], bigint[], bigint[], bigint[]), {{schema}}.hold_claim(uuid, uuid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
+    {{schema}}.at(integer[], bigint[], bigint[]), {{schema}}.mark(integer, uuid[], bytea[], integer[], bigint[], bigint[], bigint[]), {{schema}}.hold_claim(uuid, uuid), {{schema}}.keep_results(uuid, uuid[], integer[], bytea[], xid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
     {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),
     {{schema}}.drop_generation(text, integer, text), {{schema}}.sweep(text, text)
 FROM PUBLIC;
