@@ -19,7 +19,7 @@ import (
 func BenchmarkWrite(b *testing.B) {
 	pool := pgtest.New(b).Pool(b)
 	exec(b, pool, `CREATE TABLE heap (id uuid, payload jsonb, at timestamptz); CREATE TABLE keyed (id uuid PRIMARY KEY, payload jsonb, at timestamptz);
-		CREATE TABLE plain (id text, payload bytea, at timestamptz)`)
+		CREATE TABLE plain (id text, payload bytea, at timestamptz); CREATE TABLE there (LIKE keyed INCLUDING ALL)`)
 	for _, c := range []struct {
 		name   string
 		config Config
@@ -28,12 +28,21 @@ func BenchmarkWrite(b *testing.B) {
 		{"insert with constraint", Config{Name: "public.keyed"}},
 		{"insert with key", Config{Name: "public.keyed", Key: []string{"id"}}},
 		{"upsert", Config{Name: "public.keyed", Mode: "upsert", Key: []string{"id"}}},
+		{"upsert of rows that are there", Config{Name: "public.there", Mode: "upsert", Key: []string{"id"}}},
+		{"update", Config{Name: "public.there", Mode: "update", Key: []string{"id"}, Expect: map[string]string{"at": "time"}}},
 		{"insert text and bytea", Config{Name: "public.plain"}},
 	} {
 		c.config.Columns = map[string]string{"id": "id", "payload": "value", "at": "time"}
 		for _, n := range []int{1, 100, 4000} {
 			b.Run(fmt.Sprintf("%s/%d", c.name, n), func(b *testing.B) {
 				s, msgs := build(b, c.config), benchMessages(n)
+				if c.config.Name == "public.there" {
+					adds := c.config
+					adds.Mode, adds.Expect = "upsert", nil
+					if err := write(b, pool, build(b, adds), msgs...); err != nil {
+						b.Fatal(err)
+					}
+				}
 				if err := prepare(b, pool, s); err != nil {
 					b.Fatal(err)
 				}

@@ -18,6 +18,7 @@ type target struct {
 	plain      bool   // no rules, no row security: COPY does what INSERT does
 	fills      bool   // a trigger runs before an insert, and may fill in columns
 	mayUse     bool   // USAGE on the schema
+	mayRead    bool   // SELECT on the table, which its system columns need
 	attributes []attribute
 	unique     []uniqueIndex
 	shape      string // names and types of the columns that the sink fills: see shapeSQL
@@ -78,7 +79,7 @@ WITH RECURSIVE ` + columns.Domains + `
 SELECT c.relkind::pg_catalog.text, NOT c.relhasrules AND NOT c.relrowsecurity,
        EXISTS (SELECT FROM pg_catalog.pg_trigger g
                 WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgtype & 7 = 7), -- row, before, insert
-       pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE'), pg_catalog.has_table_privilege(c.oid, 'SELECT'),
        a.attname::pg_catalog.text, a.attnotnull,
        a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL,
        a.attgenerated <> '', a.attidentity = 'a',
@@ -164,7 +165,7 @@ func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
 	b.Queue(attributesSQL, s.schema, s.table).Query(func(rows pgx.Rows) (err error) {
 		t.attributes, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (a attribute, err error) {
 			var category string
-			err = row.Scan(&t.kind, &t.plain, &t.fills, &t.mayUse, &a.name, &a.notNull, &a.hasValue, &a.generated, &a.always,
+			err = row.Scan(&t.kind, &t.plain, &t.fills, &t.mayUse, &t.mayRead, &a.name, &a.notNull, &a.hasValue, &a.generated, &a.always,
 				&a.mayInsert, &a.mayUpdate, &a.maySelect, &a.domain, &a.collation, &a.equals, &a.isAbove, &a.equalsOID,
 				&a.typ.Cast, &a.typ.Name, &a.typ.OID, &category, &a.typ.Element)
 			if category != "" {

@@ -50,7 +50,7 @@ type Config struct {
 	// default), compare or dead_letter. Only mode insert with a key reads it.
 	OnPresent policy.Present `yaml:"on_present"`
 	// Absent says what happens to a column whose place a message doesn't have: keep (the
-	// default) or null. Only mode upsert reads it.
+	// default) or null. Only the modes upsert and update read it.
 	Absent policy.Absent `yaml:"absent"`
 	// AcceptReordering lets the modes upsert and update read from a queue, where an older
 	// message may come last, and win.

@@ -93,7 +93,7 @@ func (c Config) newMode(s *Sink) (mode, error) {
 		{"expect", len(c.Expect) > 0, name == ModeUpdate, "mode update"},
 		{"on_mismatch", c.OnMismatch != "", name == ModeUpdate, "mode update"},
 		{"accept_reordering", c.AcceptReordering, name == ModeUpsert || name == ModeUpdate, "mode upsert or update"},
-		{"absent", c.Absent != "", name == ModeUpsert, "mode upsert"},
+		{"absent", c.Absent != "", name == ModeUpsert || name == ModeUpdate, "mode upsert or update"},
 	} {
 		if o.set && !o.reads {
 			errs = append(errs, fmt.Errorf("%s: only %s reads it", o.key, o.reader))

@@ -38,7 +38,7 @@ func (s *Sink) plan(t *target) (*plan, error) {
 	p := &plan{names: make([]string, len(cols)), shape: t.shape, schema: s.schema, table: s.table}
 	for i := range cols {
 		cols[i].Type = t.attribute(cols[i].Name).typ
-		cols[i].Keeps = s.mode.keeps(cols[i])
+		cols[i].Keeps = i < len(s.cols) && s.mode.keeps(cols[i])
 		p.names[i] = cols[i].Name
 		p.constant = p.constant || cols[i].Field.Kind == message.FieldConst
 	}

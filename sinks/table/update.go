@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/dedupd/dedupd/internal/nearest"
 	"github.com/dedupd/dedupd/internal/policy"
@@ -28,6 +29,7 @@ import (
 type update struct {
 	*Sink
 	onMismatch       policy.Mismatch
+	absent           policy.Absent
 	acceptReordering bool
 }
 
@@ -52,10 +54,15 @@ func newUpdate(s *Sink, c Config) (mode, error) {
 		errs = append(errs, errors.New("columns: they have nothing but the key, so no row would be changed"))
 	}
 	on, err := choice("on_mismatch", c.OnMismatch, policy.MismatchDeadLetter)
-	return &update{s, on, c.AcceptReordering}, errors.Join(append(errs, err)...)
+	absent, bad := choice("absent", c.Absent, policy.AbsentKeep)
+	return &update{s, on, absent, c.AcceptReordering}, errors.Join(append(errs, err, bad)...)
 }
 
 func (m *update) overwrites() bool { return true }
+
+func (m *update) keeps(c columns.Column) bool {
+	return m.absent == policy.AbsentKeep && !slices.Contains(m.key, c.Name) && mayKeep(c)
+}
 
 func (m *update) access(column string) access {
 	isKey := slices.Contains(m.key, column)
@@ -95,41 +102,59 @@ func (m *update) check(t *target) error {
 	return errors.Join(errs...)
 }
 
-// writer makes three statements. The first one locks the rows, in the order of their keys, so
-// that two workers can't deadlock, and numbers the messages of each row. The second one tells
-// which messages of a turn don't find their row as they expect, for the reasons of dead
-// letters; the first one does so for the first turn. The third one is a turn's update.
+// writer makes the statements: see updateWriter.
 func (m *update) writer(t *target, p *plan) writer {
-	e := m.exprsOf(t, p)
-	states, first, explains := "", "NULL::pg_catalog.json", m.onMismatch != policy.MismatchIgnore
-	if explains {
+	var cols []columns.Column
+	arrays, keeps := false, false
+	for i, c := range p.set.Columns() {
+		if i >= len(m.cols) || slices.Contains(m.key, c.Name) {
+			cols = append(cols, c)
+		}
+		arrays, keeps = arrays || p.set.Row(i) != "", keeps || c.Keeps
+	}
+	w := &updateWriter{m: m, p: p, explains: m.onMismatch != policy.MismatchIgnore, keeps: keeps, places: t.kind == "r" && t.mayRead && arrays}
+	w.compared, _ = columns.NewSet(cols) // which p.set has, so there is no error
+	none, _ := w.compared.Encode(nil)
+
+	e := m.exprsOf(t, w.compared, len(m.key))
+	place := "NULL::pg_catalog.text"
+	if w.places {
+		place = "t.ctid::pg_catalog.text"
+	}
+	old := func(where string) string {
+		return fmt.Sprintf("LEFT JOIN LATERAL (SELECT true AS found, %s AS place, %s FROM %s AS t WHERE %s%s FOR NO KEY UPDATE) AS old ON true",
+			place, strings.Join(e.found, ", "), m.rows(t), where, e.match)
+	}
+	differs := "(old.found IS NULL OR NOT (" + e.holds + "))"
+	states, first := "", "NULL::pg_catalog.json"
+	if w.explains {
 		states = "pg_catalog.json_agg(pg_catalog.json_build_array(b.ord::pg_catalog.text, old.found::pg_catalog.text, " + strings.Join(e.shown, ", ") + "))"
-		first = states + " FILTER (WHERE old.found IS NULL OR b.turn = 1 AND NOT (" + e.holds + "))"
+		first = states + " FILTER (WHERE b.turn = 1 AND " + differs + ")"
 	}
-	messages := fmt.Sprintf("SELECT u.ord, %s, %s FROM %s", strings.Join(e.keys, ", "), strings.Join(e.expected, ", "), p.set.From())
-	old := fmt.Sprintf("CROSS JOIN LATERAL (SELECT true AS found, %s FROM %s AS t WHERE %s FOR NO KEY UPDATE) AS old",
-		strings.Join(e.found, ", "), m.rows(t), e.match)
-	return &updateWriter{
-		m: m, p: p, explains: explains,
-		lock: fmt.Sprintf(`WITH m AS MATERIALIZED (
-  %s WHERE %s%s
-), b AS MATERIALIZED (
-  SELECT m.*, pg_catalog.dense_rank() OVER (ORDER BY %s) AS place,
-         pg_catalog.row_number() OVER (PARTITION BY %[4]s ORDER BY ord) AS turn
-    FROM m
-), old AS MATERIALIZED (
-  SELECT b.place, old.* FROM (SELECT * FROM b WHERE turn = 1 ORDER BY place) AS b %[5]s
-)
-SELECT pg_catalog.count(*),
-       coalesce(pg_catalog.array_agg(b.ord ORDER BY b.ord) FILTER (WHERE b.turn > 1), '{}'),
-       coalesce(pg_catalog.array_agg(CASE WHEN old.found THEN b.turn ELSE 0 END ORDER BY b.ord) FILTER (WHERE b.turn > 1), '{}'),
-       %[6]s
-  FROM b LEFT JOIN old USING (place)`,
-			messages, p.unchanged, p.set.Constants(), strings.Join(e.names, ", "), old, first),
-		states: fmt.Sprintf("SELECT %s FROM (%s WHERE true%s) AS b %s WHERE NOT (%s)", states, messages, p.set.Constants(), old, e.holds),
-		update: fmt.Sprintf("UPDATE %s AS t SET %s FROM (SELECT u.ord, %s FROM %s) AS b WHERE %s AND %s RETURNING b.ord",
-			m.rows(t), strings.Join(e.sets, ", "), strings.Join(slices.Concat(e.keys, e.expected, e.values), ", "), p.set.From(), e.match, e.still),
+	messages := fmt.Sprintf("SELECT u.ord, %s, %s FROM %s", strings.Join(e.keys, ", "), strings.Join(e.expected, ", "), w.compared.From())
+	w.lock = fmt.Sprintf(`SELECT pg_catalog.count(*), pg_catalog.array_agg(b.ord) FILTER (WHERE old.found), pg_catalog.array_agg(old.place) FILTER (WHERE old.found),
+       pg_catalog.array_agg(b.ord) FILTER (WHERE b.turn > 1), pg_catalog.array_agg(b.turn) FILTER (WHERE b.turn > 1), pg_catalog.array_agg(b.first) FILTER (WHERE b.turn > 1), %s
+  FROM (SELECT m.*, pg_catalog.row_number() OVER w AS turn, pg_catalog.first_value(ord) OVER w AS first
+          FROM (%s WHERE %s) AS m WINDOW w AS (PARTITION BY %s ORDER BY ord) ORDER BY %[4]s, ord) AS b %s`,
+		first, messages, unchangedAfter(len(none.Args())), strings.Join(e.names, ", "), old("b.turn = 1 AND "))
+	w.states = fmt.Sprintf("SELECT %s FROM (%s) AS b %s WHERE %s", states, messages, old(""), differs)
+
+	e = m.exprsOf(t, p.set, len(m.cols))
+	for _, by := range []updateBy{{}, {absent: true}, {place: true}, {place: true, absent: true}} {
+		more, with, match := w.arrays(by), []string{"u.ord"}, e.match
+		for _, a := range more {
+			with = append(with, "u."+a.Name)
+		}
+		with = append(with, e.expected...)
+		if with = append(with, e.values...); by.place {
+			match = "t.ctid = b.place::pg_catalog.tid"
+		} else {
+			with = append(with, e.keys...)
+		}
+		w.update[by.index()] = fmt.Sprintf(`WITH done AS (UPDATE %s AS t SET %s FROM (SELECT %s FROM %s) AS b WHERE %s AND %s RETURNING b.ord)
+SELECT pg_catalog.array_agg(ord) FROM done`, m.rows(t), e.sets(by.absent), strings.Join(with, ", "), p.set.From(more...), match, e.still)
 	}
+	return w
 }
 
 // updateExprs are the parts of an update's statements. In them b is a message, t its row and
@@ -143,16 +168,37 @@ type updateExprs struct {
 	still       string   // the row is as expected
 	shown       []string // both states, as texts
 	values      []string // of the message, as v1 and so on
-	sets        []string
+	set         []setColumn
 }
 
-func (m *update) exprsOf(t *target, p *plan) (e updateExprs) {
+// setColumn is a column to which a value is written.
+type setColumn struct {
+	index int // in the set
+	name  string
+	keeps bool
+}
+
+// sets writes the values. Those that are absent leave their columns as they are.
+func (e *updateExprs) sets(absent bool) string {
+	all := make([]string, len(e.set))
+	for i, c := range e.set {
+		value := fmt.Sprintf("b.v%d", i+1)
+		if absent && c.keeps {
+			value = fmt.Sprintf("CASE WHEN %s THEN t.%s ELSE %s END", columns.IsAbsent("b.absent", c.index), c.name, value)
+		}
+		all[i] = c.name + " = " + value
+	}
+	return strings.Join(all, ", ")
+}
+
+// exprsOf makes them of a set's columns, of which the first ones are those that are filled.
+func (m *update) exprsOf(t *target, set *columns.Set, filled int) (e updateExprs) {
 	var match, holds, still []string
-	for i, c := range p.set.Columns() {
+	for i, c := range set.Columns() {
 		name := quote(c.Name)
-		switch expr := m.comparedExpr(t, p.set, i); {
-		case i >= len(m.cols):
-			n := i - len(m.cols) + 1
+		switch expr := m.comparedExpr(t, set, i); {
+		case i >= filled:
+			n := i - filled + 1
 			old, want := fmt.Sprintf("x%d", n), fmt.Sprintf("e%d", n)
 			e.expected = append(e.expected, expr+" AS "+want)
 			e.found = append(e.found, "t."+name+" AS "+old)
@@ -164,9 +210,8 @@ func (m *update) exprsOf(t *target, p *plan) (e updateExprs) {
 			e.keys, e.names = append(e.keys, expr+" AS "+k), append(e.names, k)
 			match = append(match, t.matches(c.Name, "t."+name, "b."+k))
 		default:
-			v := fmt.Sprintf("v%d", len(e.values)+1)
-			e.values = append(e.values, p.set.Expr(i)+" AS "+v)
-			e.sets = append(e.sets, fmt.Sprintf("%s = b.%s", name, v))
+			e.values = append(e.values, fmt.Sprintf("%s AS v%d", set.Expr(i), len(e.values)+1))
+			e.set = append(e.set, setColumn{i, name, c.Keeps})
 		}
 	}
 	e.match, e.holds, e.still = strings.Join(match, " AND "), strings.Join(holds, " AND "), strings.Join(still, " AND ")
@@ -180,20 +225,76 @@ func shownSQL(expr string) string {
 	return fmt.Sprintf("pg_catalog.left(%s::pg_catalog.text, %d)", expr, mostShown+1)
 }
 
-// updateWriter has the statements: see update.writer.
+// updateWriter makes statements of three kinds.
+//
+// The first one locks the rows, in the order of their keys, so that two workers can't deadlock.
+// It numbers the messages of each row, and tells which of the first ones don't find their row
+// as they expect, for the reasons of dead letters. A later one's statement does so for another
+// turn. An update is that of a turn. That of the first turn finds the rows by their places,
+// which can't change while they are locked; that is cheaper than by their keys, and needs no
+// plan that depends on the table's size.
 type updateWriter struct {
-	m                    *update
-	p                    *plan
-	lock, states, update string
-	explains             bool // both states are read
+	m *update
+	p *plan
+	// compared are the columns of the key, then those that are expected.
+	compared     *columns.Set
+	lock, states string
+	update       [4]string // by updateBy.index
+	explains     bool      // both states are read
+	places       bool      // rows are found by them: not those of views or partitions
+	keeps        bool      // what is absent may leave columns as they are
+}
+
+// updateBy is a kind of update.
+type updateBy struct{ place, absent bool }
+
+func (by updateBy) index() (i int) {
+	if by.place {
+		i = 1
+	}
+	if by.absent {
+		i += 2
+	}
+	return i
+}
+
+// arrays are the parameters after those of the values.
+func (w *updateWriter) arrays(by updateBy) (all []columns.Array) {
+	if by.place {
+		all = append(all, columns.Array{Name: "place", Type: "pg_catalog.text", Param: w.p.params + 1})
+	}
+	if by.absent {
+		all = append(all, columns.Array{Name: "absent", Type: "pg_catalog.bytea", Param: w.p.params + 1 + len(all)})
+	}
+	return all
+}
+
+// updating is the update of some messages, whose rows have these places; nil: unknown.
+func (w *updateWriter) updating(values *columns.Values, places []pgtype.Text) query {
+	by := updateBy{places != nil, values.HasAbsent()}
+	q := query{w.update[by.index()], values.Args()}
+	if by.place {
+		q.args = append(q.args, places)
+	}
+	if by.absent {
+		q.args = append(q.args, values.Masks())
+	}
+	return q
 }
 
 func (w *updateWriter) statements(values *columns.Values) []query {
-	all := []query{{w.lock, w.p.args(values)}, {w.states, values.Args()}, {w.update, values.Args()}}
-	if !w.explains {
-		all = slices.Delete(all, 1, 2)
+	compared := values.Of(w.compared)
+	all := []query{{w.lock, w.p.args(compared)}}
+	if w.explains {
+		all = append(all, query{w.states, compared.Args()})
 	}
-	return all
+	if w.keeps {
+		all = append(all, query{w.update[updateBy{absent: true}.index()], append(values.Args(), values.Masks())})
+	}
+	if w.places {
+		all = append(all, w.updating(values, []pgtype.Text{}))
+	}
+	return append(all, w.updating(values, nil))
 }
 
 // queue locks the rows and finds out whose turn is when. The planner uses an index there: it
@@ -201,16 +302,16 @@ func (w *updateWriter) statements(values *columns.Values) []query {
 // grows.
 func (w *updateWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
 	s := &sent{}
-	var found lockedRows
+	var l lockedRows
 	b.Queue("SET LOCAL enable_seqscan = off")
-	b.Queue(w.lock, w.p.args(values)...).QueryRow(func(row pgx.Row) error {
-		err := row.Scan(&s.rows, &found.later, &found.turns, &found.states)
-		found.messages = s.rows
+	b.Queue(w.lock, w.p.args(values.Of(w.compared))...).QueryRow(func(row pgx.Row) error {
+		err := row.Scan(&s.rows, &l.found, &l.places, &l.later, &l.turns, &l.firsts, &l.states)
+		l.messages = s.rows
 		return err
 	})
 	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
 	s.settle = func(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
-		return w.takeTurns(ctx, tx, batch, values, &found)
+		return w.takeTurns(ctx, tx, batch, values, &l)
 	}
 	return s
 }
@@ -218,20 +319,27 @@ func (w *updateWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
 // lockedRows is what the first statement has found. Messages are numbers from 1.
 type lockedRows struct {
 	messages int64
-	// later are the messages that aren't the first of their row, and turns their turns; 0: there
-	// is no row.
-	later, turns []int64
-	states       []byte
+	found    []int64 // the first messages of the rows that are there
+	places   []*string
+	// later are the messages that aren't the first of their row, with their turns and the first
+	// message of the row.
+	later, turns, firsts []int64
+	states               []byte
 }
 
-// turns are the messages of each turn, by their indexes in a batch of n.
-func (l *lockedRows) turnsOf(n int) [][]int {
-	all := [][]int{nil}
-	isLater := make([]bool, n)
+// turnsOf are the messages of each turn, by their indexes in a batch of n. Those of rows that
+// aren't there have none but the first.
+func (l *lockedRows) turnsOf(n int) (all [][]int, without []int) {
+	isFound, isLater := make([]bool, n), make([]bool, n)
+	for _, ord := range l.found {
+		isFound[ord-1] = true
+	}
+	all = [][]int{make([]int, 0, n)}
 	for i, ord := range l.later {
 		isLater[ord-1] = true
 		turn := int(l.turns[i])
-		if turn == 0 {
+		if !isFound[l.firsts[i]-1] {
+			without = append(without, int(ord-1))
 			continue
 		}
 		for len(all) < turn {
@@ -244,7 +352,19 @@ func (l *lockedRows) turnsOf(n int) [][]int {
 			all[0] = append(all[0], i)
 		}
 	}
-	return all
+	return all, without
+}
+
+// placesOf are the places of the rows of the first turn.
+func (l *lockedRows) placesOf(n int, turn []int) []pgtype.Text {
+	all, some := make([]pgtype.Text, n), make([]pgtype.Text, len(turn))
+	for i, ord := range l.found {
+		all[ord-1] = pgtype.Text{String: *l.places[i], Valid: true}
+	}
+	for i, at := range turn {
+		some[i] = all[at]
+	}
+	return some
 }
 
 // mostTurns is how many turns are sent at once.
@@ -252,49 +372,72 @@ const mostTurns = 256
 
 // takeTurns updates the rows, turn by turn, and settles the messages that didn't find their
 // row as they expected.
-//
-// Each update is planned for its number of messages, and for the table as it is now.
-func (w *updateWriter) takeTurns(ctx context.Context, tx sinks.Tx, batch *sinks.Batch, values *columns.Values, found *lockedRows) error {
-	msgs := batch.Messages()
-	switch n := int64(len(msgs)); {
-	case found.messages == 0:
+func (w *updateWriter) takeTurns(ctx context.Context, tx sinks.Tx, batch *sinks.Batch, values *columns.Values, l *lockedRows) error {
+	n := len(batch.Messages())
+	switch {
+	case l.messages == 0:
 		return errChanged
-	case found.messages != n:
-		return fmt.Errorf("the columns of sink.table.key find more than one row for a message (%d rows for %d messages); name columns that identify a row", found.messages, n)
+	case l.messages != int64(n):
+		return fmt.Errorf("the columns of sink.table.key find more than one row for a message (%d rows for %d messages); name columns that identify a row", l.messages, n)
 	}
-	r := &turnResults{applied: make([]bool, len(msgs)), why: make(map[int]string)}
-	if err := r.read(w.m.expected, found.states, nil); err != nil {
+	r := &turnResults{applied: make([]bool, n), why: make(map[int]string)}
+	if err := r.read(w.m.expected, l.states, nil); err != nil {
 		return err
 	}
-	turns := found.turnsOf(len(msgs))
+	turns, without := l.turnsOf(n)
 	for first := 0; first < len(turns); first += mostTurns {
 		var b pgx.Batch
-		b.Queue("SET LOCAL plan_cache_mode = force_custom_plan")
+		b.Queue("SET LOCAL enable_seqscan = off")
+		if first > 0 || len(turns) > 1 || !w.places {
+			b.Queue("SET LOCAL plan_cache_mode = force_custom_plan") // for the table as it is now
+		}
 		for i, turn := range turns[first:min(first+mostTurns, len(turns))] {
 			some := values
-			if len(turn) < len(msgs) {
+			if len(turn) < n {
 				some = values.Rows(turn)
 			}
-			if w.explains && first+i > 0 {
-				b.Queue(w.states, some.Args()...).QueryRow(func(row pgx.Row) error {
-					var states []byte
-					return errors.Join(row.Scan(&states), r.read(w.m.expected, states, turn))
-				})
+			var places []pgtype.Text
+			if first+i == 0 && w.places {
+				places = l.placesOf(n, turn)
 			}
-			b.Queue(w.update, some.Args()...).Query(func(rows pgx.Rows) error {
-				var ord int64
-				_, err := pgx.ForEachRow(rows, []any{&ord}, func() error {
+			if first+i > 0 {
+				w.queueStates(&b, some, turn, r)
+			}
+			q := w.updating(some, places)
+			b.Queue(q.sql, q.args...).QueryRow(func(row pgx.Row) error {
+				var done []int64
+				err := row.Scan(&done)
+				for _, ord := range done {
 					r.applied[turn[ord-1]] = true
-					return nil
-				})
+				}
 				return err
 			})
 		}
+		if first+mostTurns >= len(turns) && len(without) > 0 {
+			w.queueStates(&b, values.Rows(without), without, r)
+		}
+		b.Queue("SET LOCAL enable_seqscan = DEFAULT")
 		b.Queue("SET LOCAL plan_cache_mode = DEFAULT")
 		if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 			return err
 		}
 	}
+	return w.settle(batch, r)
+}
+
+// queueStates finds out which messages of a turn don't find their row as they expect.
+func (w *updateWriter) queueStates(b *pgx.Batch, values *columns.Values, turn []int, r *turnResults) {
+	if !w.explains {
+		return
+	}
+	b.Queue(w.states, values.Of(w.compared).Args()...).QueryRow(func(row pgx.Row) error {
+		var states []byte
+		return errors.Join(row.Scan(&states), r.read(w.m.expected, states, turn))
+	})
+}
+
+// settle settles the messages that weren't applied.
+func (w *updateWriter) settle(batch *sinks.Batch, r *turnResults) error {
 	var refused []error
 	for i, applied := range r.applied {
 		if !applied {

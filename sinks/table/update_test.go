@@ -214,6 +214,36 @@ func TestUpdateOfSeveralColumns(t *testing.T) {
 	}
 }
 
+// What a message doesn't have stays as it is. What it expects is NULL then.
+func TestUpdateKeepsWhatIsAbsent(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	some := func(k, rest string) message.Message { return msg("m", fmt.Sprintf(`{"k":%q,"to":%s}`, k, rest)) }
+	for _, absent := range []policy.Absent{"", policy.AbsentKeep, policy.AbsentNull} {
+		for _, kind := range []string{"TABLE t (k text PRIMARY KEY, status text, note text, by text)", "TABLE base (k text PRIMARY KEY, status text, note text, by text); CREATE VIEW t AS SELECT * FROM base"} {
+			exec(t, pool, `CREATE `+kind+`; INSERT INTO t VALUES ('a', 'new', 'first', 'was'), ('b', 'new', 'first', 'was'), ('c', 'new', 'first', 'was'), ('d', NULL, 'first', 'was')`)
+			s := build(t, updating(Config{
+				Absent: absent, OnMismatch: policy.MismatchIgnore, Expect: map[string]string{"status": "json:from"},
+				Columns: map[string]string{"k": "json:k", "status": "json:to", "note": "json:note", "by": "const:us"},
+			}))
+			if err := prepare(t, pool, s); err != nil {
+				t.Fatal(err)
+			}
+			got, err := outcomes(t, pool, s, some("a", `"paid","from":"new"`), some("b", `"paid","from":"new","note":"more"`), some("a", `"sent","from":"paid","note":null`),
+				some("c", `"paid"`), some("d", `"paid"`), some("b", `"sent","from":"paid"`))
+			if want := []sinks.Outcome{0, 0, 0, sinks.Rejected, 0, 0}; err != nil || !slices.Equal(got, want) {
+				t.Errorf("%v, %v", got, err)
+			}
+			notes := []string{"a sent NULL us", "b sent more us", "c new first was", "d paid first us"}
+			if absent == policy.AbsentNull {
+				notes[1], notes[3] = "b sent NULL us", "d paid NULL us"
+			}
+			wantRows(t, pool, `SELECT concat_ws(' ', k, status, coalesce(note, 'NULL'), by) FROM t ORDER BY k`, notes...)
+			exec(t, pool, `DROP SCHEMA public CASCADE; CREATE SCHEMA public`)
+		}
+	}
+}
+
 // A reason says both states, and stays short.
 func TestReasonsOfMismatches(t *testing.T) {
 	t.Parallel()

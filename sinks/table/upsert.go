@@ -29,10 +29,14 @@ func newUpsert(s *Sink, c Config) (mode, error) {
 func (m *upsert) overwrites() bool    { return true }
 func (m *upsert) check(*target) error { return nil }
 
-// keeps leaves out the key, which is NULL where it is absent, and the value: a message
-// without one is a tombstone.
+// keeps leaves out the key, which is NULL where it is absent.
 func (m *upsert) keeps(c columns.Column) bool {
-	return m.absent == policy.AbsentKeep && !slices.Contains(m.key, c.Name) && columns.MayBeAbsent(c.Field) && c.Field.Kind != message.FieldValue
+	return m.absent == policy.AbsentKeep && !slices.Contains(m.key, c.Name) && mayKeep(c)
+}
+
+// mayKeep leaves out the value: a message without one is a tombstone.
+func mayKeep(c columns.Column) bool {
+	return columns.MayBeAbsent(c.Field) && c.Field.Kind != message.FieldValue
 }
 
 // access includes the right to read every column: Postgres asks for it where a statement has

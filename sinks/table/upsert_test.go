@@ -117,9 +117,9 @@ func TestUpsertKeepsEveryKindOfColumn(t *testing.T) {
 func TestAbsentConfig(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]Config{
-		"absent: only mode upsert reads it":    {Absent: policy.AbsentKeep},
-		`absent: "drop" is not one of keep`:    {Mode: ModeUpsert, Key: []string{"k"}, Absent: "drop"},
-		"absent: only mode upsert reads it\n.": {Mode: ModeVersioned, Key: []string{"k"}, Version: "v", Absent: policy.AbsentNull},
+		"absent: only mode upsert or update reads it":    {Absent: policy.AbsentKeep},
+		`absent: "drop" is not one of keep`:              {Mode: ModeUpsert, Key: []string{"k"}, Absent: "drop"},
+		"absent: only mode upsert or update reads it\n.": {Mode: ModeVersioned, Key: []string{"k"}, Version: "v", Absent: policy.AbsentNull},
 	} {
 		c.Name, c.Columns = "public.t", map[string]string{"k": "id", "v": "json:v"}
 		if _, err := c.Sink(); err == nil || !strings.Contains(err.Error(), strings.TrimSuffix(want, "\n.")) {
