@@ -48,6 +48,7 @@ type attribute struct {
 type uniqueIndex struct {
 	name    string
 	columns []string // sorted
+	ordered []string // in the index's order
 	// Of each column: the collation, as SQL, if it isn't both the type's own and the column's; whether that takes
 	// different texts for equal; the operator class, and its = operator.
 	collations       []string
@@ -63,6 +64,15 @@ func (t *target) attribute(name string) *attribute {
 		return nil
 	}
 	return &t.attributes[i]
+}
+
+// uniqueOn is a unique index on just these columns, in this order; nil: there is none.
+func (t *target) uniqueOn(columns ...string) *uniqueIndex {
+	i := slices.IndexFunc(t.unique, func(u uniqueIndex) bool { return slices.Equal(u.ordered, columns) })
+	if i < 0 {
+		return nil
+	}
+	return &t.unique[i]
 }
 
 func (t *target) names() []string {
@@ -112,7 +122,7 @@ SELECT c.relkind::pg_catalog.text, NOT c.relhasrules AND NOT c.relrowsecurity,
 // way that works without it.
 var uniqueSQL = `
 WITH RECURSIVE ` + columns.Domains + `
-SELECT x.relname::pg_catalog.text, u.columns, u.collations, u.folds, u.classes, u.equals,
+SELECT x.relname::pg_catalog.text, u.columns, u.ordered, u.collations, u.folds, u.classes, u.equals,
        coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::pg_catalog.bool, false)
   FROM pg_catalog.pg_namespace n
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
@@ -120,6 +130,7 @@ SELECT x.relname::pg_catalog.text, u.columns, u.collations, u.folds, u.classes, 
   JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid
  CROSS JOIN LATERAL (
        SELECT pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C") AS columns,
+              pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY p.nth) AS ordered,
               pg_catalog.array_agg(CASE WHEN l.oid <> b.typcollation OR l.oid <> a.attcollation THEN ` + collationName + ` ELSE '' END ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C") AS collations,
               pg_catalog.array_agg(NOT coalesce(l.collisdeterministic, true) ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C") AS folds,
               pg_catalog.array_agg(k.opcname::pg_catalog.text ORDER BY a.attname::pg_catalog.text COLLATE pg_catalog."C") AS classes,
@@ -177,7 +188,7 @@ func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
 	})
 	b.Queue(uniqueSQL, s.schema, s.table).Query(func(rows pgx.Rows) (err error) {
 		t.unique, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (u uniqueIndex, err error) {
-			err = row.Scan(&u.name, &u.columns, &u.collations, &u.folds, &u.classes, &u.equals, &u.nullsNotDistinct)
+			err = row.Scan(&u.name, &u.columns, &u.ordered, &u.collations, &u.folds, &u.classes, &u.equals, &u.nullsNotDistinct)
 			return u, err
 		})
 		return err

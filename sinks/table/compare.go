@@ -1,6 +1,7 @@
 package table
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -130,6 +131,22 @@ func (s *Sink) checkCompared(t *target) error {
 		}
 	}
 	return nil
+}
+
+// comparesAsColumns says which columns an index compares in another way than by their own
+// type and collation.
+func (t *target) comparesAsColumns(index *uniqueIndex) error {
+	var errs []error
+	for i, name := range index.columns {
+		switch a := t.attribute(name); {
+		case a == nil:
+		case index.equals[i] != a.equalsOID:
+			errs = append(errs, fmt.Errorf("the unique index %s compares column %q by the operator class %s; make it with the type's default operator class", quote(index.name), name, index.classes[i]))
+		case index.collations[i] != a.collation:
+			errs = append(errs, fmt.Errorf("the unique index %s compares column %q by another collation than the column's; make it with the column's", quote(index.name), name))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // asEqual reports whether two indexes on the same columns take the same rows for equal.

@@ -34,6 +34,10 @@ const (
 	// ModeUpdate changes the row of a message's key if it is as the message expects, and adds
 	// none.
 	ModeUpdate = "update"
+
+	// ModeAppend adds each message to its stream as an event, with the number after that of
+	// the stream's last event.
+	ModeAppend = "append"
 )
 
 // Config has the keys under sink.table.
@@ -41,7 +45,7 @@ type Config struct {
 	// Name is "schema.table", exactly as the catalog has it: nothing is folded to lower
 	// case. A part that contains a dot is written in double quotes.
 	Name string `yaml:"name"`
-	// Mode is insert (the default), upsert, versioned or update.
+	// Mode is insert (the default), upsert, versioned, update or append.
 	Mode string `yaml:"mode"`
 	// Key has the columns that tell whether two rows are the same. There must be a unique
 	// index on exactly these. All modes but insert require it.
@@ -53,9 +57,10 @@ type Config struct {
 	// default) or null. Only the modes upsert and update read it.
 	Absent policy.Absent `yaml:"absent"`
 	// AcceptReordering lets the modes upsert and update read from a queue, where an older
-	// message may come last, and win.
+	// message may come last, and win; and mode append, which numbers events as they come.
 	AcceptReordering bool `yaml:"accept_reordering"`
-	// Version is the column with the version; for mode versioned.
+	// Version is the column with the version, for mode versioned; or with an event's number
+	// in its stream, for mode append, which fills it.
 	Version string `yaml:"version"`
 	// OnStale says what happens to a message that is stale: ignore (the default) or
 	// dead_letter. Only mode versioned reads it.
@@ -63,9 +68,22 @@ type Config struct {
 	// Expect says which place in the message has what a column of the row must hold, for mode
 	// update. NULL is as good as any other value.
 	Expect map[string]string `yaml:"expect"`
-	// OnMismatch says what happens to a message whose row isn't as it expects: dead_letter (the
-	// default), ignore or stop. Only mode update reads it.
+	// OnMismatch says what happens to a message whose row or stream isn't as it expects:
+	// dead_letter (the default), ignore or stop. Only the modes update and append read it.
 	OnMismatch policy.Mismatch `yaml:"on_mismatch"`
+	// Stream and Operation are the columns that say to which stream an event belongs, and
+	// which message it was. There must be unique indexes on just (Stream, Version) and
+	// (Stream, Operation). EventID is a column for an id of the event, or empty. For mode
+	// append.
+	Stream    string `yaml:"stream"`
+	Operation string `yaml:"operation"`
+	EventID   string `yaml:"event_id"`
+	// Expected is the place, header:NAME or json:PATH, of the version that the message
+	// expects its stream to be at. Only mode append reads it.
+	Expected string `yaml:"expected"`
+	// History keeps the ids of a row's last messages in the row itself, so that a message that
+	// comes again changes nothing. Only mode upsert reads it.
+	History History `yaml:"history"`
 	// Columns says which place in the message fills each column: id, key, value, topic,
 	// lane, position, time, header:NAME, json:PATH, now or const:TEXT.
 	Columns map[string]string `yaml:"columns"`
@@ -86,6 +104,7 @@ func (c Config) Sink() (*Sink, error) {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 
+	c.Columns = c.withOperation()
 	s := &Sink{key: c.Key}
 	var err error
 	if s.schema, s.table, err = splitName(c.Name); err != nil {

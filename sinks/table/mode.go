@@ -25,6 +25,10 @@ type mode interface {
 	needsOrder() error
 	// check says what else of the target doesn't fit.
 	check(t *target) error
+	// fillsItself are the columns that it fills with what no place in a message holds.
+	fillsItself() []string
+	// reads are columns of the plan's set that it doesn't write. They come last.
+	reads(t *target) []columns.Column
 	// writer makes the statements for a target, whose columns are p.set.
 	writer(t *target, p *plan) writer
 }
@@ -65,9 +69,10 @@ var modes = map[string]func(*Sink, Config) (mode, error){
 	ModeUpsert:    newUpsert,
 	ModeVersioned: newVersioned,
 	ModeUpdate:    newUpdate,
+	ModeAppend:    newAppender,
 }
 
-const modeNames = "insert, upsert, versioned or update"
+const modeNames = "insert, upsert, versioned, update or append"
 
 // newMode makes the configured mode. The error joins all that is wrong with it.
 func (c Config) newMode(s *Sink) (mode, error) {
@@ -87,13 +92,18 @@ func (c Config) newMode(s *Sink) (mode, error) {
 		reads  bool
 		reader string
 	}{
-		{"version", c.Version != "", name == ModeVersioned, "mode versioned"},
+		{"version", c.Version != "", name == ModeVersioned || name == ModeAppend, "mode versioned or append"},
 		{"on_stale", c.OnStale != "", name == ModeVersioned, "mode versioned"},
 		{"on_present", c.OnPresent != "", name == ModeInsert && len(c.Key) > 0, "mode insert with a key"},
 		{"expect", len(c.Expect) > 0, name == ModeUpdate, "mode update"},
-		{"on_mismatch", c.OnMismatch != "", name == ModeUpdate, "mode update"},
-		{"accept_reordering", c.AcceptReordering, name == ModeUpsert || name == ModeUpdate, "mode upsert or update"},
 		{"absent", c.Absent != "", name == ModeUpsert || name == ModeUpdate, "mode upsert or update"},
+		{"on_mismatch", c.OnMismatch != "", name == ModeUpdate || name == ModeAppend, "mode update or append"},
+		{"accept_reordering", c.AcceptReordering, name == ModeUpsert || name == ModeUpdate || name == ModeAppend, "mode upsert, update or append"},
+		{"stream", c.Stream != "", name == ModeAppend, "mode append"},
+		{"operation", c.Operation != "", name == ModeAppend, "mode append"},
+		{"event_id", c.EventID != "", name == ModeAppend, "mode append"},
+		{"expected", c.Expected != "", name == ModeAppend, "mode append"},
+		{"history", c.History != History{}, name == ModeUpsert, "mode upsert"},
 	} {
 		if o.set && !o.reads {
 			errs = append(errs, fmt.Errorf("%s: only %s reads it", o.key, o.reader))

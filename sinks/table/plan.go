@@ -43,7 +43,7 @@ func (s *Sink) plan(t *target) (*plan, error) {
 		p.constant = p.constant || cols[i].Field.Kind == message.FieldConst
 	}
 	var err error
-	if p.set, err = columns.NewSet(cols); err != nil {
+	if p.set, err = columns.NewSet(append(cols, s.mode.reads(t)...)); err != nil {
 		return nil, err
 	}
 	values, err := p.set.Encode(nil)
@@ -55,7 +55,8 @@ func (s *Sink) plan(t *target) (*plan, error) {
 	ordinary := t.plain && (t.kind == "r" || t.kind == "p")
 	p.counts = ordinary && !t.fills
 	// COPY knows no conflicts, no rules and no row security.
-	p.copies = len(s.key) == 0 && ordinary && p.set.CanCopy()
+	_, inserts := s.mode.(*insert)
+	p.copies = inserts && len(s.key) == 0 && ordinary && p.set.CanCopy()
 	p.writer = s.mode.writer(t, p)
 	return p, nil
 }

@@ -157,7 +157,13 @@ func (s *Sink) mismatch(expected, written int64) error {
 	if s.mismatches.Add(1) > mostMismatches {
 		return fmt.Errorf("%d rows were to be written, and the server wrote %d: a trigger keeps rows from being written", expected, written)
 	}
-	return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: sqlstate.SerializationFailure, Message: "somebody else has added or deleted a row with a key of this batch meanwhile"}
+	return meanwhile("somebody else has added or deleted a row with a key of this batch meanwhile")
+}
+
+// meanwhile is an error after which the transaction is tried again: somebody else has changed
+// what it went by.
+func meanwhile(what string) error {
+	return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: sqlstate.SerializationFailure, Message: what}
 }
 
 var errChanged = errors.New("the table's columns have changed meanwhile; nothing was written, and the next try will see them as they are")

@@ -75,6 +75,11 @@ func (s *Sink) NeedsOrder() error { return s.mode.needsOrder() }
 // keeps is mode's method for those that write every column.
 func (s *Sink) keeps(columns.Column) bool { return false }
 
+// fillsItself and reads are mode's methods for those that write what places in messages hold,
+// and nothing else.
+func (s *Sink) fillsItself() []string          { return nil }
+func (s *Sink) reads(*target) []columns.Column { return nil }
+
 // tombstones refuses messages without a value if NULL would be written over a row. Such
 // a message asks to delete the row, which no mode does. An empty value is no
 // tombstone, nor is JSON's null. NATS can't tell empty from absent, and so has none.

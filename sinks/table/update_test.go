@@ -490,18 +490,18 @@ func TestUpdateConfig(t *testing.T) {
 	columns := map[string]string{"k": "id", "v": "json:v"}
 	expect := map[string]string{"v": "json:old"}
 	for want, c := range map[string]Config{
-		"key: mode update needs":                    {Mode: ModeUpdate, Expect: expect},
-		"expect: mode update needs":                 {Mode: ModeUpdate, Key: []string{"k"}},
-		"expect: only mode update reads it":         {Mode: ModeUpsert, Key: []string{"k"}, Expect: expect},
-		"on_mismatch: only mode":                    {Mode: ModeUpsert, Key: []string{"k"}, OnMismatch: policy.MismatchStop},
-		`on_mismatch: "x" is not one of`:            {Mode: ModeUpdate, Key: []string{"k"}, Expect: expect, OnMismatch: "x"},
-		"expect.k: it is part of the key":           {Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"k": "id"}},
-		"expect.v: no row holds":                    {Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"v": "now"}},
-		`expect.v: "nope" is no place`:              {Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"v": "nope"}},
-		`expect.v: "cloudevent" is a way to find`:   {Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"v": "cloudevent"}},
-		"expect: a name is empty":                   {Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"": "id"}},
-		"columns: they have nothing but the key":    {Mode: ModeUpdate, Key: []string{"k", "v"}, Expect: map[string]string{"w": "id"}},
-		"accept_reordering: only mode upsert or up": {Key: []string{"k"}, AcceptReordering: true},
+		"key: mode update needs":                                {Mode: ModeUpdate, Expect: expect},
+		"expect: mode update needs":                             {Mode: ModeUpdate, Key: []string{"k"}},
+		"expect: only mode update reads it":                     {Mode: ModeUpsert, Key: []string{"k"}, Expect: expect},
+		"on_mismatch: only mode":                                {Mode: ModeUpsert, Key: []string{"k"}, OnMismatch: policy.MismatchStop},
+		`on_mismatch: "x" is not one of`:                        {Mode: ModeUpdate, Key: []string{"k"}, Expect: expect, OnMismatch: "x"},
+		"expect.k: it is part of the key":                       {Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"k": "id"}},
+		"expect.v: no row holds":                                {Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"v": "now"}},
+		`expect.v: "nope" is no place`:                          {Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"v": "nope"}},
+		`expect.v: "cloudevent" is a way to find`:               {Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"v": "cloudevent"}},
+		"expect: a name is empty":                               {Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"": "id"}},
+		"columns: they have nothing but the key":                {Mode: ModeUpdate, Key: []string{"k", "v"}, Expect: map[string]string{"w": "id"}},
+		"accept_reordering: only mode upsert, update or append": {Key: []string{"k"}, AcceptReordering: true},
 	} {
 		c.Name, c.Columns = "public.t", columns
 		if _, err := c.Sink(); err == nil || !strings.Contains(err.Error(), want) {

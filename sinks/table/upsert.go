@@ -23,7 +23,13 @@ type upsert struct {
 
 func newUpsert(s *Sink, c Config) (mode, error) {
 	absent, err := choice("absent", c.Absent, policy.AbsentKeep)
-	return &upsert{s, absent, c.AcceptReordering}, errors.Join(c.needsKey(), err)
+	u := &upsert{s, absent, c.AcceptReordering}
+	err = errors.Join(c.needsKey(), err)
+	if c.History == (History{}) {
+		return u, err
+	}
+	m, bad := newRemembering(u, c)
+	return m, errors.Join(err, bad)
 }
 
 func (m *upsert) overwrites() bool    { return true }

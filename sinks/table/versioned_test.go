@@ -170,13 +170,13 @@ func TestARowAddedMeanwhile(t *testing.T) {
 func TestVersionedConfig(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]Config{
-		"version: mode versioned needs": {Mode: ModeVersioned, Key: []string{"k"}},
-		"key: mode versioned needs":     {Mode: ModeVersioned, Version: "v"},
-		"is part of the key":            {Mode: ModeVersioned, Key: []string{"k", "v"}, Version: "v"},
-		"is not among the columns":      {Mode: ModeVersioned, Key: []string{"k"}, Version: "w"},
-		"only mode versioned reads it":  {Mode: ModeUpsert, Key: []string{"k"}, Version: "v"},
-		"on_stale: only mode":           {Mode: ModeUpsert, Key: []string{"k"}, OnStale: policy.StaleIgnore},
-		"on_stale: \"x\" is not":        {Mode: ModeVersioned, Key: []string{"k"}, Version: "v", OnStale: "x"},
+		"version: mode versioned needs":                   {Mode: ModeVersioned, Key: []string{"k"}},
+		"key: mode versioned needs":                       {Mode: ModeVersioned, Version: "v"},
+		"is part of the key":                              {Mode: ModeVersioned, Key: []string{"k", "v"}, Version: "v"},
+		"is not among the columns":                        {Mode: ModeVersioned, Key: []string{"k"}, Version: "w"},
+		"version: only mode versioned or append reads it": {Mode: ModeUpsert, Key: []string{"k"}, Version: "v"},
+		"on_stale: only mode":                             {Mode: ModeUpsert, Key: []string{"k"}, OnStale: policy.StaleIgnore},
+		"on_stale: \"x\" is not":                          {Mode: ModeVersioned, Key: []string{"k"}, Version: "v", OnStale: "x"},
 	} {
 		c.Name, c.Columns = "public.t", map[string]string{"k": "id", "v": "json:v"}
 		if _, err := c.Sink(); err == nil || !strings.Contains(err.Error(), want) {
