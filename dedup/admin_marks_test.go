@@ -79,6 +79,8 @@ func TestForgettingAMark(t *testing.T) {
 	f := bySequence(t, policy.SequenceGapStop)
 	l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	f.handle(l.numbered("a/7", "b/7"))
+	f.exec(`INSERT INTO dedupd.scopes (scope) VALUES ('other')`)
+	f.exec(`INSERT INTO dedupd.sequences SELECT o.id, producer, lane, 0, 9, 0, seen_at, name FROM dedupd.sequences, dedupd.scopes o WHERE o.scope = 'other'`)
 	f.handle(l.numbered("a/1", "b/1")) // they have begun anew, without an epoch
 	f.wantLanded("a/7", "b/7")
 	gone, err := f.Store.ForgetMark(t.Context(), "ann@host", "a")
@@ -91,6 +93,9 @@ func TestForgettingAMark(t *testing.T) {
 	}
 	if again, err := f.Store.ForgetMark(t.Context(), "ann@host", "a"); err != nil || again != nil || f.audits() != 1 {
 		t.Errorf("once more: %+v, %v, %d lines of audit", again, err, f.audits())
+	}
+	if n := f.rowCount(`SELECT count(*) FROM dedupd.sequences`); n != 3 {
+		t.Errorf("%d marks are left, want b's and both of the other scope", n)
 	}
 	f.handle(other.numbered("a/1", "a/2"))
 	f.handle(l.numbered("b/2"))
