@@ -88,8 +88,8 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string, o ClaimOptio
 		g.items[i] = item{key: claimkey.Of(id), duplicateOf: -1}
 	}
 	g.fold()
-	if tx.Conn().PgConn().TxStatus() != 'T' {
-		return nil, errors.New("claim: the transaction has failed before, or has ended")
+	if err := checkOpen(ctx, tx); err != nil {
+		return nil, fmt.Errorf("claim: %w", err)
 	}
 	// Nothing is prepared: the connection is the caller's.
 	t := &txn{store: s, conn: tx.Conn(), group: g, guest: new(guest)}
@@ -124,10 +124,26 @@ func (c *Claimed) SetResult(ctx context.Context, tx pgx.Tx, result []byte) error
 	case len(result) > sinks.MaxResult:
 		return fmt.Errorf("set a result: %w: it has %d bytes, and may have %d", ErrResultTooLarge, len(result), sinks.MaxResult)
 	}
+	if err := checkOpen(ctx, tx); err != nil {
+		return fmt.Errorf("set a result: %w", err)
+	}
 	r := sinks.Result{Size: len(result), Bytes: nonNil(result)}
 	step := c.store.keepResultsStep(c.generation, c.claimedBy, 1, func(int) (*claimkey.Key, sinks.Result) { return &c.key, r })
 	if err := pipeline.RoundTrip(ctx, tx.Conn(), false, []pipeline.Step{step}); err != nil {
 		return fmt.Errorf("set a result: %w", err)
+	}
+	return nil
+}
+
+// checkOpen makes sure that a transaction can be worked in. The connection of one that has
+// ended may be somebody else's by now. pgx tells that it has ended when something is sent,
+// even if there is nothing to send.
+func checkOpen(ctx context.Context, tx pgx.Tx) error {
+	if err := tx.SendBatch(ctx, new(pgx.Batch)).Close(); err != nil {
+		return err
+	}
+	if tx.Conn().PgConn().TxStatus() != 'T' {
+		return errors.New("the transaction has failed before")
 	}
 	return nil
 }

@@ -451,16 +451,24 @@ func TestClaimInATransactionThatHasFailed(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `SELECT 1 / 0`); err == nil {
 		t.Fatal("no error")
 	}
-	if _, err := f.claim(tx, "a", 0); err == nil || !strings.Contains(err.Error(), "the transaction has failed before, or has ended") {
+	if _, err := f.claim(tx, "a", 0); err == nil || !strings.Contains(err.Error(), "the transaction has failed before") {
 		t.Errorf("a transaction that has failed: %v", err)
 	}
 	tx = f.begin()
+	c, err := f.claim(tx, "a", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.claim(tx, "a", 0); err == nil || !strings.Contains(err.Error(), "the transaction has failed before, or has ended") {
+	if _, err := f.claim(tx, "b", 0); !errors.Is(err, pgx.ErrTxClosed) {
 		t.Errorf("a transaction that has ended: %v", err)
 	}
+	if err := c.SetResult(t.Context(), tx, []byte("late")); !errors.Is(err, pgx.ErrTxClosed) {
+		t.Errorf("a result after its transaction: %v", err)
+	}
+	f.wantResult("a", "")
 }
 
 // Services claim the same ids at the same time, some of them are killed in the middle,

@@ -2,6 +2,7 @@ package dedup_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -201,6 +202,36 @@ func (f *fixture) claimAsLibrary(pool *pgxpool.Pool) {
 		})
 		if err != nil {
 			f.t.Errorf("try %d of the library's claims: %v", try, err)
+		}
+	}
+	begin := func() pgx.Tx {
+		f.t.Helper()
+		tx, err := pool.Begin(f.t.Context())
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		return tx
+	}
+	holder, asker := begin(), begin()
+	f.mustClaim(holder, "held", "holder")
+	if _, err := f.claim(asker, "held", 0); !errors.Is(err, dedup.ErrInFlight) {
+		f.t.Errorf("an id in flight: %v", err)
+	}
+	time.AfterFunc(100*time.Millisecond, func() { _ = holder.Rollback(f.t.Context()) })
+	if c, err := f.claim(asker, "held", 10*time.Second); err != nil || !c.IsNew {
+		f.t.Errorf("an id that was in flight: new %v, %v", c.IsNew, err)
+	}
+	if err := asker.Commit(f.t.Context()); err != nil {
+		f.t.Error(err)
+	}
+	// Nobody else's transaction has these time-outs.
+	for range 6 {
+		tx := begin()
+		if got := timeouts(f.t, tx); slices.Contains(got, "20s") {
+			f.t.Errorf("another transaction has the time-outs %q", got)
+		}
+		if err := tx.Rollback(f.t.Context()); err != nil {
+			f.t.Error(err)
 		}
 	}
 }

@@ -3,6 +3,11 @@
 // one transaction. All SQL on dedupd's own tables is in it and its sub-packages.
 //
 // It knows no broker.
+//
+// A service may use a Store by itself: Store.Claim claims ids in the service's own
+// transaction, says whether they are new, duplicates or in flight elsewhere, and keeps what
+// duplicates are to be told (Claimed.SetResult). The package examples/claim is such a
+// service.
 package dedup
 
 import (

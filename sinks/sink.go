@@ -34,7 +34,8 @@ type Sink interface {
 	// Write applies the batch's messages inside tx. Those of one lane are in lane order; each
 	// is new, claimed in this very transaction, and its ID is set. Either Write applies all
 	// of them or it returns an error, and the transaction is rolled back. A message whose
-	// effect the target doesn't need counts as applied, and Batch.Outcome says why.
+	// effect the target doesn't need counts as applied, and Batch.Outcome says why. What a
+	// duplicate is to be told is a message's Batch.Result.
 	//
 	// What the error means:
 	//   - Permanent or PermanentAt, or a Postgres error that blames the data (SQLSTATE
