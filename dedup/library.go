@@ -196,7 +196,7 @@ func (t *txn) claimAsGuest(ctx context.Context, tx pgx.Tx, wait time.Duration) (
 			changes++
 		case sqlstate.Of(err) != sqlstate.LockNotAvailable || !errors.As(err, &failed) || failed.Name != t.claimName("bare") || !errors.As(err, &pg):
 			return err
-		case pg.Where != "":
+		case len(pg.Where) > 0: // whatever it says
 			return ErrInFlight
 		case time.Since(began) > wait+uncertainWait:
 			return err

@@ -152,6 +152,39 @@ func TestResultsOfAFailedTryAreForgotten(t *testing.T) {
 	})
 }
 
+type batchFunc func(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error
+
+func (f batchFunc) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+	return f(ctx, tx, batch)
+}
+
+// The result that counts is that of the try that is committed.
+func TestResultsOfTheLastTryAreKept(t *testing.T) {
+	bothWays(t, func(t *testing.T, f *fixture) {
+		broken, cut := f.attachBroken()
+		broken.CopyFrom = f.CopyFrom
+		tries := 0
+		broken.Sink = batchFunc(func(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+			tries++
+			for i := range batch.Messages() {
+				if tries == 1 || i == 0 {
+					batch.Result(i, fmt.Append(nil, "try ", tries))
+				}
+			}
+			return f.sink.Write(ctx, tx, batch)
+		})
+		cut.then.Store(new(func() {}))
+		cut.armed.Store(1)
+		broken.handle(broken.acquire("kafka", "orders/0").batch("a", "b"))
+		if tries != 2 {
+			t.Fatalf("%d tries", tries)
+		}
+		f.wantLanded("a", "b")
+		f.wantResult("a", "try 2")
+		f.wantResult("b", "")
+	})
+}
+
 func TestAResultThatIsTooLarge(t *testing.T) {
 	bothWays(t, func(t *testing.T, f *fixture) {
 		f.Sink = answering{f.sink}

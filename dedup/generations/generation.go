@@ -58,7 +58,7 @@ func (s *Set) ListQuery() (sql string, args []any) {
 	return `
 		SELECT g.generation, g.state, CASE WHEN g.state <> 'next' THEN g.opened_at END, g.sealed_at,
 		       coalesce(f.claims, pg_catalog.pg_relation_size(t.oid) / $3, 0), coalesce(f.complete, g.sealed_at IS NOT NULL AND g.first_key IS NULL),
-		       coalesce(pg_catalog.pg_total_relation_size(t.oid), 0) + coalesce(pg_catalog.pg_total_relation_size(r.oid), 0), coalesce(f.bytes, 0), coalesce(f.complete, false), t.oid IS NULL,
+		       coalesce(pg_catalog.pg_total_relation_size(t.oid), 0) + CASE WHEN pg_catalog.pg_relation_size(r.oid) > 0 THEN pg_catalog.pg_total_relation_size(r.oid) ELSE 0 END, coalesce(f.bytes, 0), coalesce(f.complete, false), t.oid IS NULL,
 		       g.identity, g.first_key, g.last_key
 		FROM ` + s.name("generations") + ` g
 		LEFT JOIN pg_catalog.pg_class t ON t.relname = g.table_name
