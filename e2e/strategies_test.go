@@ -62,6 +62,11 @@ func TestInsertBesideExistingRows(t *testing.T) { underKills(t, shape.Insert) }
 // and from an application beside the workers. Each row ends with its highest version.
 func TestStateVersionCheck(t *testing.T) { underKills(t, shape.Versioned) }
 
+// State check: each step of an order expects the state before it. Whatever order steps come
+// in, and whatever an application does to the rows meanwhile, each row takes the steps that
+// fit, each once, and no others.
+func TestStateCheck(t *testing.T) { underKills(t, shape.Update) }
+
 // The latest state of each key: the last message of a key's lane wins, and copies that come
 // late change nothing.
 func TestLatestState(t *testing.T) { underKills(t, shape.Upsert) }

@@ -214,6 +214,10 @@ var mutants = []mutant{
 		edits: []edit{{"sinks/table/versioned.go", "	return fmt.Sprintf(\"coalesce(%s > %s, %[2]s IS NULL AND %[1]s IS NOT NULL)\", version, than)\n", "	return \"true\"\n"}},
 	},
 	{
+		name: "states aren't compared", fault: "none", shape: shape.Update, broker: "kafka", times: 1, by: "I9",
+		edits: []edit{{"sinks/table/update.go", "	e.match, e.holds, e.still = strings.Join(match, \" AND \"), strings.Join(holds, \" AND \"), strings.Join(still, \" AND \")\n", "	e.match, e.holds, e.still = strings.Join(match, \" AND \"), \"true\", \"true\"\n	_, _ = holds, still\n"}},
+	},
+	{
 		name: "rows that were there are counted as written", fault: "none", shape: shape.Insert, broker: "nats", times: 1, by: "I9",
 		edits: []edit{{"sinks/table/present.go", "			batch.Outcome(i, sinks.AlreadyPresent)\n", "			_ = batch\n"}},
 	},

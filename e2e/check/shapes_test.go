@@ -35,6 +35,17 @@ var models = map[string]func(rows map[string]shape.Row, m *modelled) int{
 		rows[m.ID] = shape.Row{"id": m.ID, "version": fmt.Sprint(m.Version), "by": "worker", "lane": m.lane, "position": m.position}
 		return 0
 	},
+	"update": func(rows map[string]shape.Row, m *modelled) int {
+		row := rows[m.ID]
+		if row["version"] != fmt.Sprint(m.From) {
+			return rejected
+		}
+		rows[m.ID] = shape.Row{
+			"id": m.ID, "version": fmt.Sprint(m.From + 1), "lane": m.lane, "position": m.position,
+			"path": row["path"] + " " + m.lane + "@" + m.position,
+		}
+		return 0
+	},
 	"statement": func(rows map[string]shape.Row, m *modelled) int {
 		var cents int
 		_, _ = fmt.Sscan(rows[m.ID]["cents"], &cents)
@@ -55,6 +66,7 @@ type modelled struct {
 	lane, position string
 	ID             string
 	Version        int64
+	From           int
 	State          string
 }
 
@@ -83,6 +95,9 @@ func faultless(s *shape.Shape) *history {
 		case "insert":
 			id := fmt.Sprint("note-", 6*i)
 			w.rows[id] = shape.Row{"id": id, "by": "hand"}
+		case "update":
+			id := fmt.Sprint("account-", i)
+			w.rows[id] = shape.Row{"id": id, "version": "0", "path": ""}
 		case "statement":
 			id := fmt.Sprint("account-", i)
 			w.rows[id] = shape.Row{"id": id, "cents": "150", "application": "0"}
@@ -286,6 +301,33 @@ var brokenShapes = []struct {
 		h.claims = slices.DeleteFunc(h.claims, func(c claim) bool { return c.lane == 0 && c.position == 70 })
 	}, "I1 I8 I9"},
 
+	{shape.Update, "a step was taken twice", func(h *history) {
+		c := h.stepped()
+		path := strings.Fields(c["path"])
+		c["path"], c["version"] = strings.Join(append(path, path[len(path)-1]), " "), fmt.Sprint(len(path)+1)
+	}, "I9"},
+	{shape.Update, "a step was left out", func(h *history) {
+		c := h.stepped()
+		path := strings.Fields(c["path"])
+		c["path"], c["version"] = strings.Join(path[1:], " "), fmt.Sprint(len(path)-1)
+	}, "I9"},
+	{shape.Update, "a version without its step", func(h *history) { h.stepped()["version"] = "7" }, "I9"},
+	{shape.Update, "a step of another row", func(h *history) {
+		a, b := h.rows[0].columns, h.rows[1].columns
+		a["path"], b["path"] = b["path"], a["path"]
+		a["version"], b["version"] = fmt.Sprint(len(strings.Fields(a["path"]))), fmt.Sprint(len(strings.Fields(b["path"])))
+	}, "I9"},
+	{shape.Update, "an application's step at the wrong time", func(h *history) {
+		c := h.stepped()
+		c["path"] = "application" + c["path"][strings.Index(c["path"][1:], " ")+1:]
+	}, "I9"},
+	{shape.Update, "a row that took none of its steps", func(h *history) {
+		c := h.stepped()
+		c["path"], c["version"] = "", "0"
+		delete(c, "lane")
+		delete(c, "position")
+	}, "I9"},
+	{shape.Update, "all is booked as written", func(h *history) { h.bookAs(rejected, noBook) }, "I9"},
 	{shape.Statement, "a withdrawal was made twice", func(h *history) { h.withdraw(10) }, "I9"},
 	{shape.Statement, "a withdrawal was lost", func(h *history) { h.withdraw(-10) }, "I9"},
 	{shape.Statement, "an account is overdrawn", func(h *history) { h.withdraw(150) }, "I9"},
@@ -333,6 +375,11 @@ func (h *history) bookAs(which, like int) {
 }
 
 const noBook = -1
+
+// stepped is the row with the most steps.
+func (h *history) stepped() shape.Row {
+	return slices.MaxFunc(h.rows, func(a, b tableRow) int { return cmp.Compare(len(a.columns["path"]), len(b.columns["path"])) }).columns
+}
 
 // withdraw takes cents from the first account with a withdrawal.
 func (h *history) withdraw(n int) {
