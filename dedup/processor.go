@@ -43,6 +43,9 @@ type Processor struct {
 	// and the new ones claimed by COPY: less work for Postgres, and one more round trip.
 	// Zero: 256; math.MaxInt: never.
 	CopyFrom int
+	// Overwrite lets Replay apply messages that may undo newer ones: see
+	// sinks.ReplaySensitive.
+	Overwrite bool
 	// MaxMessages is the most messages that a batch has: a quarantined lane applies that
 	// many one by one before its quarantine ends. Zero: 4000.
 	MaxMessages int

@@ -18,6 +18,7 @@ import (
 	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
+	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
 
@@ -256,6 +257,11 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 	if err := p.claimAgain(ctx, t, &d); err != nil {
 		return r, err
 	}
+	if it.outcome.applied() {
+		if err := p.mayOverwrite(t.message(it)); err != nil {
+			return r, err
+		}
+	}
 	if err := t.write(ctx, p.Sink); err != nil {
 		if err = t.sinkFailed(err); errors.As(err, &held) {
 			return r, &refusal{ReplayDead, rejection{reason: held.Err.Error()}}
@@ -276,6 +282,19 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 		return r, &lostReplay{err, r, d.LaneNumber}
 	}
 	return r, err
+}
+
+// mayOverwrite is an error if a message comes after newer ones that it may undo, and nobody has
+// said that it may.
+func (p *Processor) mayOverwrite(m *message.Message) error {
+	s, ok := p.Sink.(sinks.ReplaySensitive)
+	if !ok || p.Overwrite {
+		return nil
+	}
+	if err := s.Overwrites(m); err != nil {
+		return fmt.Errorf("%w, then replay it with --overwrite, or discard it", err)
+	}
+	return nil
 }
 
 // claimAgain claims the id of a dead letter's message, or finds that the claim is the

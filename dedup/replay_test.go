@@ -514,3 +514,39 @@ func TestReplayIsRefusedInDoubt(t *testing.T) {
 		t.Errorf("%d attempts", after.Attempts)
 	}
 }
+
+// undoing is a sink in which an older message undoes newer ones, unless it is b.
+type undoing struct{ sinks.Sink }
+
+func (undoing) Overwrites(m *message.Message) error {
+	if m.ID == "b" {
+		return nil
+	}
+	return errors.New("it is old")
+}
+
+// A dead letter is older than what was applied since. Where it would undo that, somebody must
+// say so.
+func TestReplayOverNewerStates(t *testing.T) {
+	bothWays(t, func(t *testing.T, f *fixture) {
+		f.Sink = undoing{f.sink}
+		l := f.acquire("kafka", "orders/0")
+		f.handle(l.batch("a=check", "b=check"))
+		f.mend()
+		before := f.deadLetters()
+		r, err := f.Replay(t.Context(), "ann@host", before[0].ID)
+		if err == nil || !strings.Contains(err.Error(), "it is old, then replay it with --overwrite, or discard it") || r.Outcome != "" {
+			t.Errorf("replayed: %+v, %v", r, err)
+		}
+		if after := f.deadLetters(); len(after) != 2 || after[0].Attempts != 1 || after[0].Reason != before[0].Reason {
+			t.Errorf("the dead letters are %+v", after)
+		}
+		if r := f.replay(before[1].ID); r.Outcome != dedup.ReplayApplied {
+			t.Errorf("the harmless one: %+v", r)
+		}
+		f.Overwrite = true
+		f.replayAll(dedup.ReplayApplied)
+		f.wantLanded("b", "a")
+		f.wantBooks(l, books{applied: 2, next: 2})
+	})
+}

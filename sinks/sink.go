@@ -65,6 +65,14 @@ type OrderSensitive interface {
 	NeedsOrder() error
 }
 
+// ReplaySensitive is a Sink in which a dead letter that is replayed may do harm: it comes after
+// messages that are newer.
+type ReplaySensitive interface {
+	// Overwrites says what the message would write over, and what to look at first; nil:
+	// nothing. If it isn't nil, the message is replayed only if its operator says so.
+	Overwrites(m *message.Message) error
+}
+
 // Preparer is a Sink that has to look at the database before its first Write, such as at the
 // types of its table's columns.
 type Preparer interface {

@@ -92,6 +92,26 @@ func (s *sink) Wants(m *message.Message) (bool, error) {
 	return wanted, nil
 }
 
+// Overwrites implements sinks.ReplaySensitive for the parts that want the message.
+func (s *sink) Overwrites(m *message.Message) error {
+	var errs []error
+	for i, p := range s.parts {
+		sensitive, ok := p.Sink.(sinks.ReplaySensitive)
+		if !ok {
+			continue
+		}
+		if p.Filter != nil {
+			if wanted, err := p.Filter.Wants(m); err != nil || !wanted {
+				continue // Write says why not
+			}
+		}
+		if err := sensitive.Overwrites(m); err != nil {
+			errs = append(errs, s.of(i, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // of says which part an error is of.
 func (s *sink) of(i int, err error) error {
 	if len(s.parts) == 1 {

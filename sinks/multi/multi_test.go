@@ -258,3 +258,24 @@ func TestResultsOfSeveral(t *testing.T) {
 		t.Errorf("results %q, want %q", got, want)
 	}
 }
+
+// undoing is a sink in which an older message undoes newer ones.
+type undoing struct{ probe }
+
+func (*undoing) Overwrites(*message.Message) error { return errors.New("it is old") }
+
+// Only the parts that want a message say what it would write over.
+func TestOverwritesOfThoseThatWantIt(t *testing.T) {
+	var harmless probe
+	var a, b undoing
+	s := New(nil, Part{"all", &harmless, nil}, Part{"a", &a, keyed(t, "a", "both")}, Part{"b", &b, keyed(t, "b", "both")}).(sinks.ReplaySensitive)
+	for key, want := range map[string]string{"c": "", "a": "a: it is old", "b": "b: it is old", "both": "a: it is old\nb: it is old"} {
+		got := ""
+		if err := s.Overwrites(&message.Message{Key: []byte(key)}); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", key, got, want)
+		}
+	}
+}

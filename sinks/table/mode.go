@@ -21,6 +21,8 @@ type mode interface {
 	overwrites() bool
 	// keeps reports whether a message without the column's place leaves the column as it is.
 	keeps(c columns.Column) bool
+	// undoes reports whether an older message that comes last undoes a newer one.
+	undoes() bool
 	// needsOrder is sinks.OrderSensitive's method.
 	needsOrder() error
 	// check says what else of the target doesn't fit.

@@ -35,9 +35,10 @@ type Sink struct {
 }
 
 var (
-	_ sinks.Sink           = (*Sink)(nil)
-	_ sinks.Preparer       = (*Sink)(nil)
-	_ sinks.OrderSensitive = (*Sink)(nil)
+	_ sinks.Sink            = (*Sink)(nil)
+	_ sinks.Preparer        = (*Sink)(nil)
+	_ sinks.OrderSensitive  = (*Sink)(nil)
+	_ sinks.ReplaySensitive = (*Sink)(nil)
 )
 
 // String is the table's name as the configuration has it.
@@ -72,8 +73,18 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error
 // NeedsOrder is an error for a mode by which an older message would undo a newer one.
 func (s *Sink) NeedsOrder() error { return s.mode.needsOrder() }
 
-// keeps is mode's method for those that write every column.
+// Overwrites is an error for a mode by which an older message would undo a newer one.
+func (s *Sink) Overwrites(*message.Message) error {
+	if !s.mode.undoes() {
+		return nil
+	}
+	return fmt.Errorf("it would write its old state over what newer messages may have written to %s; look at the row first", s)
+}
+
+// keeps and undoes are mode's methods for those that write every column, and for those that
+// compare first.
 func (s *Sink) keeps(columns.Column) bool { return false }
+func (s *Sink) undoes() bool              { return false }
 
 // fillsItself and reads are mode's methods for those that write what places in messages hold,
 // and nothing else.

@@ -69,12 +69,16 @@ func (m *update) access(column string) access {
 	return access{updates: !isKey, selects: isKey}
 }
 
-// needsOrder is an error unless a message changes what it expects: then an older one no longer
-// finds the row as it expects once a newer one was there.
-func (m *update) needsOrder() error {
-	if m.acceptReordering || slices.ContainsFunc(m.expected, func(e columns.Column) bool {
+// undoes is false if a message changes what it expects: then an older one no longer finds the
+// row as it expects once a newer one was there.
+func (m *update) undoes() bool {
+	return !slices.ContainsFunc(m.expected, func(e columns.Column) bool {
 		return slices.ContainsFunc(m.cols, func(c columns.Column) bool { return c.Name == e.Name && c.Field != e.Field })
-	}) {
+	})
+}
+
+func (m *update) needsOrder() error {
+	if m.acceptReordering || !m.undoes() {
 		return nil
 	}
 	return errors.New("expect: no message changes what it expects, and a NATS queue has no order: an older message would overwrite a newer one; " +

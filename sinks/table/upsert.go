@@ -34,6 +34,7 @@ func newUpsert(s *Sink, c Config) (mode, error) {
 
 func (m *upsert) overwrites() bool    { return true }
 func (m *upsert) check(*target) error { return nil }
+func (m *upsert) undoes() bool        { return len(m.cols) > len(m.key) }
 
 // keeps leaves out the key, which is NULL where it is absent.
 func (m *upsert) keeps(c columns.Column) bool {
@@ -53,7 +54,7 @@ func (m *upsert) access(column string) access {
 
 // needsOrder is an error for an upsert that overwrites columns.
 func (m *upsert) needsOrder() error {
-	if m.acceptReordering || len(m.cols) == len(m.key) {
+	if m.acceptReordering || !m.undoes() {
 		return nil
 	}
 	return errors.New("mode: upsert lets the message that comes last win, and a NATS queue has no order: an older message would overwrite a newer one; " +

@@ -451,3 +451,28 @@ func TestRuns(t *testing.T) {
 		t.Errorf("the runs are %v, want %v", got, want)
 	}
 }
+
+// An old message undoes newer ones only where nothing is compared, and nothing but the key is
+// not enough.
+func TestOverwrites(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		Config
+		undoes bool
+	}{
+		"insert":                      {Config{}, false},
+		"insert with a key":           {Config{Key: []string{"k"}}, false},
+		"upsert":                      {Config{Mode: ModeUpsert, Key: []string{"k"}}, true},
+		"upsert, whatever it accepts": {Config{Mode: ModeUpsert, Key: []string{"k"}, AcceptReordering: true}, true},
+		"upsert of the key":           {Config{Mode: ModeUpsert, Key: []string{"k", "v"}}, false},
+		"versioned":                   {Config{Mode: ModeVersioned, Key: []string{"k"}, Version: "v"}, false},
+		"update":                      {Config{Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"v": "json:before"}}, false},
+		"update of another column":    {Config{Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"w": "json:w"}}, true},
+	} {
+		c.Name, c.Columns = "public.t", map[string]string{"k": "id", "v": "json:v"}
+		err := build(t, c.Config).Overwrites(&message.Message{})
+		if (err != nil) != c.undoes || err != nil && !strings.Contains(err.Error(), "newer messages may have written to public.t; look at the row first") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -169,6 +169,7 @@ func (c *command) showSelected(ctx context.Context, s *dedup.Store, f dedup.Dead
 
 func (c *command) replay() *cobra.Command {
 	var chosen selection
+	var overwrite bool
 	cmd := &cobra.Command{
 		Use:   "replay [ID…]",
 		Short: "Applies dead letters again, each in a transaction like any message's",
@@ -186,7 +187,10 @@ run, and when two people replay it at once. The outcome is one of these:
   gone       it was replayed or discarded by somebody else, or has expired
 
 Lanes don't move. The books count the outcome, and the audit records who did it. An
-error that isn't the message's ends the command, and the rest stays as it is.`,
+error that isn't the message's ends the command, and the rest stays as it is.
+
+A dead letter is older than what was applied since. Where it would undo that, as in a table
+with mode upsert, it is replayed only with --overwrite. Look at the row first.`,
 		Example: `  dedupd dlq replay -c orders.yaml 7 8
   dedupd dlq replay -c orders.yaml --class poison --sqlstate 23514 --since 2h --dry-run`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -195,11 +199,13 @@ error that isn't the message's ends the command, and the rest stays as it is.`,
 				if err != nil {
 					return err
 				}
+				p.Overwrite = overwrite
 				return c.replayAll(ctx, p, ids)
 			})
 		},
 	}
 	chosen.flagsToAct(cmd)
+	cmd.Flags().BoolVar(&overwrite, "overwrite", false, "also where an old state may go over a newer one, as in an upsert")
 	return c.withFile(c.withOutput(cmd))
 }
 
