@@ -194,6 +194,13 @@ func (db *database) settledBooks(scope string) (lanes map[string]page, sum page)
 	return lanes, sum
 }
 
+// fetched is how many messages all lanes have read so far.
+func (db *database) fetched() (n int64) {
+	// Before a worker has made the schema, there are none.
+	_ = db.pool.QueryRow(db.t.Context(), `SELECT coalesce(sum(fetched), 0)::bigint FROM dedupd.lanes`).Scan(&n)
+	return n
+}
+
 // awaitRows waits until the sink holds so many rows.
 func (db *database) awaitRows(table string, want int64, within time.Duration) time.Duration {
 	db.t.Helper()

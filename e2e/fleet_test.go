@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"syscall"
@@ -50,6 +51,30 @@ func (f *fleet) killOne(number int) (what string, pid int, at time.Time) {
 	w.Kill()
 	w.start()
 	return fmt.Sprintf("kill %d (%s)", number, w.name), pid, at
+}
+
+// killThrough sends something in as many parts as it kills workers: each time one dies that
+// is at work. evict makes the broker forget the dead one.
+func (f *fleet) killThrough(db *database, kills int, send func(part int) error, evict func()) {
+	f.t.Helper()
+	for n := range kills {
+		sent, before := make(chan error, 1), db.fetched()
+		go func() { sent <- send(n) }()
+		await(f.t, "messages are landing", time.Minute, func() error {
+			f.mustLive()
+			if db.fetched() == before {
+				return errors.New("none has")
+			}
+			return nil
+		})
+		f.pause(0, 80*time.Millisecond)
+		what, _, _ := f.killOne(n + 1)
+		f.t.Log(what)
+		if err := <-sent; err != nil {
+			f.t.Fatal(err)
+		}
+		evict()
+	}
 }
 
 // roll restarts the workers one after the other, as a deployment does. It tells

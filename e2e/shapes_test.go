@@ -33,6 +33,7 @@ func underKills(t *testing.T, s *shape.Shape) {
 				}
 				return tp.produce(records...)
 			},
+			evict: func() { tp.evict("shape") },
 		})
 	})
 	if s.Ordered {
@@ -52,6 +53,7 @@ func underKills(t *testing.T, s *shape.Shape) {
 				<-st.js.PublishAsyncComplete()
 				return nil
 			},
+			evict: func() {}, // a durable has no members
 		})
 	})
 }
@@ -61,6 +63,7 @@ type shapeSource struct {
 	yaml  string
 	judge []string // arguments that lead the judge to the log
 	send  func([]shape.Message) error
+	evict func() // the dead from the consumer group
 }
 
 func landShape(t *testing.T, s *shape.Shape, from *shapeSource) {
@@ -81,22 +84,19 @@ func landShape(t *testing.T, s *shape.Shape, from *shapeSource) {
 	db.exec(s.Setup())
 
 	plan := newShapePlan(t, s, rng, messages)
-	produced := make(chan error, 1)
 	f := newFleet(t, rng, 2, config)
 	for _, w := range f.workers {
 		w.mayRetry = s.Retries
 	}
 	stop := plan.beside(s, rand.New(rand.NewPCG(rng.Uint64(), 0)), db)
-	go func() { produced <- plan.send(from) }()
-	for n := range strategyKills {
-		f.pause(100*time.Millisecond, 500*time.Millisecond)
-		what, _, _ := f.killOne(n + 1)
-		t.Log(what)
-	}
-	if err := <-produced; err != nil {
-		t.Fatal(err)
-	}
+	f.killThrough(db, strategyKills, func(part int) error { return plan.send(from, part) }, from.evict)
 	stop()
+	await(t, "all has been read", time.Minute, func() error {
+		if n := db.fetched(); n < int64(len(plan.all)) {
+			return fmt.Errorf("%d of %d messages", n, len(plan.all))
+		}
+		return nil
+	})
 	f.end()
 	mustRun("run", "--until-idle", "500ms") // what was left
 	plan.judge(s, db, from)
@@ -129,9 +129,11 @@ func newShapePlan(t *testing.T, s *shape.Shape, rng *rand.Rand, messages int) *s
 	return p
 }
 
-func (p *shapePlan) send(to *shapeSource) error {
-	for at := 0; at < len(p.all); {
-		batch := p.all[at:min(at+200, len(p.all))]
+// send sends one of as many parts as there are kills.
+func (p *shapePlan) send(to *shapeSource, part int) error {
+	end := (part + 1) * len(p.all) / strategyKills
+	for at := part * len(p.all) / strategyKills; at < end; {
+		batch := p.all[at:min(at+100, end)]
 		if err := to.send(batch); err != nil {
 			return err
 		}
@@ -141,7 +143,7 @@ func (p *shapePlan) send(to *shapeSource) error {
 			}
 		}
 		at += len(batch)
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/dedupd/dedupd/internal/kafkatest"
 )
@@ -57,6 +58,28 @@ func (tp *topic) lane(partition int32) string {
 // produce sends records and returns when the broker has them.
 func (tp *topic) produce(records ...*kgo.Record) error {
 	return tp.client.ProduceSync(tp.t.Context(), records...).FirstErr()
+}
+
+// evict removes all members from a consumer group. Those that live join again; one that was
+// killed would keep its partitions for the session timeout.
+func (tp *topic) evict(group string) {
+	tp.t.Helper()
+	describe := kmsg.NewPtrDescribeGroupsRequest()
+	describe.Groups = []string{group}
+	described, err := describe.RequestWith(tp.t.Context(), tp.client)
+	if err != nil {
+		tp.t.Fatal(err)
+	}
+	leave := kmsg.NewPtrLeaveGroupRequest()
+	leave.Group = group
+	for _, m := range described.Groups[0].Members {
+		member := kmsg.NewLeaveGroupRequestMember()
+		member.MemberID = m.MemberID
+		leave.Members = append(leave.Members, member)
+	}
+	if _, err := leave.RequestWith(tp.t.Context(), tp.client); err != nil {
+		tp.t.Fatal(err)
+	}
 }
 
 // produceAll sends a plan, so many a second as pace says at the time (0: as many
