@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/dedupd/dedupd/e2e/bench/measure"
 )
@@ -33,7 +34,7 @@ func (b *bench) strategies(ctx context.Context) error {
 	b.report.Add("\nRuns took turns, %d rounds, medians.\n", b.roundCount)
 	b.report.Add("\n## Strategies\n\n%d messages in 4 partitions, about 200 bytes of JSON, none sent twice, from %d producers that number them; rows of\na uuid and jsonb without an index.\n", b.messages, 4*producers)
 	b.report.Table(beside(trials[:3], results, "claim"))
-	b.report.Add("\n## Ways to write\n\n%d messages in 4 partitions, %d of each key, all with `dedup.strategy: claim`. The rows are there before, except\nfor inserts and append.\n", changes.messages, states)
+	b.report.Add("\n## Ways to write\n\n%d messages in 4 partitions, %d of each key, all with `dedup.strategy: claim`. The rows are there before, except\nfor inserts, append and two tables, which gets two rows of each message.\n", changes.messages, states)
 	b.report.Table(beside(trials[3:], results, "upsert"))
 	return nil
 }
@@ -56,6 +57,19 @@ func ways(t topic) []contender {
 		way("upsert", columns, state, last, table("mode: upsert\n    "+filled)),
 		way("versioned", columns, state, last, table("mode: versioned\n    version: seq\n    "+filled)),
 		way("update", columns, state, last, table("mode: update\n    expect: {state: const:open}\n    "+filled)),
+		way("upsert of messages without a column", columns+", note text", state, last, table("mode: upsert\n    "+strings.TrimSuffix(filled, "}")+", note: json:remark}")),
+		way("upsert with a history of 20", columns+", last_ids uuid[] NOT NULL DEFAULT '{}'", state, last, table("mode: upsert\n    absent: null\n    history: {column: last_ids, size: 20}\n    "+filled)),
+		way("append", "stream text NOT NULL, version bigint NOT NULL, operation uuid NOT NULL, payload jsonb NOT NULL, UNIQUE (stream, version), UNIQUE (stream, operation)", "",
+			fmt.Sprintf("(SELECT count(*) = %d AND max(version) = %d FROM rows)", t.messages, t.messages/rows), table("mode: append\n    stream: stream\n    version: version\n    operation: operation\n    columns: {stream: \"header:client-id\", payload: value}")),
+		way("statement with expect", columns, state, last, `statement:
+    expect: returned
+    columns: {key: "header:client-id", seq: "header:client-seq::bigint", payload: "value::jsonb"}
+    sql: UPDATE public.rows t SET seq = b.seq, payload = b.payload FROM batch b WHERE t.key = b.key AND t.state = 'open' RETURNING b.ord`),
+		way("two tables, each with a filter", "id uuid NOT NULL, payload jsonb NOT NULL", "CREATE TABLE others (LIKE rows)", fmt.Sprintf("(SELECT count(*) = %d FROM rows) AND (SELECT count(*) = %[1]d FROM others)", t.messages), `
+  - table: {name: public.rows, columns: {id: id, payload: value}}
+    filter: {json:currency: [EUR, USD]}
+  - table: {name: public.others, columns: {id: id, payload: value}}
+    filter: {json:currency: {not: [GBP]}}`),
 	}
 }
 
