@@ -71,6 +71,76 @@ func TestStateCheck(t *testing.T) { underKills(t, shape.Update) }
 // late change nothing.
 func TestLatestState(t *testing.T) { underKills(t, shape.Upsert) }
 
+// Messages that say only a part of a row: each column has its last value in the order of the
+// key's lane, a new row its defaults, and what an application writes beside that stays.
+func TestPartsOfRows(t *testing.T) { underKills(t, shape.Parts) }
+
+// Parts of rows from a queue: whatever order they come in, each row has all of them in the
+// end, if no two of them say the same.
+func TestPartsOfRowsFromAQueue(t *testing.T) {
+	const rows = 2500
+	st, db, rng := newStream(t, "PARTS"), newDatabase(t), dice(t)
+	db.exec(`CREATE TABLE public.parts (id text PRIMARY KEY, a text, b text NOT NULL DEFAULT 'b', c text DEFAULT 'c', d text)`)
+	config := configFile(t, fmt.Sprintf(`scope: parts
+sources:
+  - nats: {servers: [%q], stream: %s}
+database:
+  url: %q
+id: {from: header:message-id}
+sink:
+  table:
+    name: public.parts
+    mode: upsert
+    key: [id]
+    accept_reordering: true
+    columns: {id: json:id, a: json:a, b: json:b, c: json:c, d: json:d}
+`, st.url, st.name, db.url))
+	parts := make([]string, 0, 4*rows)
+	for row := range rows {
+		for _, column := range []string{"a", "b", "c", "d"} {
+			parts = append(parts, fmt.Sprintf(`{"id": "%d", %q: "%[1]d"}`, row, column))
+		}
+	}
+	rng.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
+
+	f := newFleet(t, rng, 2, config)
+	for _, w := range f.workers {
+		w.mayRetry = true // two may add a row at the same moment
+	}
+	published := make(chan error, 1)
+	go func() {
+		for i, part := range parts {
+			if _, err := st.js.PublishMsgAsync(st.message(0, fmt.Sprint("part-", i), []byte(part))); err != nil {
+				published <- err
+				return
+			}
+			if i%100 == 99 {
+				<-st.js.PublishAsyncComplete()
+				time.Sleep(50 * time.Millisecond)
+			}
+		}
+		published <- nil
+	}()
+	for n := range strategyKills {
+		f.pause(100*time.Millisecond, 400*time.Millisecond)
+		what, _, _ := f.killOne(n + 1)
+		t.Log(what)
+	}
+	if err := <-published; err != nil {
+		t.Fatal(err)
+	}
+	f.end()
+	if r := command(t, nil, "run", "-c", config, "--until-idle", "500ms"); r.code != 0 {
+		t.Fatalf("exit code %d, stderr:\n%s", r.code, r.stderr)
+	}
+	if n := one[int](db, `SELECT count(*) FROM public.parts WHERE (a, b, c, d) = (id, id, id, id)`); n != rows {
+		t.Errorf("%d of %d rows have all of their parts", n, rows)
+	}
+	if _, sum := db.settledBooks("parts"); sum.Applied != int64(len(parts)) || sum.Dead != 0 {
+		t.Errorf("the books say %+v of %d messages", sum, len(parts))
+	}
+}
+
 // Only if the target is as expected: a statement says which withdrawals it has made, and the
 // others leave the account as it is.
 func TestStatementSaysWhatItApplied(t *testing.T) { underKills(t, shape.Statement) }

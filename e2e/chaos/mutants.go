@@ -222,6 +222,14 @@ var mutants = []mutant{
 		edits: []edit{{"sinks/table/present.go", "			batch.Outcome(i, sinks.AlreadyPresent)\n", "			_ = batch\n"}},
 	},
 	{
+		name: "an upsert writes NULL for what is absent", fault: "none", shape: shape.Parts, broker: "kafka", times: 1, by: "I9",
+		edits: []edit{{"sinks/table/upsert.go", "	return m.absent == policy.AbsentKeep && ", "	return m.absent != policy.AbsentKeep && "}},
+	},
+	{
+		name: "a fold keeps the first of a batch", fault: "none", shape: shape.Parts, broker: "kafka", times: 1, by: "I9",
+		edits: []edit{{"sinks/internal/columns/absent.go", "			folded.copy(to, c, v, row)\n", "			if last[to*n+c] == row+1 && folded.Absent(to, c) {\n				folded.copy(to, c, v, row)\n			}\n"}},
+	},
+	{
 		name: "an upsert keeps the first of a batch", fault: "none", shape: shape.Upsert, broker: "kafka", times: 1, by: "I9",
 		edits: []edit{{"sinks/table/upsert.go", "\", u.ord DESC\"", "\", u.ord\""}},
 	},

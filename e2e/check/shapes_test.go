@@ -55,6 +55,27 @@ var models = map[string]func(rows map[string]shape.Row, m *modelled) int{
 		rows[m.ID]["cents"] = fmt.Sprint(cents - 10)
 		return 0
 	},
+	"parts": func(rows map[string]shape.Row, m *modelled) int {
+		row := shape.Row{"id": m.ID, "a": "none", "b": "0", "c": "0", "touched": "0"}
+		if before := rows[m.ID]; before != nil {
+			row = maps.Clone(before)
+		}
+		row["lane"], row["position"] = m.lane, m.position
+		switch a := string(m.A); {
+		case a == "null":
+			delete(row, "a")
+		case a != "":
+			row["a"] = strings.Trim(a, `"`)
+		}
+		if m.B != nil {
+			row["b"] = fmt.Sprint(*m.B)
+		}
+		if m.C != nil {
+			row["c"] = fmt.Sprint(*m.C)
+		}
+		rows[m.ID] = row
+		return 0
+	},
 	"upsert": func(rows map[string]shape.Row, m *modelled) int {
 		rows[m.ID] = shape.Row{"id": m.ID, "state": m.State, "lane": m.lane, "position": m.position}
 		return 0
@@ -68,6 +89,8 @@ type modelled struct {
 	Version        int64
 	From           int
 	State          string
+	A              json.RawMessage
+	B, C           *int64
 }
 
 // faultless is a run of a shape without a fault: two lanes, of which a worker takes fifty
@@ -328,6 +351,13 @@ var brokenShapes = []struct {
 		delete(c, "position")
 	}, "I9"},
 	{shape.Update, "all is booked as written", func(h *history) { h.bookAs(rejected, noBook) }, "I9"},
+	{shape.Parts, "what a message lacks is NULL", func(h *history) { h.withColumn("a", func(c shape.Row) { delete(c, "a") }) }, "I9"},
+	{shape.Parts, "an older value came last", func(h *history) { h.withColumn("b", func(c shape.Row) { c["b"] = "1" }) }, "I9"},
+	{shape.Parts, "a value of the application is undone", func(h *history) {
+		h.withColumn("c", func(c shape.Row) { c["touched"] = "1" })
+	}, "I9"},
+	{shape.Parts, "a row is gone", func(h *history) { h.rows = h.rows[1:] }, "I9"},
+	{shape.Parts, "all is booked as stale", func(h *history) { h.bookMore(100, 0, stale) }, "I9"},
 	{shape.Statement, "a withdrawal was made twice", func(h *history) { h.withdraw(10) }, "I9"},
 	{shape.Statement, "a withdrawal was lost", func(h *history) { h.withdraw(-10) }, "I9"},
 	{shape.Statement, "an account is overdrawn", func(h *history) { h.withdraw(150) }, "I9"},
@@ -388,6 +418,16 @@ func (h *history) withdraw(n int) {
 			var cents int
 			_, _ = fmt.Sscan(c["cents"], &cents)
 			c["cents"] = fmt.Sprint(cents - n)
+			return
+		}
+	}
+}
+
+// withColumn changes a row that has a value in a column.
+func (h *history) withColumn(name string, change func(shape.Row)) {
+	for i := range h.rows {
+		if c := h.rows[i].columns; c[name] != "" && c[name] != "0" && c[name] != "none" {
+			change(c)
 			return
 		}
 	}

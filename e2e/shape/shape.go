@@ -53,7 +53,7 @@ const (
 const Target = "public.target"
 
 // All are the shapes; the first is what runs are unless they ask for another.
-var All = []*Shape{Claim, Position, Sequence, Insert, Versioned, Upsert, Update, Statement}
+var All = []*Shape{Claim, Position, Sequence, Insert, Versioned, Upsert, Parts, Update, Statement}
 
 // Setup is SQL for a database that the judge has prepared. What comes into its own table is
 // judged by its very bytes; n is what a run may make poison by.
