@@ -87,6 +87,15 @@ func TestBySequenceGaps(t *testing.T) {
 	f.wantLanded("a/1", "a/4")
 	f.wantDead("sequence@1")
 	f.wantBooks(l, books{applied: 2, resent: 1, dead: 1, next: 4})
+	// Its replay would pass the mark by, so somebody must say so.
+	letter := f.deadLetters()[0]
+	if r, err := f.Replay(t.Context(), "ann@host", letter.ID); err == nil || !strings.Contains(err.Error(), "a replay looks at no mark") || r.Outcome != "" {
+		t.Errorf("replayed: %+v, %v", r, err)
+	}
+	if after := f.deadLetters(); len(after) != 1 || after[0].Attempts != letter.Attempts || after[0].Reason != letter.Reason {
+		t.Errorf("the dead letters are %+v", after)
+	}
+	f.Overwrite = true
 	f.replayAll("applied")
 	f.wantLanded("a/1", "a/4", "a/3")
 	f.wantBooks(l, books{applied: 3, resent: 1, next: 4})

@@ -44,7 +44,7 @@ type Processor struct {
 	// Zero: 256; math.MaxInt: never.
 	CopyFrom int
 	// Overwrite lets Replay apply messages that may undo newer ones: see
-	// sinks.ReplaySensitive.
+	// sinks.ReplaySensitive, and those of class sequence.
 	Overwrite bool
 	// MaxMessages is the most messages that a batch has: a quarantined lane applies that
 	// many one by one before its quarantine ends. Zero: 4000.

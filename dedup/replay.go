@@ -258,7 +258,7 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 		return r, err
 	}
 	if it.outcome.applied() {
-		if err := p.mayOverwrite(t.message(it)); err != nil {
+		if err := p.mayOverwrite(&d, t.message(it)); err != nil {
 			return r, err
 		}
 	}
@@ -285,10 +285,18 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 }
 
 // mayOverwrite is an error if a message comes after newer ones that it may undo, and nobody has
-// said that it may.
-func (p *Processor) mayOverwrite(m *message.Message) error {
+// said that it may. One that was out of its producer's order may also be a copy: a replay
+// looks at no mark.
+func (p *Processor) mayOverwrite(d *DeadLetter, m *message.Message) error {
+	if p.Overwrite {
+		return nil
+	}
+	if d.Class == classSequence {
+		return errors.New("its number was out of its producer's order, and a replay looks at no mark: it may be a copy, or older than what was applied since; " +
+			"find out what the producer did, then replay it with --overwrite, or discard it")
+	}
 	s, ok := p.Sink.(sinks.ReplaySensitive)
-	if !ok || p.Overwrite {
+	if !ok {
 		return nil
 	}
 	if err := s.Overwrites(m); err != nil {

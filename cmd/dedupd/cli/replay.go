@@ -190,7 +190,8 @@ Lanes don't move. The books count the outcome, and the audit records who did it.
 error that isn't the message's ends the command, and the rest stays as it is.
 
 A dead letter is older than what was applied since. Where it would undo that, as in a table
-with mode upsert, it is replayed only with --overwrite. Look at the row first.`,
+with mode upsert, it is replayed only with --overwrite. So is one of class sequence, which
+may also be a copy. Look at the row first.`,
 		Example: `  dedupd dlq replay -c orders.yaml 7 8
   dedupd dlq replay -c orders.yaml --class poison --sqlstate 23514 --since 2h --dry-run`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -205,7 +206,7 @@ with mode upsert, it is replayed only with --overwrite. Look at the row first.`,
 		},
 	}
 	chosen.flagsToAct(cmd)
-	cmd.Flags().BoolVar(&overwrite, "overwrite", false, "also where an old state may go over a newer one, as in an upsert")
+	cmd.Flags().BoolVar(&overwrite, "overwrite", false, "also where an old state may go over a newer one, as in an upsert, and those of class sequence")
 	return c.withFile(c.withOutput(cmd))
 }
 
