@@ -35,10 +35,10 @@ import (
 //
 // Writers can't deadlock on these indexes. Each adds its events in the order of (stream,
 // version), and its first event of a stream has the number after the last one that is
-// committed. A writer that waits in a stream waits for somebody's event with that number. So
-// it has none in that stream yet, nor in any later one; whoever it waits for can only wait in
-// this stream, where it is first, or in a later one. Before it looks again, it takes back
-// what it has added.
+// committed. So nobody else can have a later one, and a writer that waits in a stream waits
+// for somebody's first event there, and has none itself. Whoever it waits for has been in
+// that stream, so it waits in a later one, if at all. Before a writer looks again where a
+// stream is, it takes back what it has added to that stream and to later ones.
 type appender struct {
 	*Sink
 	stream, version, operation string // columns
@@ -170,13 +170,13 @@ type appendWriter struct {
 }
 
 func (w *appendWriter) statements(values *columns.Values) []query {
-	return []query{w.find(values), w.write(values, &found{})}
+	return []query{w.find(values), w.write(values, nil, nil, nil)}
 }
 
-func (w *appendWriter) write(values *columns.Values, f *found) query {
-	args := append(values.Args(), f.streams, f.versions)
+func (w *appendWriter) write(values *columns.Values, streams, numbers []int64, ids []pgtype.UUID) query {
+	args := append(values.Args(), streams, numbers)
 	if w.m.eventID != "" {
-		args = append(args, eventIDs(values.Messages()))
+		args = append(args, ids)
 	}
 	return query{w.sql, args}
 }
@@ -185,15 +185,16 @@ func (w *appendWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
 	s, f := &sent{}, new(found)
 	w.queueFind(b, values, f, &s.rows)
 	s.settle = func(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
-		return w.settle(ctx, tx, batch, values, f)
+		a := &appending{w, tx, batch}
+		return a.add(ctx, &events{values: values, found: f})
 	}
 	return s
 }
 
-// found is where the streams of a batch are. All have an element for each message.
+// found is where the streams of some messages are. All have an element for each message.
 type found struct {
 	streams    []int64 // numbers the streams in their order; 0: the message has none
-	versions   []int64 // of the stream's last event, 0: it has none. Then of the message's event: see number
+	versions   []int64 // of the stream's last event, 0: it has none
 	operations []int64 // the ord of the first message with that operation of that stream
 	present    []bool  // the operation is in the table
 }
@@ -268,111 +269,175 @@ func (m *appender) appendSQL(t *target, p *plan) string {
 		m.sql(), strings.Join(names, ", "), strings.Join(exprs, ", "), p.set.From(arrays...))
 }
 
-// mostLooks is how often a transaction looks where its streams are, while others append to
-// them. Then it is tried again, after a pause.
-const mostLooks = 5
+// appending is one call of Write.
+type appending struct {
+	*appendWriter
+	tx    sinks.Tx
+	batch *sinks.Batch
+}
 
-// settle numbers the events and adds them. Whoever adds one to such a stream meanwhile makes
-// it look again.
-func (w *appendWriter) settle(ctx context.Context, tx sinks.Tx, batch *sinks.Batch, values *columns.Values, f *found) error {
-	for look := 1; ; look++ {
-		if len(f.streams) != len(batch.Messages()) {
+// events are messages of a batch that are added by one statement.
+type events struct {
+	at     []int // their indexes in the batch; nil: these are all
+	values *columns.Values
+	*found
+	numbers []int64 // of each message's event; 0: it becomes none
+	count   int64   // of events
+}
+
+func (e *events) index(i int) int {
+	if e.at == nil {
+		return i
+	}
+	return e.at[i]
+}
+
+// mostLooks is how often a transaction looks where one stream is, while others append to it.
+// Then it is tried again, after a pause.
+const mostLooks = 100
+
+// add numbers events and adds them. If somebody has added one to such a stream meanwhile, it
+// looks again, and goes on with a part of the streams at a time: who appends to many streams
+// would find each time that another one has moved. A stream with an event of ours stays where
+// it is.
+func (a *appending) add(ctx context.Context, e *events) error {
+	for looks := 1; ; looks++ {
+		if len(e.streams) != e.values.Len() {
 			return errChanged
 		}
-		before := &found{versions: slices.Clone(f.versions), present: f.present}
-		events, err := w.m.number(batch, f)
-		if err != nil || events == 0 {
+		if err := a.m.number(a.batch, e); err != nil || e.count == 0 {
 			return err
 		}
-		rows, err := w.add(ctx, tx, values, f)
-		switch {
-		case err == nil && rows != events:
-			return fmt.Errorf("%d events were to be added, and the server added %d: a trigger keeps rows from being written", events, rows)
-		case sqlstate.Of(err) != sqlstate.UniqueViolation:
+		refused := a.insert(ctx, e)
+		if sqlstate.Of(refused) != sqlstate.UniqueViolation {
+			return refused
+		}
+		if _, err := a.tx.Exec(ctx, "ROLLBACK TO SAVEPOINT dedupd_append"); err != nil {
 			return err
 		}
-		if f, err = w.lookAgain(ctx, tx, values, err, before); err != nil {
+		before := e.found
+		if err := a.look(ctx, e); err != nil {
 			return err
 		}
-		if look == mostLooks {
-			return meanwhile("others append to streams of this batch all the time")
+		// If nothing is new, it wasn't another's event that was in the way: another unique
+		// index refuses a row.
+		if slices.Equal(e.versions, before.versions) && slices.Equal(e.present, before.present) {
+			return refused
+		}
+		if parts := e.divide(); len(parts) > 1 {
+			for _, part := range parts {
+				if err := errors.Join(a.look(ctx, part), ctx.Err()); err != nil {
+					return err
+				}
+				if err := a.add(ctx, part); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		if looks == mostLooks {
+			return meanwhile("others append to a stream of this batch all the time")
 		}
 	}
 }
 
-// add adds the events.
-func (w *appendWriter) add(ctx context.Context, tx sinks.Tx, values *columns.Values, f *found) (rows int64, err error) {
-	q := w.write(values, f)
+// insert adds the events, behind a savepoint.
+func (a *appending) insert(ctx context.Context, e *events) error {
+	var ids []pgtype.UUID
+	if a.m.eventID != "" {
+		ids = eventIDs(a.batch.Messages(), e)
+	}
+	q := a.write(e.values, e.streams, e.numbers, ids)
 	var b pgx.Batch
+	var rows int64
 	b.Queue("SAVEPOINT dedupd_append")
 	b.Queue(q.sql, q.args...).Exec(func(tag pgconn.CommandTag) error {
 		rows = tag.RowsAffected()
 		return nil
 	})
-	w.p.targets.queue(&b)
+	a.p.targets.queue(&b)
 	b.Queue("RELEASE SAVEPOINT dedupd_append")
-	err = tx.SendBatch(ctx, &b).Close()
+	err := a.tx.SendBatch(ctx, &b).Close()
 	if sqlstate.Means(sqlstate.Of(err), sqlstate.Outdated) {
-		w.m.current.CompareAndSwap(w.p, nil)
+		a.m.current.CompareAndSwap(a.p, nil)
 	}
-	return rows, err
+	if err == nil && rows != e.count {
+		return fmt.Errorf("%d events were to be added, and the server added %d: a trigger keeps rows from being written", e.count, rows)
+	}
+	return err
 }
 
-// lookAgain takes back what was added, and looks where the streams are now. If nothing is
-// new, it wasn't another's event that was in the way: another unique index refuses a row,
-// and that error is returned.
-func (w *appendWriter) lookAgain(ctx context.Context, tx sinks.Tx, values *columns.Values, refused error, before *found) (*found, error) {
-	if _, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT dedupd_append"); err != nil {
-		return nil, err
-	}
+// look finds where the streams are now.
+func (a *appending) look(ctx context.Context, e *events) error {
 	var b pgx.Batch
 	var rows int64
-	now := new(found)
-	w.queueFind(&b, values, now, &rows)
-	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
-		return nil, err
-	}
-	if slices.Equal(now.versions, before.versions) && slices.Equal(now.present, before.present) {
-		return nil, refused
-	}
-	return now, nil
+	e.found = new(found)
+	a.queueFind(&b, e.values, e.found, &rows)
+	return a.tx.SendBatch(ctx, &b).Close()
 }
 
-// number puts into f.versions the number of each message's event, or 0 if it becomes none,
-// and returns how many get one. The error names those that are to be dead-lettered.
-func (m *appender) number(batch *sinks.Batch, f *found) (events int64, err error) {
-	msgs := batch.Messages()
-	last, added := make([]int64, len(msgs)+1), make([]bool, len(msgs)+1) // by stream; by operation
-	for i, stream := range f.streams {
-		last[stream] = f.versions[i]
-	}
-	var refused []error
-	for i := range msgs {
-		stream, operation := f.streams[i], f.operations[i]
-		f.versions[i] = 0
+// mostParts is how many parts are made of some streams at once.
+const mostParts = 8
+
+// divide makes parts of the events, by their streams, in the order of the streams.
+func (e *events) divide() []*events {
+	streams := slices.Max(e.streams)
+	each := (streams + mostParts - 1) / mostParts
+	parts := make([]*events, (streams+each-1)/each)
+	for i, stream := range e.streams {
 		if stream == 0 {
-			refused = append(refused, sinks.PermanentAt(i, fmt.Errorf("column %q is NULL, so the event has no stream", m.stream)))
 			continue
 		}
-		if f.present[i] || added[operation] {
-			batch.Outcome(i, sinks.AlreadyPresent)
+		n := (stream - 1) / each
+		if parts[n] == nil {
+			parts[n] = new(events)
+		}
+		parts[n].at = append(parts[n].at, i)
+	}
+	for _, part := range parts {
+		part.values = e.values.Rows(part.at)
+		for i, at := range part.at {
+			part.at[i] = e.index(at)
+		}
+	}
+	return parts
+}
+
+// number gives each message the number of its event, or none. The error names those that are
+// to be dead-lettered.
+func (m *appender) number(batch *sinks.Batch, e *events) error {
+	msgs, n := batch.Messages(), len(e.streams)
+	last, added := make([]int64, n+1), make([]bool, n+1) // by stream; by operation
+	for i, stream := range e.streams {
+		last[stream] = e.versions[i]
+	}
+	e.numbers, e.count = make([]int64, n), 0
+	var refused []error
+	for i := range n {
+		at, stream, operation := e.index(i), e.streams[i], e.operations[i]
+		if stream == 0 {
+			refused = append(refused, sinks.PermanentAt(at, fmt.Errorf("column %q is NULL, so the event has no stream", m.stream)))
 			continue
 		}
-		expected, err := m.expects(&msgs[i], last[stream])
+		if e.present[i] || added[operation] {
+			batch.Outcome(at, sinks.AlreadyPresent)
+			continue
+		}
+		expected, err := m.expects(&msgs[at], last[stream])
 		switch {
 		case err != nil:
-			refused = append(refused, sinks.PermanentAt(i, err))
+			refused = append(refused, sinks.PermanentAt(at, err))
 		case expected != last[stream]:
-			refused = append(refused, mismatch.Settle(batch, i, m.onMismatch,
+			refused = append(refused, mismatch.Settle(batch, at, m.onMismatch,
 				fmt.Errorf("the message expects its stream at version %d, and it is at %d; sink.table.on_mismatch is %s", expected, last[stream], m.onMismatch)))
 		default:
 			last[stream]++
-			f.versions[i], added[operation] = last[stream], true
-			events++
-			batch.Outcome(i, sinks.Written) // an earlier look may have found it rejected
+			e.numbers[i], added[operation] = last[stream], true
+			e.count++
+			batch.Outcome(at, sinks.Written) // an earlier look may have found it rejected
 		}
 	}
-	return events, errors.Join(refused...)
+	return errors.Join(refused...)
 }
 
 // expects is the version at which a message expects its stream. A message that doesn't say
@@ -425,14 +490,14 @@ var eventNamespace = [16]byte{0x5d, 0x4e, 0xd4, 0xb2, 0x31, 0x7e, 0x54, 0xbe, 0x
 // eventIDs are the ids of the messages' events: the same again, whatever is tried again. Each
 // is the UUIDv5 of the message's id, a slash, and the number of the event among those of its
 // message, of which there is one: 0.
-func eventIDs(msgs []message.Message) []pgtype.UUID {
-	ids := make([]pgtype.UUID, len(msgs))
+func eventIDs(msgs []message.Message, e *events) []pgtype.UUID {
+	ids := make([]pgtype.UUID, len(e.streams))
 	h := sha1.New() //nolint:gosec // as version 5 has it
 	var sum []byte
-	for i := range msgs {
+	for i := range ids {
 		h.Reset()
 		_, _ = h.Write(eventNamespace[:])
-		_, _ = io.WriteString(h, msgs[i].ID+"/0")
+		_, _ = io.WriteString(h, msgs[e.index(i)].ID+"/0")
 		sum = h.Sum(sum[:0])
 		copy(ids[i].Bytes[:], sum)
 		ids[i].Bytes[6] = ids[i].Bytes[6]&0x0f | 0x50

@@ -48,7 +48,7 @@ func (s *Set) encode(msgs []message.Message, e *encoder) (*Values, error) {
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
 	}
-	return &Values{set: s, slots: e.slots, absent: e.absent, n: len(msgs), msgs: msgs}, nil
+	return &Values{set: s, slots: e.slots, absent: e.absent, n: len(msgs)}, nil
 }
 
 // slot holds one column's array. The column's wire says which one is used.

@@ -1,10 +1,6 @@
 package columns
 
-import (
-	"github.com/jackc/pgx/v5"
-
-	"github.com/dedupd/dedupd/message"
-)
+import "github.com/jackc/pgx/v5"
 
 // Values has the messages of one Write as columns.
 type Values struct {
@@ -12,11 +8,7 @@ type Values struct {
 	slots  []slot
 	absent masks // nil: nothing is
 	n      int   // rows
-	msgs   []message.Message
 }
-
-// Messages are those whose values Encode has made.
-func (v *Values) Messages() []message.Message { return v.msgs }
 
 // Args are the parameters for From and Expr.
 func (v *Values) Args() []any {
