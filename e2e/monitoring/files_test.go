@@ -265,7 +265,7 @@ func TestCommandsInRunbooks(t *testing.T) {
 					names = append(names, w)
 				}
 			}
-			if len(names) == 2 && !slices.Contains([]string{"claims", "config", "dlq", "lanes", "migrate", "retention"}, names[0]) {
+			if len(names) == 2 && !slices.Contains([]string{"claims", "config", "dlq", "lanes", "marks", "migrate", "retention"}, names[0]) {
 				names = names[:1]
 			}
 			key := strings.Join(names, " ")
