@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -10,11 +11,15 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/examples/claim"
 	"github.com/dedupd/dedupd/internal/child"
 )
@@ -250,5 +255,118 @@ func TestDuplicateToldFromInFlight(t *testing.T) {
 		if n := one[int](db, `SELECT count(*) FROM public.payments WHERE key = $1`, key); n != 1 {
 			t.Errorf("%s was booked %d times", key, n)
 		}
+	}
+}
+
+// The stored result of a worker's sink, for a duplicate that comes to a service: it asks for
+// ids at any time, while workers are killed and generations rotate.
+func TestStoredResultOfAWorkersSink(t *testing.T) {
+	needServices(t)
+	const scope, partitions, messages = "e2e-answers", 4, 6000
+	db := newDatabase(t)
+	db.exec(ordersTable)
+	tp := newTopic(t, scope, partitions)
+	rng := dice(t)
+	var records []*kgo.Record
+	for i := range messages {
+		r := &kgo.Record{Partition: int32(i % partitions), Value: deadlyBody(i, ""), Headers: []kgo.RecordHeader{{Key: idHeader, Value: []byte(send{n: int32(i)}.id())}}}
+		records = append(records, r)
+		if rng.IntN(5) == 0 { // sent again, by another partition
+			again := *r
+			again.Partition = int32((i + 1) % partitions)
+			records = append(records, &again)
+		}
+	}
+	config := configFile(t, fmt.Sprintf("scope: %s\nsources:\n  - kafka: {brokers: [%q], topics: [%s]}\ndatabase:\n  url: %q\n%s", scope, tp.broker.Addr(), tp.name, db.url, deadlySink))
+	f := &fleet{t: t, rng: rng}
+	for i := range 2 {
+		w := newWorker(t, fmt.Sprintf("worker %d", i+1), config)
+		w.binary = build(t, "./e2e/deadly")
+		w.start()
+		f.workers = append(f.workers, w)
+	}
+	store, err := dedup.NewStore(dedup.StoreConfig{Pool: db.pool, Scope: scope})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(n int, wait time.Duration) (c dedup.Claimed, err error) {
+		tx, err := db.pool.Begin(t.Context())
+		if err != nil {
+			return c, err
+		}
+		defer func() { err = errors.Join(err, tx.Rollback(t.Context())) }()
+		claims, err := store.Claim(t.Context(), tx, []string{send{n: int32(n)}.id()}, dedup.ClaimOptions{Wait: wait})
+		if err != nil {
+			return c, err
+		}
+		if c = claims[0]; !c.IsNew && string(c.Result) != strconv.Itoa(n) {
+			err = fmt.Errorf("a duplicate of message %d is told %q", n, c.Result)
+		}
+		return c, err
+	}
+	done, asked := make(chan struct{}), make(chan string, 1)
+	own := rand.New(rand.NewPCG(rng.Uint64(), rng.Uint64()))
+	produce := func(n int) {
+		t.Helper()
+		n = min(n, len(records))
+		if err := tp.produce(records[:n]...); n > 0 && err != nil {
+			t.Fatal(err)
+		}
+		records = records[n:]
+	}
+	produce(1)
+	for began := time.Now(); one[int](db, `SELECT count(*) FROM public.orders`) == 0; time.Sleep(50 * time.Millisecond) { // then the schema is there
+		if time.Since(began) > time.Minute {
+			t.Fatal("nothing has landed")
+		}
+	}
+	go func() {
+		fresh, told, inFlight := 0, 0, 0
+		for {
+			select {
+			case <-done:
+				asked <- fmt.Sprintf("%d were new, %d told, %d in flight", fresh, told, inFlight)
+				return
+			default:
+			}
+			c, err := ask(own.IntN(messages), time.Duration(own.IntN(20))*time.Millisecond)
+			switch {
+			case errors.Is(err, dedup.ErrInFlight):
+				inFlight++
+			case err != nil:
+				t.Error(err)
+			case c.IsNew:
+				fresh++
+			default:
+				told++
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	for n := range strategyKills {
+		produce(messages / strategyKills)
+		f.pause(100*time.Millisecond, 400*time.Millisecond)
+		f.killOne(n + 1)
+		for _, sql := range []string{`SELECT dedupd.prepare_generation($1)`, `SELECT dedupd.rotate($1, (SELECT identity FROM dedupd.generations WHERE scope = $1 AND state = 'open'), '1s')`} {
+			if _, err := db.pool.Exec(t.Context(), sql, scope); err != nil {
+				t.Logf("a rotation failed: %v", err)
+			}
+		}
+	}
+	produce(len(records))
+	db.awaitRows("public.orders", messages, time.Minute)
+	close(done)
+	t.Log(<-asked)
+	f.end()
+	for n := range messages {
+		if c, err := ask(n, time.Second); err != nil || c.IsNew {
+			t.Fatalf("message %d: new %v, %v", n, c.IsNew, err)
+		}
+	}
+	if n := one[int](db, `SELECT count(*) FROM dedupd.results_root r JOIN dedupd.claims_root c USING (key) WHERE replace(r.tableoid::regclass::text, 'results', 'claims') = c.tableoid::regclass::text`); n != messages {
+		t.Errorf("%d results stand beside their claims", n)
+	}
+	if n := one[int](db, `SELECT count(*) FROM dedupd.results_root`); n != messages {
+		t.Errorf("%d results of %d messages", n, messages)
 	}
 }

@@ -125,6 +125,9 @@ func (s *Set) LoadedBy(ctx context.Context, tx pgx.Tx) (*Catalog, error) {
 	}
 	if s.refreshing.TryLock() {
 		defer s.refreshing.Unlock()
+		if c := s.catalog.Load(); c != nil { // the transaction may have an older snapshot
+			return c, nil
+		}
 		return s.refreshLocked(ctx, tx)
 	}
 	c, err := s.read(ctx, tx)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"strconv"
 	"syscall"
 
 	"github.com/dedupd/dedupd/cmd/dedupd/cli"
@@ -19,7 +20,8 @@ func main() {
 
 type sink struct{}
 
-// Write lands messages in public.orders; a message's "do" may ask for the end.
+// Write lands messages in public.orders; a message's "do" may ask for the end. Its result is
+// its number.
 func (sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
 	var ids, lanes, payloads []string
 	var positions, numbers []int64
@@ -42,6 +44,7 @@ func (sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
 			select {}
 		}
 		ids, lanes, payloads = append(ids, m.ID), append(lanes, m.Position.Lane.Name), append(payloads, string(m.Value))
+		batch.Result(i, strconv.AppendInt(nil, order.N, 10))
 		positions, numbers = append(positions, m.Position.Offset), append(numbers, order.N)
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO public.orders (id, lane, position, n, payload) SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::jsonb[])`,
