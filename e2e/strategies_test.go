@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +67,51 @@ func TestStateVersionCheck(t *testing.T) { underKills(t, shape.Versioned) }
 // in, and whatever an application does to the rows meanwhile, each row takes the steps that
 // fit, each once, and no others.
 func TestStateCheck(t *testing.T) { underKills(t, shape.Update) }
+
+// Raise instead of ignoring: a step that comes before the one that it builds on is a dead
+// letter that says both states. Its replay is checked again.
+func TestAStepThatComesTooEarly(t *testing.T) {
+	const scope = "e2e-early"
+	db := newDatabase(t)
+	db.exec(`CREATE TABLE public.orders (id text PRIMARY KEY, status text NOT NULL)`)
+	db.exec(`INSERT INTO public.orders VALUES ('a', 'new'), ('b', 'new')`)
+	tp := newTopic(t, scope, 1)
+	step := func(order, from, to string) *kgo.Record {
+		return &kgo.Record{Value: fmt.Appendf(nil, `{"id": %q, "from": %q, "to": %q}`, order, from, to), Headers: []kgo.RecordHeader{{Key: idHeader, Value: []byte(order + to)}}}
+	}
+	if err := tp.produce(step("a", "paid", "sent"), step("b", "new", "paid"), step("a", "new", "paid"), step("b", "new", "void"), step("c", "new", "paid")); err != nil {
+		t.Fatal(err)
+	}
+	config := configFile(t, fmt.Sprintf(`scope: %s
+sources:
+  - kafka: {brokers: [%q], topics: [%s]}
+database: {url: %q}
+id: {from: header:message-id}
+sink:
+  table: {name: public.orders, mode: update, key: [id], expect: {status: json:from}, columns: {id: json:id, status: json:to}}
+dead_letters: {max_share: 1}
+`, scope, tp.broker.Addr(), tp.name, db.url))
+	if r := command(t, nil, "run", "-c", config, "--until-idle", "500ms"); r.code != 0 {
+		t.Fatalf("exit code %d, stderr:\n%s", r.code, r.stderr)
+	}
+	reasons := func() string {
+		return one[string](db, `SELECT coalesce(string_agg(position || ': ' || reason, E'\n' ORDER BY position), '') FROM dedupd.dead_letters`)
+	}
+	const tail = "; sink.table.on_mismatch is dead_letter"
+	tooLate := "\n3: it expects status = \"new\"; its row has status = \"paid\"" + tail + "\n4: it expects status = \"new\"; there is no row with its key" + tail
+	if got, want := reasons(), "0: it expects status = \"paid\"; its row has status = \"new\""+tail+tooLate; got != want {
+		t.Errorf("the dead letters are\n%s\nwant\n%s", got, want)
+	}
+	if r := command(t, nil, "dlq", "replay", "--all", "-c", config); !strings.Contains(r.stdout, "applied 1, ") {
+		t.Errorf("dlq replay: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	if got := reasons(); got != tooLate[1:] {
+		t.Errorf("after a replay the dead letters are\n%s", got)
+	}
+	if got := one[string](db, `SELECT string_agg(id || ' ' || status, ', ' ORDER BY id) FROM public.orders`); got != "a sent, b paid" {
+		t.Errorf("the orders are %s", got)
+	}
+}
 
 // The latest state of each key: the last message of a key's lane wins, and copies that come
 // late change nothing.

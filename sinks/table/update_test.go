@@ -483,6 +483,20 @@ func TestUpdateFollowsAChangedExpectation(t *testing.T) {
 	if got, err := outcomes(t, pool, s, step("a", "new", "paid")); err != nil || got[0] != sinks.Rejected {
 		t.Errorf("then: %v, %v", got, err)
 	}
+
+	// Without a constant, the statement that locks compares the columns itself.
+	s = build(t, updating(Config{Expect: map[string]string{"version": "json:from"}}))
+	exec(t, pool, `ALTER TABLE t ALTER version TYPE int USING version::int`)
+	if err := prepare(t, pool, s); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, pool, `ALTER TABLE t ALTER version TYPE numeric; UPDATE t SET version = 1.5`)
+	if _, err := outcomes(t, pool, s, step("a", "1.5", "paid")); !errors.Is(err, errChanged) {
+		t.Errorf("the error is %v", err)
+	}
+	if _, err := outcomes(t, pool, s, step("a", "1.5", "paid")); err != nil {
+		t.Errorf("then: %v", err)
+	}
 }
 
 func TestUpdateConfig(t *testing.T) {
