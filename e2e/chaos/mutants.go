@@ -112,7 +112,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "dead letters outside the transaction", fault: "poison", broker: "kafka", times: 1, by: "I6",
-		edits: []edit{{"dedup/commit.go", "	steps := append(t.markSteps(), p.deadLetterSteps(t.group)...)\n", `	steps := p.deadLetterSteps(t.group)
+		edits: []edit{{"dedup/commit.go", "	steps := append(append(t.markSteps(), t.resultSteps()...), p.deadLetterSteps(t.group)...)\n", `	steps := p.deadLetterSteps(t.group)
 	if len(steps) > 0 {
 		other, err := p.Store.pool.Acquire(ctx)
 		if err != nil {
@@ -211,7 +211,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "versions aren't compared", fault: "none", shape: shape.Versioned, broker: "kafka", times: 1, by: "I9",
-		edits: []edit{{"sinks/table/versioned.go", "	return fmt.Sprintf(\"coalesce(%s > %s, %[2]s IS NULL AND %[1]s IS NOT NULL)\", version, than)\n", "	return \"true\"\n"}},
+		edits: []edit{{"sinks/table/versioned.go", "	return fmt.Sprintf(\"coalesce(%s, %s IS NULL AND %s IS NOT NULL)\", t.above(m.version, version, than), than, version)\n", "	return \"true\"\n"}},
 	},
 	{
 		name: "states aren't compared", fault: "none", shape: shape.Update, broker: "kafka", times: 1, by: "I9",
