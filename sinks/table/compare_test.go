@@ -162,6 +162,29 @@ func TestHeirsRowsAreOthers(t *testing.T) {
 	wantRows(t, pool, `SELECT k || v || text FROM heir ORDER BY k`, "a9heir", "b9heir")
 }
 
+// An index that is replaced by one that compares in another way is noticed, at the latest once
+// the numbers of rows don't match for long.
+func TestAnIndexIsReplaced(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, nocase+`CREATE TABLE t (k text, v bigint, text text, by text); CREATE UNIQUE INDEX keys ON t (k COLLATE nocase); INSERT INTO t VALUES ('Ab', 5)`)
+	s := versionedConfig(t, Config{})
+	if got, err := outcomes(t, pool, s, state("aB", "5", "")); err != nil || got[0] != sinks.Stale {
+		t.Fatalf("%v, %v", got, err)
+	}
+	exec(t, pool, `DROP INDEX keys; CREATE UNIQUE INDEX keys ON t (k)`)
+	for n := 0; ; n++ {
+		got, err := outcomes(t, pool, s, state("aB", "1", ""))
+		if err == nil && got[0] == sinks.Written {
+			break
+		}
+		if err == nil || n > mostMismatches+1 {
+			t.Fatalf("after %d tries: %v, %v", n, got, err)
+		}
+	}
+	wantRows(t, pool, `SELECT k FROM t ORDER BY v`, "aB", "Ab")
+}
+
 // NULLs in a key are one row or many, as the index has it.
 func TestNULLsInAKey(t *testing.T) {
 	t.Parallel()

@@ -152,9 +152,11 @@ const mostMismatches = 10
 
 // mismatch is an error after another number of rows was written than a statement before has
 // told: somebody else has added or deleted a row meanwhile. The next try sees that. What
-// happens again and again is no coincidence.
+// happens again and again is no coincidence: the key's index may be another one by now, so
+// the next try reads the catalog.
 func (s *Sink) mismatch(expected, written int64) error {
 	if s.mismatches.Add(1) > mostMismatches {
+		s.current.Store(nil)
 		return fmt.Errorf("%d rows were to be written, and the server wrote %d: a trigger keeps rows from being written", expected, written)
 	}
 	return meanwhile("somebody else has added or deleted a row with a key of this batch meanwhile")
