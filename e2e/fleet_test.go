@@ -74,6 +74,13 @@ func (f *fleet) killThrough(db *database, kills int, send func(part int) error, 
 			f.t.Fatal(err)
 		}
 		evict()
+		await(f.t, "nothing is suspected", time.Minute, func() error {
+			f.mustLive()
+			if one[int](db, `SELECT count(*) FROM dedupd.attempts`) > 0 {
+				return errors.New("some messages have records of attempts")
+			}
+			return nil
+		})
 	}
 }
 

@@ -230,6 +230,37 @@ var mutants = []mutant{
 		edits: []edit{{"sinks/internal/columns/absent.go", "			folded.copy(to, c, v, row)\n", "			if last[to*n+c] == row+1 && folded.Absent(to, c) {\n				folded.copy(to, c, v, row)\n			}\n"}},
 	},
 	{
+		name: "turns of a row in one statement", fault: "none", shape: shape.Update, broker: "kafka", times: 1, by: "I9",
+		edits: []edit{{"sinks/table/update.go", "		turn := int(l.turns[i])\n", "		turn := min(int(l.turns[i]), 1)\n"}},
+	},
+	{
+		name: "an event's expected number isn't compared", fault: "none", shape: shape.Append, broker: "kafka", times: 1, by: "I9",
+		edits: []edit{{"sinks/table/append.go", "		case expected != last[stream]:\n", "		case expected < 0:\n"}},
+	},
+	{
+		name: "histories aren't trimmed", fault: "none", shape: shape.History, broker: "kafka", times: 1, by: "I9",
+		edits: []edit{{"sinks/table/history.go", "array, m.Size-1)", "array, 10*m.Size)"}},
+	},
+	{
+		name: "histories aren't looked into", fault: "none", shape: shape.History, broker: "kafka", times: 1, by: "I9",
+		edits: []edit{
+			{"sinks/table/history.go", "OPERATOR(pg_catalog.=) ANY (o.history), false) AS remembered", "OPERATOR(pg_catalog.=) ANY (o.history) AND false, false) AS remembered"},
+			{"sinks/table/history.go", "WHERE NOT (%[16]s OPERATOR(pg_catalog.&&) EXCLUDED.%[7]s) RETURNING 1", "WHERE %[16]s IS NOT NULL RETURNING 1"},
+		},
+	},
+	{
+		name: "a statement's rejections are counted as written", fault: "none", shape: shape.Statement, broker: "nats", times: 1, by: "I9",
+		edits: []edit{{"sinks/internal/mismatch/mismatch.go", "		batch.Outcome(i, sinks.Rejected)\n", "		_ = batch\n"}},
+	},
+	{
+		name: "a sink of a list gets what its filter keeps from it", fault: "none", shape: shape.List, broker: "nats", times: 1, by: "I9",
+		edits: []edit{{"sinks/multi/multi.go", "		if ok {\n			some, from", "		if ok || true {\n			some, from"}},
+	},
+	{
+		name: "what no sink wants is claimed", fault: "none", shape: shape.List, broker: "kafka", times: 1, by: "I1",
+		edits: []edit{{"sinks/multi/multi.go", "			wanted = wanted || ok\n", "			wanted = wanted || ok || true\n"}},
+	},
+	{
 		name: "an upsert keeps the first of a batch", fault: "none", shape: shape.Upsert, broker: "kafka", times: 1, by: "I9",
 		edits: []edit{{"sinks/table/upsert.go", "\", u.ord DESC\"", "\", u.ord\""}},
 	},

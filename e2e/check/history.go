@@ -148,6 +148,7 @@ const (
 	identified identity = iota
 	withoutID
 	idTooLong
+	unwanted // by any sink: it claims nothing
 )
 
 // longestID in bytes: dedupd's id.max_bytes, unless it is configured otherwise.
@@ -200,6 +201,7 @@ type letter struct {
 	lane     laneID
 	position int64
 	class    string
+	reason   textID
 	claimKey key
 	key      key // of its id; zero where there is none
 	id       textID

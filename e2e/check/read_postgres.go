@@ -246,13 +246,13 @@ func (r *postgresReader) readMarks(ctx context.Context) error {
 
 func (r *postgresReader) readLetters(ctx context.Context) error {
 	var d letter
-	var source, name, id, topic, key, value pgtype.DriverBytes
+	var source, name, id, topic, key, value, reason pgtype.DriverBytes
 	var headerKeys, headerValues [][]byte
-	return r.each(ctx, []any{&d.number, &source, &name, &d.position, &d.class, (*[16]byte)(&d.claimKey), &id, &topic, &key, &value, &headerKeys, &headerValues, &d.xmin}, func() (err error) {
+	return r.each(ctx, []any{&d.number, &source, &name, &d.position, &d.class, &reason, (*[16]byte)(&d.claimKey), &id, &topic, &key, &value, &headerKeys, &headerValues, &d.xmin}, func() (err error) {
 		if d.lane, err = r.lane(source, name); err != nil {
 			return err
 		}
-		d.id, d.key = r.texts.add(id), [16]byte{}
+		d.id, d.key, d.reason = r.texts.add(id), [16]byte{}, r.texts.add(reason)
 		if len(id) > 0 {
 			d.key = keyOf(id)
 		}
@@ -263,6 +263,6 @@ func (r *postgresReader) readLetters(ctx context.Context) error {
 		d.raw = rawSum(topic, key, value, headers)
 		r.letters = append(r.letters, d)
 		return nil
-	}, `SELECT id, source, lane, position, class, claim_key, message_id, topic, key, value, header_keys, header_values, xmin
+	}, `SELECT id, source, lane, position, class, reason, claim_key, message_id, topic, key, value, header_keys, header_values, xmin
 		FROM `+r.name("dead_letters")+` WHERE scope = $1 ORDER BY id`, r.scope)
 }

@@ -11,18 +11,25 @@ import (
 // keep keeps the value of the message that was added to a lane's log last, for shapes that
 // judge a table by values.
 func (h *history) keep(l *lane, value []byte) {
-	if h.shape != nil && h.shape.Demand != nil {
-		l.values = append(l.values, slices.Clone(value))
+	if h.shape == nil || h.shape.Demand == nil {
+		return
+	}
+	l.values = append(l.values, slices.Clone(value))
+	if h.shape.Filtered != nil && h.shape.Filtered(value) {
+		l.log[len(l.log)-1].identity = unwanted
 	}
 }
 
 // reshape gives messages the keys by which they are the same, where that isn't their id.
-// Where a row of the table isn't a message, claims stand for the effects: the invariants
-// judge what has landed, and the shape judges the table.
+// Where a row of the table isn't a message, claims or the lanes' moves stand for the effects:
+// the invariants judge what has landed, and the shape judges the table.
 func (h *history) reshape() {
 	h.shape = cmp.Or(h.shape, shape.Claim)
 	switch {
 	case h.shape.By == shape.ByPosition:
+		if h.shape.Table != "" {
+			h.effectsOfMoves()
+		}
 		h.keyByPosition()
 	case h.shape.By == shape.ByNumber:
 		h.keyByNumber()
@@ -46,7 +53,10 @@ func (h *history) keyByPosition() {
 	for li := range h.lanes {
 		for i := range h.lanes[li].log {
 			r := &h.lanes[li].log[i]
-			r.key, r.identity = keyAt(laneID(li), r.position), identified
+			r.key = keyAt(laneID(li), r.position)
+			if r.identity != unwanted {
+				r.identity = identified
+			}
 		}
 	}
 	for i := range h.effects {
@@ -126,6 +136,29 @@ func (h *history) effectsOfClaims() {
 	}
 }
 
+// effectsOfMoves: without claims, a lane that moves on has given the sink all that it has
+// moved past, unless it is a dead letter.
+func (h *history) effectsOfMoves() {
+	deadLettered := map[place]bool{}
+	for i := range h.letters {
+		deadLettered[place{h.letters[i].lane, h.letters[i].position}] = true
+	}
+	h.effects = h.effects[:0]
+	for i := range h.moves {
+		m := &h.moves[i]
+		l := &h.lanes[m.lane]
+		if m.op != opUpdate || m.delta[fetched] == 0 {
+			continue
+		}
+		for _, r := range l.log[l.from(m.from):l.from(m.to)] {
+			if deadLettered[place{m.lane, r.position}] || r.identity == unwanted {
+				continue
+			}
+			h.effects = append(h.effects, effect{number: int64(len(h.effects) + 1), id: r.id, lane: m.lane, position: r.position, sum: r.sum, xid: m.xid})
+		}
+	}
+}
+
 // asItsModeDemands (I9): the table holds what the shape demands of it.
 func asItsModeDemands(x *view, f *finding) {
 	run := shape.Run{Marks: x.marks, Ordered: true}
@@ -139,6 +172,7 @@ func asItsModeDemands(x *view, f *finding) {
 			run.Books.AlreadyPresent += b[alreadyPresent]
 			run.Books.Stale += b[stale]
 			run.Books.Rejected += b[rejected]
+			run.Books.Filtered += b[filtered]
 		}
 		for i := range l.values {
 			r := &l.log[i]
@@ -171,12 +205,13 @@ func (x *view) hasLanded(id laneID, r *record) bool {
 }
 
 // rowsMoved demands of each row by a worker that its transaction has moved the lane past the
-// message that the row names.
+// message that the row names, unless others have touched it since. Where a sink uses
+// savepoints, xmin is not the transaction's, and the column txn says it.
 func (x *view) rowsMoved(f *finding) {
 	for i := range x.rows {
 		w := &x.rows[i]
 		name, ok := w.columns["lane"]
-		if !ok {
+		if !ok || w.columns["touched"] == "true" {
 			continue
 		}
 		id := slices.IndexFunc(x.lanes, func(l lane) bool { return l.name == name })
@@ -185,6 +220,10 @@ func (x *view) rowsMoved(f *finding) {
 			f.add(subject{lane: noLane, position: -1}, "a row of the table names %s %s, which is no place", name, w.columns["position"])
 			continue
 		}
-		x.moved(f, ofPlace(key{}, laneID(id), position), laneID(id), position, expand(w.xmin, x.newest))
+		xid := expand(w.xmin, x.newest)
+		if txn, ok := w.columns["txn"]; ok {
+			xid, _ = strconv.ParseUint(txn, 10, 64) // 0 has moved nothing
+		}
+		x.moved(f, ofPlace(key{}, laneID(id), position), laneID(id), position, xid)
 	}
 }

@@ -76,21 +76,65 @@ var models = map[string]func(rows map[string]shape.Row, m *modelled) int{
 		rows[m.ID] = row
 		return 0
 	},
+	"list": func(rows map[string]shape.Row, m *modelled) int {
+		add := func(part string) {
+			rows[m.id+part] = shape.Row{"id": m.id, "part": part, "lane": m.lane, "position": m.position}
+		}
+		if m.Type == "created" || m.Type == "changed" {
+			add("now")
+		}
+		if m.Type == "changed" || m.Type == "removed" {
+			add("log")
+		}
+		return 0
+	},
 	"upsert": func(rows map[string]shape.Row, m *modelled) int {
 		rows[m.ID] = shape.Row{"id": m.ID, "state": m.State, "lane": m.lane, "position": m.position}
+		return 0
+	},
+	"append": func(rows map[string]shape.Row, m *modelled) int {
+		version := 0
+		for _, row := range rows {
+			if row["stream"] != m.Stream {
+				continue
+			}
+			if row["op"] == m.id {
+				return alreadyPresent
+			}
+			var at int
+			_, _ = fmt.Sscan(row["version"], &at)
+			version = max(version, at)
+		}
+		if m.Expected != nil && *m.Expected != version {
+			return rejected
+		}
+		rows[m.id] = shape.Row{"id": m.id, "stream": m.Stream, "version": fmt.Sprint(version + 1), "op": m.id, "lane": m.lane, "position": m.position}
+		return 0
+	},
+	"history": func(rows map[string]shape.Row, m *modelled) int {
+		var ids []string
+		if row := rows[m.ID]; row != nil {
+			_ = json.Unmarshal([]byte(row["history"]), &ids)
+		}
+		if slices.Contains(ids, m.id) {
+			return alreadyPresent
+		}
+		ids = append(ids, m.id)
+		text, _ := json.Marshal(ids[max(0, len(ids)-40):])
+		rows[m.ID] = shape.Row{"id": m.ID, "state": m.State, "history": string(text), "lane": m.lane, "position": m.position}
 		return 0
 	},
 }
 
 // modelled is a message as models see it: its value and its place.
 type modelled struct {
-	lane, position string
-	ID             string
-	Version        int64
-	From           int
-	State          string
-	A              json.RawMessage
-	B, C           *int64
+	lane, position, id      string
+	ID, State, Type, Stream string
+	Version                 int64
+	From                    int
+	Expected                *int
+	A                       json.RawMessage
+	B, C                    *int64
 }
 
 // faultless is a run of a shape without a fault: two lanes, of which a worker takes fifty
@@ -109,7 +153,8 @@ func faultless(s *shape.Shape) *history {
 			l := &h.lanes[m.Partition]
 			r := record{position: l.end, sum: valueSum(m.Value), raw: rawSum([]byte("orders"), nil, m.Value, nil)}
 			r.identify([]byte(m.ID), &h.texts)
-			l.log, l.values, l.end = append(l.log, r), append(l.values, m.Value), l.end+1
+			l.log, l.end = append(l.log, r), l.end+1
+			h.keep(l, m.Value)
 		}
 	}
 	w := &faultlessWorker{h: h, rows: map[string]shape.Row{}, seen: map[string]bool{}, marks: map[string]shape.Mark{}}
@@ -175,6 +220,10 @@ func (w *faultlessWorker) land(id laneID, to int64, xid uint64) {
 	for position := l.row.next; position < to; position++ {
 		r := &l.log[position]
 		delta[fetched]++
+		if r.identity == unwanted {
+			delta[filtered]++
+			continue
+		}
 		if w.isCopy(l, r) {
 			delta[resent]++
 			continue
@@ -188,7 +237,7 @@ func (w *faultlessWorker) land(id laneID, to int64, xid uint64) {
 			h.effects = append(h.effects, effect{number: int64(len(h.effects) + 1), key: r.key, id: r.id, lane: id, position: position, sum: r.sum, xid: xid})
 			continue
 		}
-		m := modelled{lane: l.name, position: fmt.Sprint(position)}
+		m := modelled{lane: l.name, position: fmt.Sprint(position), id: h.texts.get(r.id)}
 		if err := json.Unmarshal(l.values[position], &m); err != nil {
 			panic(err)
 		}
@@ -358,10 +407,59 @@ var brokenShapes = []struct {
 	}, "I9"},
 	{shape.Parts, "a row is gone", func(h *history) { h.rows = h.rows[1:] }, "I9"},
 	{shape.Parts, "all is booked as stale", func(h *history) { h.bookMore(100, 0, stale) }, "I9"},
+
+	{shape.List, "a row is missing in one table", func(h *history) { h.rows = h.rows[1:] }, "I9"},
+	{shape.List, "a row is there twice", func(h *history) { h.rows = append(h.rows, h.rows[1]) }, "I9"},
+	{shape.List, "a row is in the other table, too", func(h *history) {
+		i := slices.IndexFunc(h.rows, func(w tableRow) bool { return w.columns["part"] == "now" })
+		c := maps.Clone(h.rows[i].columns)
+		c["part"] = "log"
+		h.rows = append(h.rows, tableRow{columns: c, xmin: h.rows[i].xmin})
+	}, "I9"},
+	{shape.List, "one table in another transaction", func(h *history) { h.rows[1].xmin = 2 }, "I6"},
+	{shape.List, "what nobody wants is claimed", func(h *history) {
+		l := &h.lanes[0]
+		r := &l.log[slices.IndexFunc(l.log, func(r record) bool { return r.identity == unwanted })]
+		m := h.landingOf(0, r.position)
+		h.claims = append(h.claims, claim{key: r.key, position: r.position, generation: 1, xmin: uint32(m.xid)})
+	}, "I1 I3 I8 I9"},
+	{shape.List, "what nobody wants isn't booked", func(h *history) { h.rebook(h.landingOf(0, 0).xid, 0, filtered, resent) }, "I9"},
+
 	{shape.Statement, "a withdrawal was made twice", func(h *history) { h.withdraw(10) }, "I9"},
 	{shape.Statement, "a withdrawal was lost", func(h *history) { h.withdraw(-10) }, "I9"},
 	{shape.Statement, "an account is overdrawn", func(h *history) { h.withdraw(150) }, "I9"},
 	{shape.Statement, "what was rejected is booked as written", func(h *history) { h.bookAs(rejected, noBook) }, "I9"},
+
+	{shape.Append, "an event is gone", func(h *history) { h.rows = h.rows[1:] }, "I9"},
+	{shape.Append, "two events change places", func(h *history) {
+		a := h.moved().columns
+		for i := range h.rows {
+			if b := h.rows[i].columns; b["stream"] == a["stream"] && b["op"] != a["op"] {
+				a["version"], b["version"] = b["version"], a["version"]
+				return
+			}
+		}
+	}, "I9"},
+	{shape.Append, "an event is there twice", func(h *history) {
+		c := maps.Clone(h.rows[0].columns)
+		c["version"] = "1000"
+		h.rows = append(h.rows, tableRow{columns: c, xmin: h.rows[0].xmin})
+	}, "I9"},
+	{shape.Append, "an event of another message", func(h *history) { h.rows[0].columns["op"] = "id-x" }, "I9"},
+	{shape.Append, "what was rejected is booked as written", func(h *history) { h.bookAs(rejected, noBook) }, "I9"},
+	{shape.Append, "a lane passes over a message", func(h *history) {
+		m := h.landingOf(0, 70)
+		m.to--
+	}, "I1 I6 I8 I9"},
+
+	{shape.History, "a copy was applied again", func(h *history) { h.rows[3].columns["state"] = "0" }, "I9"},
+	{shape.History, "a row remembers more than it is to", func(h *history) {
+		c := h.rows[3].columns
+		c["history"] = `["id-x",` + c["history"][1:]
+	}, "I9"},
+	{shape.History, "a row forgets", func(h *history) { h.rows[3].columns["history"] = "[]" }, "I9"},
+	{shape.History, "a row is gone", func(h *history) { h.rows = h.rows[1:] }, "I9"},
+	{shape.History, "copies are booked as written", func(h *history) { h.bookAs(alreadyPresent, noBook) }, "I9"},
 
 	{shape.Upsert, "an older state came last", func(h *history) { h.rows[3].columns["state"] = "0" }, "I9"},
 	{shape.Upsert, "a row is gone", func(h *history) { h.rows = h.rows[1:] }, "I9"},
@@ -431,4 +529,14 @@ func (h *history) withColumn(name string, change func(shape.Row)) {
 			return
 		}
 	}
+}
+
+// moved is the first row that a message has changed.
+func (h *history) moved() *tableRow {
+	return &h.rows[slices.IndexFunc(h.rows, func(w tableRow) bool { return w.columns["lane"] != "" && w.columns["position"] != "0" })]
+}
+
+// landingOf is the move past a position.
+func (h *history) landingOf(id laneID, position int64) *move {
+	return &h.moves[slices.IndexFunc(h.moves, func(m move) bool { return m.lane == id && m.from <= position && position < m.to })]
 }

@@ -107,6 +107,10 @@ func noLoss(x *view, f *finding) {
 				continue
 			}
 			switch o, ok := x.outcomeOf(id, r); {
+			case r.identity == unwanted:
+				if ok {
+					f.add(ofPlace(r.key, id, r.position), "%s, of %s %d, has an outcome, and no sink wants it", x.nameOf(r), l, r.position)
+				}
 			case !ok:
 				f.add(ofPlace(r.key, id, r.position), "%s, of %s %d, is neither in the sink nor among the dead letters", x.nameOf(r), l, r.position)
 			case x.isLostConflict(id, r, o):
@@ -116,7 +120,7 @@ func noLoss(x *view, f *finding) {
 	}
 	for i := range x.letters {
 		if d := &x.letters[i]; !x.allow[d.class] {
-			f.add(ofPlace(d.key, d.lane, d.position), "%s %d was dead-lettered as %s, for which this run gave no cause", x.laneName(d.lane), d.position, d.class)
+			f.add(ofPlace(d.key, d.lane, d.position), "%s %d was dead-lettered as %s, for which this run gave no cause: %s", x.laneName(d.lane), d.position, d.class, x.texts.get(d.reason))
 		}
 	}
 }

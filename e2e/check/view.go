@@ -263,7 +263,7 @@ func (x *view) promised(id laneID, position int64) bool {
 // id or, without one, of its place.
 func (x *view) outcomeOf(id laneID, r *record) (outcome, bool) {
 	k := r.key
-	if r.identity != identified {
+	if r.identity == withoutID || r.identity == idTooLong {
 		k = x.place(id, r.position)
 	}
 	o, ok := x.first[k]

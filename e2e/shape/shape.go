@@ -30,6 +30,8 @@ type Shape struct {
 	// Beside, unless nil, is SQL of an application that writes to the table beside the
 	// workers, while the nth message is sent.
 	Beside func(rng *rand.Rand, n int) string
+	// Filtered, unless nil, tells whether no sink wants a message.
+	Filtered func(value []byte) bool
 	// Retries: workers may get in each other's way, by deadlocks too, and try again.
 	Retries bool
 	// Demand, unless nil, finds what is wrong with the table after a run.
@@ -53,7 +55,7 @@ const (
 const Target = "public.target"
 
 // All are the shapes; the first is what runs are unless they ask for another.
-var All = []*Shape{Claim, Position, Sequence, Insert, Versioned, Upsert, Parts, Update, Statement}
+var All = []*Shape{Claim, Position, Sequence, Insert, Versioned, Upsert, Parts, Update, Append, History, Statement, List}
 
 // Setup is SQL for a database that the judge has prepared. What comes into its own table is
 // judged by its very bytes; n is what a run may make poison by.
@@ -118,8 +120,9 @@ type Mark struct {
 	Epoch, Number  int64
 }
 
-// Books are what the sink said of the messages that have landed.
-type Books struct{ Written, AlreadyPresent, Stale, Rejected int64 }
+// Books are what the sink said of the messages that have landed, and those that it didn't
+// want.
+type Books struct{ Written, AlreadyPresent, Stale, Rejected, Filtered int64 }
 
 // Judge tells complain what is wrong with a run, and of which message; -1: of none.
 func (s *Shape) Judge(r *Run, complain func(message int, what string)) {
