@@ -13,6 +13,10 @@ import (
 // or abandoned.
 type Budget struct {
 	limit int64
+	// Sharers is how many workers share it; zero: one has it alone. Set it before their Run.
+	// Then each looks ahead less: a lane that can't go on holds a batch, what waits behind it
+	// and what was fetched, and workers whose database is away must leave the others some.
+	Sharers int
 
 	mu      sync.Mutex
 	used    int64
@@ -38,6 +42,14 @@ func (b *Budget) starves() bool {
 
 // NewBudget bounds to limit bytes.
 func NewBudget(limit int64) *Budget { return &Budget{limit: limit} }
+
+// ahead is what the lanes of one worker may hold together as their shares.
+func (b *Budget) ahead() int64 {
+	if b.Sharers > 1 {
+		return b.limit / 4 / int64(b.Sharers)
+	}
+	return b.limit / 2
+}
 
 // Acquire waits until bytes fit. A request larger than the whole budget is
 // granted when nothing else is held: a message may be larger than anybody

@@ -23,7 +23,16 @@ type Metrics struct {
 	ready         *prometheus.GaugeVec
 }
 
-// NewMetrics registers the worker's metrics, and the budget's use.
+// RegisterBudget registers the metric of a budget's use.
+func RegisterBudget(reg prometheus.Registerer, budget *Budget) {
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "dedupd_inflight_bytes",
+		Help: "Bytes of messages held in memory, or reserved for a fetch, of the budget batch.inflight_bytes.",
+	}, func() float64 { return float64(budget.Used()) }))
+}
+
+// NewMetrics registers the worker's metrics, and the budget's use unless it is nil: workers
+// that share one register it once.
 func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 	m := &Metrics{
 		fetched: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -80,12 +89,11 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 			Help: "1: the source has reached its broker and reads the lanes it was assigned, if any. 0: it can't.",
 		}, []string{"source"}),
 	}
-	inflight := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "dedupd_inflight_bytes",
-		Help: "Bytes of messages held in memory, or reserved for a fetch, of the budget batch.inflight_bytes.",
-	}, func() float64 { return float64(budget.Used()) })
 	reg.MustRegister(m.fetched, m.abandoned, m.skipped, m.lag, m.undecided, m.lanePosition, m.batchMessages, m.fenced,
-		m.rewinds, m.rebalances, m.commitErrors, m.held, m.ready, inflight)
+		m.rewinds, m.rebalances, m.commitErrors, m.held, m.ready)
+	if budget != nil {
+		RegisterBudget(reg, budget)
+	}
 	return m
 }
 

@@ -223,7 +223,7 @@ func (w *Worker) shareLocked() (messages int, bytes int64) {
 	lanes = max(lanes, 1)
 	groups := lookAhead * max(w.Writers, 1)
 	messages = min(max(groups*w.MaxMessages/lanes, fairShare), w.MaxMessages)
-	bytes = min(max(min(int64(groups)*w.MaxBytes, w.Budget.limit/2)/int64(lanes), leastShare), w.MaxBytes)
+	bytes = min(max(min(int64(groups)*w.MaxBytes, w.Budget.ahead())/int64(lanes), leastShare), w.MaxBytes)
 	return messages, bytes
 }
 

@@ -4,10 +4,8 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -19,7 +17,6 @@ import (
 	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/config"
 	"github.com/dedupd/dedupd/internal/policy"
-	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -62,100 +59,49 @@ func (e *ConfigError) Unwrap() error { return e.Err }
 
 // Run connects, consumes until ctx ends (or, with UntilIdle, until every lane is
 // caught up), and drains. It then closes everything in reverse order. A planned end
-// is no error.
+// is no error. If one of several pipelines can't start or fails, all end.
 func (a *App) Run(ctx context.Context) (Summary, error) {
 	cfg, log := a.Config, a.Logger
-
-	sink, err := cfg.NewSink(a.Sinks)
-	if err != nil {
-		return Summary{}, err
-	}
-	limit := limitMemory(int64(cfg.Batch.InflightBytes))
+	limits := shareLimit(limitMemory(int64(cfg.Batch.InflightBytes)), len(cfg.All()))
 	reg := newRegistry()
-	worker, err := a.newWorker(reg)
-	if err != nil {
-		return Summary{}, &ConfigError{err}
+	budget := consumer.NewBudget(int64(cfg.Batch.InflightBytes))
+	budget.Sharers = len(cfg.All())
+	consumer.RegisterBudget(reg, budget)
+	var pipelines pipelines
+	for i, one := range cfg.All() {
+		p := &pipeline{App: a, cfg: one, log: log, reg: reg, limit: limits[i]}
+		if len(cfg.Pipelines) > 0 {
+			p.name, p.log, p.reg = one.Scope, log.With("scope", one.Scope), prometheus.WrapRegistererWith(prometheus.Labels{"scope": one.Scope}, reg)
+		}
+		if err := p.open(ctx, budget); err != nil {
+			return Summary{}, p.named(err)
+		}
+		defer closePool(p.pool, p.log)
+		pipelines = append(pipelines, p)
 	}
-	pool, store, err := OpenDatabase(ctx, cfg, cfg.Database.MaxConnections, log)
-	if err != nil {
-		return Summary{}, err
-	}
-	if a.AcceptLoss {
-		store.AcceptLoss()
-	}
-	defer closePool(pool, log)
-	registerPool(reg, pool)
 
-	probe := &probes{
-		alive: worker.Alive,
-		ready: func(ctx context.Context) error { return errors.Join(worker.Ready(), store.Ping(ctx)) },
-	}
+	probe := &probes{alive: pipelines.alive, ready: pipelines.ready}
 	http, err := listen(cfg.HTTP.Listen, cfg.HTTP.Pprof, reg, probe)
 	if err != nil {
 		return Summary{}, err
 	}
 	defer http.close()
 
-	if err := openSchema(ctx, cfg, store, log); err != nil {
-		return Summary{}, err
+	for _, p := range pipelines {
+		if err := p.start(ctx); err != nil {
+			return Summary{}, p.named(err)
+		}
+		defer p.endRetention()
 	}
-	processor, err := startProcessor(ctx, cfg, store, sink, reg)
-	if err != nil {
-		return Summary{}, err
-	}
-	worker.Handler, worker.Lanes = processor, store
-
-	defer a.startRetention(ctx, retentionStore{store, store.Generations(), processor.FlushAges, limit}, worker.Sources, reg)()
-
 	probe.started.Store(true)
 	defer context.AfterFunc(ctx, func() { probe.draining.Store(true) })()
-	log.Info("consuming", "scope", cfg.Scope, "sources", len(cfg.Sources), "sink", cfg.Sink.Kinds(), "http", http.listener.Addr().String())
-	err = worker.Run(ctx)
-	if absent := (*consumer.NotReadyError)(nil); errors.As(err, &absent) || errors.Is(err, lane.ErrLoss) {
-		err = &ServerError{err}
+	for _, p := range pipelines {
+		log.Info("consuming", "scope", p.cfg.Scope, "sources", len(p.cfg.Sources), "sink", p.cfg.Sink.Kinds(), "http", http.listener.Addr().String())
 	}
-	messages, duration := worker.Done()
-	log.Info("stopped", "messages", messages)
-	return Summary{messages, duration}, err
-}
-
-// newWorker makes the worker without its database.
-func (a *App) newWorker(reg prometheus.Registerer) (*consumer.Worker, error) {
-	cfg := a.Config
-	sources, err := newSources(cfg)
-	if err != nil {
-		return nil, err
-	}
-	budget := consumer.NewBudget(int64(cfg.Batch.InflightBytes))
-	return &consumer.Worker{
-		Sources:     sources,
-		Writers:     cfg.Database.MaxConnections - 1,
-		MaxMessages: cfg.Batch.MaxMessages,
-		MaxBytes:    int64(cfg.Batch.MaxBytes),
-		Budget:      budget,
-		Drain:       time.Duration(cfg.Shutdown.Drain),
-		UntilIdle:   a.UntilIdle,
-		HangTimeout: a.HangTimeout,
-		Logger:      a.Logger,
-		Metrics:     consumer.NewMetrics(reg, budget),
-	}, nil
-}
-
-// startRetention runs retention beside the worker, until the returned function ends it.
-func (a *App) startRetention(ctx context.Context, store retentionStore, sources []consumer.Source, reg prometheus.Registerer) (end func()) {
-	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "dedupd_filter_bytes", Help: "Memory that the filters of sealed generations take in this process."},
-		func() float64 { return float64(store.FilterBytes()) }))
-	loop := newLoop(a.Config, store, reg, a.Logger)
-	loop.ClockSlack = clockSlack
-	running, stop := context.WithCancel(ctx)
-	var all sync.WaitGroup
-	all.Go(func() { loop.Run(running) })
-	all.Go(func() { warnOfShortWindow(running, time.Duration(a.Config.Retention.Window), sources, a.Logger) })
-	return func() {
-		stop()
-		all.Wait()
-		flushLast(ctx, store.flush, a.Logger)
-	}
+	err = pipelines.run(ctx)
+	done := pipelines.done()
+	log.Info("stopped", "messages", done.Messages)
+	return done, err
 }
 
 // clockSlack is how far the database's clock may be ahead of a worker's before the

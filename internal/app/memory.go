@@ -3,6 +3,7 @@ package app
 import (
 	"os"
 	"runtime/debug"
+	"sync"
 )
 
 // workingMemory is what a process needs beside messages and filters: its code's
@@ -23,4 +24,23 @@ func limitMemory(inflight int64) func(filters int64) {
 	limit(0)
 	debug.SetGCPercent(400)
 	return limit
+}
+
+// shareLimit makes n functions of one: it is called with the sum of what they get.
+func shareLimit(limit func(filters int64), n int) []func(filters int64) {
+	var mu sync.Mutex
+	parts, all := make([]int64, n), make([]func(int64), n)
+	for i := range all {
+		all[i] = func(filters int64) {
+			mu.Lock()
+			defer mu.Unlock()
+			parts[i] = filters
+			sum := int64(0)
+			for _, part := range parts {
+				sum += part
+			}
+			limit(sum)
+		}
+	}
+	return all
 }

@@ -23,6 +23,10 @@ func summary(err error) string {
 		}
 		return strings.Join(parts, "\n")
 	}
+	if p, ok := err.(*PipelineError); ok { //nolint:errorlint // what it wraps is told apart below
+		at := "scope " + p.Scope + ": "
+		return at + strings.ReplaceAll(summary(p.Err), "\n", "\n"+at)
+	}
 	var held *consumer.HeldError
 	if errors.As(err, &held) {
 		return fmt.Sprintf("lane %s is held: %s%s", held.Lane, reason(held.Err), consumer.MoreLanes(held.More, "held"))

@@ -8,6 +8,8 @@ import "github.com/dedupd/dedupd/internal/policy"
 // Config is the whole configuration. Load fills in the defaults. Durations are never
 // negative; sizes are bytes.
 type Config struct {
+	// Several scopes in one process: a list of what else is a whole file each. http, log, shutdown and batch.inflight_bytes stand above it, and so may any other key, as the default of all; but for scope.
+	Pipelines []*Config `yaml:"pipelines"`
 	// The consumer's name; ids are unique within it. Lower-case letters, digits, _ and -, at most 40.
 	Scope string `yaml:"scope" required:"true"`
 	// Where messages come from: one or several. A duplicate that came by another source is still a duplicate.

@@ -204,6 +204,13 @@ func roundTrip(t *testing.T, c *Config) {
 
 // bare is a configuration without the places its values came from.
 func bare(c *Config) any {
+	if len(c.Pipelines) > 0 {
+		all := []any{c.HTTP, c.Log, c.Shutdown, c.Batch.InflightBytes}
+		for _, one := range c.Pipelines {
+			all = append(all, bare(one))
+		}
+		return all
+	}
 	copied := *c
 	copied.places, copied.file, copied.Sink, copied.Filter = nil, "", nil, Filter{}
 	for i := range copied.Sources {

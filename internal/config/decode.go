@@ -21,6 +21,8 @@ type decoder struct {
 	file     string
 	problems Problems
 	places   map[string]place
+	// pipeline is the path of the pipeline that is read, after what stands above it.
+	pipeline string
 }
 
 // nodeDecoder is a value that reads its own node.
@@ -44,7 +46,18 @@ func (d *decoder) note(path string, line, column int, n *node) {
 	if len(n.variables) > 0 {
 		origin += ", $" + strings.Join(n.variables, ", $")
 	}
-	d.places[path] = place{line: line, column: column, origin: origin}
+	d.places[path] = place{line: line, column: column, origin: origin, pipeline: d.pipeline}
+}
+
+// replaces forgets the places of what a pipeline replaces as a whole.
+func (d *decoder) replaces(path string) {
+	if d.pipeline == "" {
+		return
+	}
+	maps.DeleteFunc(d.places, func(at string, _ place) bool {
+		rest, ok := strings.CutPrefix(at, path)
+		return ok && (strings.HasPrefix(rest, ".") || strings.HasPrefix(rest, "["))
+	})
 }
 
 // decode fills the settable v from n. A key without a value leaves v as it is.
@@ -130,7 +143,7 @@ func (d *decoder) text(n *node, path string, to encoding.TextUnmarshaler) {
 func (d *decoder) custom(n *node, path string, to unmarshaler) {
 	before := len(d.problems)
 	err := to.UnmarshalYAML(func(into any) error {
-		inner := decoder{file: d.file, places: d.places}
+		inner := decoder{file: d.file, places: d.places, pipeline: d.pipeline}
 		inner.decode(n, path, reflect.ValueOf(into))
 		return inner.problems.err()
 	})
@@ -143,6 +156,7 @@ func (d *decoder) list(n *node, path string, v reflect.Value) {
 	if !d.want(n, path, listNode) {
 		return
 	}
+	d.replaces(path)
 	list := reflect.MakeSlice(v.Type(), len(n.items), len(n.items))
 	for i, item := range n.items {
 		at := index(path, i)

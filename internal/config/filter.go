@@ -22,6 +22,8 @@ func (f *Filter) New() (*message.Filter, error) {
 const absent = "absent"
 
 func (f *Filter) decodeNode(d *decoder, n *node, path string) {
+	*f = Filter{}
+	d.replaces(path)
 	if n.kind == nullNode || !d.want(n, path, mapNode) || len(n.entries) == 0 {
 		return
 	}

@@ -47,19 +47,51 @@ func Parse(name string, text []byte, o Options) (c *Config, warnings []Problem, 
 		return nil, nil, b.problems.withExcerpts(text)
 	}
 
-	d := &decoder{file: name, problems: b.problems, places: make(map[string]place)}
-	c = Default()
-	c.file, c.places = name, d.places
-	d.note("", root.line, root.column, root)
-	d.decode(root, "", reflect.ValueOf(c).Elem())
-	c.override(environment)
-	c.setDerived()
-	problems := slices.Concat(d.problems, c.readSecrets(), c.validate())
-	if o.Sinks != nil {
-		_, wrong := c.parts(o.Sinks)
-		problems = append(problems, wrong...)
+	l := &loader{file: name, environment: environment, sinks: o.Sinks, problems: b.problems}
+	if root.entry(pipelinesKey) != nil {
+		c = l.several(root)
+	} else {
+		c = l.read(root, nil, "")
+		l.check(c)
 	}
-	return c, unknownVariables(environment), problems.once().withExcerpts(text)
+	return c, unknownVariables(environment), l.problems.once().withExcerpts(text)
+}
+
+// loader reads a file's configurations, and collects their problems.
+type loader struct {
+	file        string
+	environment map[string]string
+	sinks       *sinks.Registry
+	problems    Problems
+}
+
+// read reads a configuration. Own, if there is one, is the part of a pipeline at that path:
+// what it doesn't set is as above.
+func (l *loader) read(above, own *node, path string) *Config {
+	d := &decoder{file: l.file, places: make(map[string]place)}
+	c := Default()
+	c.file, c.places = l.file, d.places
+	d.note("", above.line, above.column, above)
+	d.decode(above, "", reflect.ValueOf(c).Elem())
+	l.problems = append(l.problems, d.problems...)
+	if own != nil {
+		d := &decoder{file: l.file, places: d.places, pipeline: path}
+		d.note("", own.line, own.column, own)
+		d.decode(own, "", reflect.ValueOf(c).Elem())
+		l.problems = append(l.problems, d.problems.in(path)...)
+	}
+	c.override(l.environment)
+	c.setDerived()
+	return c
+}
+
+// check finds what is wrong with a configuration that could be read.
+func (l *loader) check(c *Config) {
+	l.problems = slices.Concat(l.problems, c.readSecrets(), c.validate())
+	if l.sinks != nil {
+		_, wrong := c.parts(l.sinks)
+		l.problems = append(l.problems, wrong...)
+	}
 }
 
 func read(path string, limit int64) ([]byte, error) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 )
@@ -22,13 +23,36 @@ func (c *Config) Print(w io.Writer) error {
 type printer struct {
 	c      *Config
 	reveal bool
+	// shared is set for a pipeline: what is there once for all isn't printed.
+	shared bool
 	out    strings.Builder
 }
 
 func (p *printer) print(w io.Writer) error {
-	p.structure(reflect.ValueOf(p.c).Elem(), "", 0)
+	if len(p.c.Pipelines) > 0 {
+		p.pipelines()
+	} else {
+		p.structure(reflect.ValueOf(p.c).Elem(), "", 0)
+	}
 	_, err := io.WriteString(w, p.out.String())
 	return err
+}
+
+// pipelines prints what is there once for all, and each pipeline whole.
+func (p *printer) pipelines() {
+	v := reflect.ValueOf(p.c).Elem()
+	for _, name := range []string{"HTTP", "Shutdown", "Log"} {
+		p.field(v.FieldByName(name), strings.ToLower(name), strings.ToLower(name), 0)
+	}
+	p.line(0, "batch:", "")
+	p.field(v.FieldByName("Batch").FieldByName("InflightBytes"), "inflight_bytes", "batch.inflight_bytes", 1)
+	p.line(0, pipelinesKey+":", "")
+	for _, c := range p.c.Pipelines {
+		p.line(1, "-", "")
+		one := &printer{c: c, reveal: p.reveal, shared: true}
+		one.structure(reflect.ValueOf(c).Elem(), "", 2)
+		p.out.WriteString(one.out.String())
+	}
 }
 
 // line writes one line with its comment.
@@ -54,6 +78,9 @@ func (p *printer) structure(v reflect.Value, path string, indent int) {
 			continue
 		}
 		at := join(path, name)
+		if at == pipelinesKey || p.shared && slices.Contains(sharedKeys, at) {
+			continue
+		}
 		if file := v.FieldByName(v.Type().Field(i).Name + "File"); file.IsValid() && file.String() != "" && v.Field(i).Type() == reflect.TypeFor[Secret]() {
 			continue // the file is printed
 		}

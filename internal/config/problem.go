@@ -78,6 +78,16 @@ type place struct {
 	env string
 	// origin says so in words, for config print; empty: the default.
 	origin string
+	// pipeline is the path of the pipeline that it is in; empty: none.
+	pipeline string
+}
+
+// in puts the path of a pipeline before the keys.
+func (ps Problems) in(pipeline string) Problems {
+	for i := range ps {
+		ps[i].Key = strings.TrimSuffix(join(pipeline, ps[i].Key), ".")
+	}
+	return ps
 }
 
 func index(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
@@ -109,6 +119,7 @@ func (c *Config) problem(path, format string, args ...any) Problem {
 		}
 		if where.line > 0 {
 			p.Line, p.Column = where.line, where.column
+			p.Key = join(where.pipeline, path)
 			return p
 		}
 		if at == "" {

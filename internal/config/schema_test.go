@@ -112,6 +112,9 @@ func structSchema(t *testing.T, v reflect.Value, docs map[string]string) object 
 		if !ok {
 			continue
 		}
+		if name == pipelinesKey {
+			continue
+		}
 		p := schema(t, v.Field(i), f.Tag, docs)
 		doc := docs[v.Type().Name()+"."+f.Name]
 		if doc == "" {
@@ -127,9 +130,35 @@ func structSchema(t *testing.T, v reflect.Value, docs map[string]string) object 
 	if len(required) > 0 {
 		s["required"] = required
 	}
+	if v.Type() == reflect.TypeFor[Config]() {
+		properties[pipelinesKey] = object{"type": "array", "minItems": 1, "items": pipelineSchema(t, s), "description": docs["Config.Pipelines"]}
+		delete(s, "required")
+		s["anyOf"] = []any{object{"required": required}, object{"required": []string{pipelinesKey}}}
+	}
 	if v.Type() == reflect.TypeFor[Source]() {
 		s["oneOf"] = []any{object{"required": []string{"kafka"}}, object{"required": []string{"nats"}}}
 	}
+	return s
+}
+
+// pipelineSchema describes a pipeline: a whole file but for what stands above it.
+func pipelineSchema(t *testing.T, whole object) object {
+	text, err := json.Marshal(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s object
+	if err := json.Unmarshal(text, &s); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range sharedKeys {
+		properties, name := s["properties"].(object), key
+		if first, second, ok := strings.Cut(key, "."); ok {
+			properties, name = properties[first].(object)["properties"].(object), second
+		}
+		delete(properties, name)
+	}
+	s["required"] = []string{"scope"}
 	return s
 }
 
@@ -315,6 +344,9 @@ func everyKey(v reflect.Value, path string, visit func(path string)) {
 			continue
 		}
 		at, f := join(path, name), v.Field(i)
+		if at == pipelinesKey {
+			continue // instead of all the others
+		}
 		visit(at)
 		if f.Kind() == reflect.Pointer && !f.IsNil() {
 			f = f.Elem()

@@ -17,6 +17,7 @@ type Sinks []Sink
 
 func (s *Sinks) decodeNode(d *decoder, n *node, path string) {
 	*s = nil
+	d.replaces(path)
 	if n.kind != listNode {
 		var one Sink
 		one.decode(d, n, path)
@@ -51,10 +52,11 @@ type Sink struct {
 	// Filter says which messages it wants.
 	Filter Filter
 
-	at     string // its path without the kind
-	node   *node
-	file   string
-	places map[string]place
+	at       string // its path without the kind
+	pipeline string // the path of its pipeline; empty: none
+	node     *node
+	file     string
+	places   map[string]place
 	// line and column of the kind's key.
 	line, column int
 	// keys are the fields of the kind's configuration struct.
@@ -77,7 +79,7 @@ func (s *Sink) decode(d *decoder, n *node, path string) {
 			continue
 		}
 		kinds = append(kinds, e.key)
-		*s = Sink{Kind: e.key, Filter: s.Filter, at: path, node: e.value, file: d.file, places: d.places, line: e.line, column: e.column}
+		*s = Sink{Kind: e.key, Filter: s.Filter, at: path, pipeline: d.pipeline, node: e.value, file: d.file, places: d.places, line: e.line, column: e.column}
 	}
 	switch {
 	case len(kinds) == 0:
@@ -104,7 +106,7 @@ func (s *Sink) Decode(into any) error {
 	if s.node == nil {
 		return nil
 	}
-	d := &decoder{file: s.file, places: s.places}
+	d := &decoder{file: s.file, places: s.places, pipeline: s.pipeline}
 	d.decode(s.node, s.path(), v)
 	return d.problems.err()
 }
@@ -132,10 +134,10 @@ func (c *Config) parts(registry *sinks.Registry) (parts []multi.Part, problems P
 		}
 		sink, err := s.new(registry)
 		if err != nil {
-			problems = append(problems, split(err, c.problem(s.path(), ""))...)
+			problems = append(problems, split(err, c.problem(s.path(), "")).in(s.pipeline)...)
 			continue
 		}
-		problems = append(problems, s.reordered(sink, c.Sources)...)
+		problems = append(problems, s.reordered(sink, c.Sources).in(s.pipeline)...)
 		filter, err := s.Filter.New()
 		if err != nil {
 			problems = append(problems, c.problem(join(s.at, "filter"), "%v", err))

@@ -47,16 +47,7 @@ func (v *validator) durables() {
 		if n == nil || v.Sources[i].Kafka != nil {
 			continue
 		}
-		for _, server := range n.Servers {
-			u, err := url.Parse(server)
-			if err != nil || u.Host == "" {
-				continue
-			}
-			host := strings.ToLower(u.Host)
-			if u.Port() == "" {
-				host += ":4222"
-			}
-			key := strings.Join([]string{host, n.Stream, n.Durable}, " ")
+		for _, key := range n.readers() {
 			if first, ok := readers[key]; ok && first != i {
 				at := index("sources", i) + ".nats.durable"
 				if v.places[at].line == 0 { // it is the default
@@ -69,6 +60,22 @@ func (v *validator) durables() {
 			readers[key] = i
 		}
 	}
+}
+
+// readers are what a durable is known by: each server, the stream and its name.
+func (n *NATS) readers() (all []string) {
+	for _, server := range n.Servers {
+		u, err := url.Parse(server)
+		if err != nil || u.Host == "" {
+			continue
+		}
+		host := strings.ToLower(u.Host)
+		if u.Port() == "" {
+			host += ":4222"
+		}
+		all = append(all, strings.Join([]string{host, n.Stream, n.Durable}, " "))
+	}
+	return all
 }
 
 func (v *validator) kafka(at string, k *Kafka) {

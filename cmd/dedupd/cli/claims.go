@@ -29,7 +29,7 @@ type Why struct {
 }
 
 func (c *command) why() *cobra.Command {
-	return c.withFile(c.withOutput(&cobra.Command{
+	return c.withPipeline(c.withOutput(&cobra.Command{
 		Use:   "why ID",
 		Short: "Tells when and by which message an id was claimed, or that it wasn't",
 		Long: `Tells when and by which message an id was claimed, and so why a copy of it is a
@@ -119,7 +119,7 @@ type Forgotten struct {
 }
 
 func (c *command) forgetClaim() *cobra.Command {
-	return c.withFile(c.withOutput(&cobra.Command{
+	return c.withPipeline(c.withOutput(&cobra.Command{
 		Use:   "forget ID",
 		Short: "Deletes the claim of an id, so that its next copy is applied again",
 		Long: `Deletes the claim of an id and its result: THE NEXT COPY OF THE MESSAGE IS APPLIED
@@ -208,7 +208,7 @@ This needs the rights of the schema's owner.`,
 	cmd.Flags().StringVar(&query, "query", "", "import the first column of this `SQL` query")
 	cmd.Flags().StringVar(&file, "file", "", "import the lines of `FILE`, - for the standard input")
 	_ = cmd.MarkFlagFilename("file")
-	return c.withFile(c.withOutput(cmd))
+	return c.withPipeline(c.withOutput(cmd))
 }
 
 func openInput(file string, stdin io.Reader) (io.ReadCloser, error) {

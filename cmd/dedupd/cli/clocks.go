@@ -54,7 +54,7 @@ Set the database's own clock right first. This needs the rights of the schema's 
 		},
 	}
 	expireEarlier(set, &earlier)
-	return c.withFile(c.withOutput(set))
+	return c.withPipeline(c.withOutput(set))
 }
 
 func (c *command) setGenerationClock() *cobra.Command {
@@ -107,7 +107,7 @@ Set the database's own clock right first. This needs the rights of the schema's 
 		},
 	}
 	expireEarlier(set, &earlier)
-	return c.withFile(c.withOutput(set))
+	return c.withPipeline(c.withOutput(set))
 }
 
 func expireEarlier(cmd *cobra.Command, earlier *bool) {

@@ -22,6 +22,31 @@ func (c *command) load() (*config.Config, []config.Problem, error) {
 	return config.Load(c.file, config.Options{Environ: os.Environ(), Sinks: &sinks.Default})
 }
 
+// loadOne is loadAndWarn for commands about one scope.
+func (c *command) loadOne() (*config.Config, *slog.Logger, error) {
+	cfg, logger, err := c.loadAndWarn()
+	if err != nil {
+		return nil, nil, err
+	}
+	if cfg, err = cfg.Pick(c.scope); err != nil {
+		return nil, nil, usageError{err}
+	}
+	return cfg, logger, nil
+}
+
+// picked are the configurations of the file that a command for all of them is about: one,
+// if --scope names it.
+func (c *command) picked(cfg *config.Config) ([]*config.Config, error) {
+	if c.scope == "" {
+		return cfg.All(), nil
+	}
+	one, err := cfg.Pick(c.scope)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return []*config.Config{one}, nil
+}
+
 // loadAndWarn is load for commands that use the configuration. It logs warnings.
 func (c *command) loadAndWarn() (*config.Config, *slog.Logger, error) {
 	cfg, warnings, err := c.load()
@@ -56,16 +81,21 @@ there is any, the exit code is 2.`,
 			Args: cobra.NoArgs,
 			RunE: func(*cobra.Command, []string) error { return c.configCheck() },
 		})),
-		c.withFile(&cobra.Command{
+		c.withPipeline(&cobra.Command{
 			Use:   "print",
 			Short: "Prints a configuration with its defaults, and where each value came from",
 			Long: `Prints a configuration as YAML, with defaults, expanded variables, and the origin of
-each value. It redacts secrets.`,
+each value. It redacts secrets. With --scope it prints a pipeline as a file of its own.`,
 			Args: cobra.NoArgs,
 			RunE: func(*cobra.Command, []string) error {
 				cfg, _, err := c.loadAndWarn()
 				if err != nil {
 					return err
+				}
+				if c.scope != "" {
+					if cfg, err = cfg.Pick(c.scope); err != nil {
+						return usageError{err}
+					}
 				}
 				return cfg.Print(c.stdout)
 			},

@@ -47,11 +47,11 @@ func (c *command) listDeadLetters() *cobra.Command {
 	}
 	chosen.flags(list, 50)
 	list.Flags().Int64Var(&chosen.filter.Before, "before", 0, "only those with a number below this")
-	return c.withFile(c.withOutput(list))
+	return c.withPipeline(c.withOutput(list))
 }
 
 func (c *command) deadLetter() *cobra.Command {
-	return c.withFile(c.withOutput(&cobra.Command{
+	return c.withPipeline(c.withOutput(&cobra.Command{
 		Use:   "show ID",
 		Short: "Shows one dead letter in full: why, where from, headers and payload",
 		Long: `Shows one dead letter in full: why it is one, where it came from, headers and

@@ -12,7 +12,7 @@ import (
 )
 
 func (c *command) doctor() *cobra.Command {
-	return c.withFile(c.withOutput(&cobra.Command{
+	return c.withPipeline(c.withOutput(&cobra.Command{
 		Use:   "doctor",
 		Short: "Connects to everything, says what is wrong and how to cure it",
 		Long: `Connects to the database and the brokers as a worker would, and changes nothing. It
@@ -20,7 +20,8 @@ checks the server and its settings, the schema, the role's rights, the sink's ta
 the brokers, each lane's position against what the broker has, the window against how
 long the broker keeps messages, what holds up expiry, and dead letters. Each finding
 comes with its cure. The exit code is 3 if a worker couldn't start, or a lane would
-stand still; warnings don't change it.`,
+stand still; warnings don't change it. If the file has several pipelines, it checks all
+of them, unless --scope names one.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.examine(cmd.Context()) },
 	}))
@@ -31,9 +32,25 @@ func (c *command) examine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	findings, err := app.Examine(ctx, cfg, &sinks.Default)
+	all, err := c.picked(cfg)
 	if err != nil {
 		return err
+	}
+	var findings []app.Finding
+	for _, one := range all {
+		some, err := app.Examine(ctx, one, &sinks.Default)
+		if err != nil && len(all) > 1 {
+			err = &app.PipelineError{Scope: one.Scope, Err: err}
+		}
+		if err != nil {
+			return err
+		}
+		for _, f := range some {
+			if len(all) > 1 {
+				f.Text, f.Cure = "scope "+one.Scope+": "+f.Text, strings.ReplaceAll(f.Cure, "-c FILE", "-c FILE --scope "+one.Scope)
+			}
+			findings = append(findings, f)
+		}
 	}
 	for _, w := range warnings {
 		findings = append(findings, app.Finding{Check: "configuration", Level: app.FindingWarning, Text: w.String()})

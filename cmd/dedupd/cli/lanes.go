@@ -30,7 +30,7 @@ of them.`,
 		},
 	}
 	return group("lanes", "Shows lanes and their positions, and moves them",
-		c.withFile(c.withOutput(list)), c.setPosition(), c.setLaneClock(), c.forgetLane())
+		c.withPipeline(c.withOutput(list)), c.setPosition(), c.setLaneClock(), c.forgetLane())
 }
 
 func (c *command) setPosition() *cobra.Command {
@@ -71,7 +71,7 @@ This needs the rights of the schema's owner.`,
 		},
 	}
 	set.Flags().BoolVar(&reapply, "reapply", false, "with dedup.strategy position: go back, and apply again what is read again")
-	return c.withFile(c.withOutput(set))
+	return c.withPipeline(c.withOutput(set))
 }
 
 func (c *command) forgetLane() *cobra.Command {
@@ -104,7 +104,7 @@ This needs the rights of the schema's owner.`,
 	}
 	forget.Flags().BoolVar(&reapply, "reapply", false, "with dedup.strategy position: apply again what is read again if the lane comes back")
 	forget.Flags().BoolVar(&force, "force", false, "delete it even if it seems to be in use")
-	return c.withFile(c.withOutput(forget))
+	return c.withPipeline(c.withOutput(forget))
 }
 
 // actor is who runs the command; the audit records it.

@@ -38,6 +38,7 @@ type command struct {
 	// started: the arguments were right and a command began its work.
 	started bool
 	file    string // -c
+	scope   string // --scope
 	output  string // --output
 }
 
@@ -81,6 +82,12 @@ func (c *command) withFile(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().StringVarP(&c.file, "config", "c", "", "the configuration `FILE`")
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
 	return cmd
+}
+
+// withPipeline is withFile with the flag for one of the file's pipelines.
+func (c *command) withPipeline(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().StringVar(&c.scope, "scope", "", "the `SCOPE`, if the file has several pipelines")
+	return c.withFile(cmd)
 }
 
 // withOutput adds the flag for the output's form.

@@ -84,7 +84,7 @@ forgotten.`,
 	list.Flags().StringVar(&f.Source, "source", "", "only those whose messages come by this `SOURCE`")
 	list.Flags().StringVar(&f.Lane, "lane", "", "only those whose messages come by this `LANE`")
 	list.Flags().IntVar(&f.Limit, "limit", 50, "at most so many")
-	return c.withFile(c.withOutput(list))
+	return c.withPipeline(c.withOutput(list))
 }
 
 func (c *command) showMarks(marks []dedup.Mark, limit int) error {
@@ -128,7 +128,7 @@ type WhyMark struct {
 }
 
 func (c *command) whyMark() *cobra.Command {
-	return c.withFile(c.withOutput(&cobra.Command{
+	return c.withPipeline(c.withOutput(&cobra.Command{
 		Use:   "why PRODUCER",
 		Short: "Tells how far a producer has come, and so why its messages are duplicates",
 		Long: `Tells how far a producer has come, and what that means for its next messages. "No
@@ -203,7 +203,7 @@ type ForgottenMark struct {
 }
 
 func (c *command) forgetMark() *cobra.Command {
-	return c.withFile(c.withOutput(&cobra.Command{
+	return c.withPipeline(c.withOutput(&cobra.Command{
 		Use:   "forget PRODUCER",
 		Short: "Deletes a producer's mark, so that it begins anew",
 		Long: `Deletes a producer's mark. Its next message IS TAKEN WHATEVER ITS NUMBER, by whatever

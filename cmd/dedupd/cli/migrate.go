@@ -24,29 +24,35 @@ func (c *command) migrateUp() *cobra.Command {
 		Long: `Creates or upgrades the schema, and creates the scope, with the rights of the
 schema's owner. Several may run at a time: one works, the others wait. --grants
 gives the worker's role the rights that it needs on the schema, even if there is
-nothing to upgrade.`,
+nothing to upgrade. If the file has several pipelines, it does all of them, unless
+--scope names one.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.withStore(cmd.Context(), func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
-				applied, err := s.Schema().Migrate(ctx)
-				if err != nil {
-					return err
-				}
-				if worker != "" {
-					if err := s.Schema().Grant(ctx, worker); err != nil {
-						return err
-					}
-				}
-				return c.showApplied(applied)
-			})
+			return c.migrateAll(cmd.Context(), worker)
 		},
 	}
 	up.Flags().StringVar(&worker, "grants", "", "give the worker's `ROLE` its rights")
-	return c.withFile(c.withOutput(up))
+	return c.withPipeline(c.withOutput(up))
+}
+
+func (c *command) migrateAll(ctx context.Context, worker string) error {
+	var applied []schema.Migration
+	err := c.eachStore(ctx, false, func(ctx context.Context, s *dedup.Store, _ *config.Config) error {
+		some, err := s.Schema().Migrate(ctx)
+		if err == nil && worker != "" {
+			err = s.Schema().Grant(ctx, worker)
+		}
+		applied = append(applied, some...)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return c.showApplied(applied)
 }
 
 func (c *command) migrateStatus() *cobra.Command {
-	return c.withFile(c.withOutput(&cobra.Command{
+	return c.withPipeline(c.withOutput(&cobra.Command{
 		Use:   "status",
 		Short: "Shows the schema's versions: applied and pending",
 		Args:  cobra.NoArgs,
@@ -72,7 +78,7 @@ It connects to nothing. --grants adds what the worker's role needs. For an exist
 schema, or a further scope, use dedupd migrate up.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			cfg, _, err := c.loadAndWarn()
+			cfg, _, err := c.loadOne()
 			if err != nil {
 				return err
 			}
@@ -85,7 +91,7 @@ schema, or a further scope, use dedupd migrate up.`,
 		},
 	}
 	sql.Flags().StringVar(&role, "grants", "", "add the grants for the worker's `ROLE`")
-	return c.withFile(sql)
+	return c.withPipeline(sql)
 }
 
 func (c *command) showApplied(applied []schema.Migration) error {

@@ -207,7 +207,7 @@ may also be a copy. Look at the row first.`,
 	}
 	chosen.flagsToAct(cmd)
 	cmd.Flags().BoolVar(&overwrite, "overwrite", false, "also where an old state may go over a newer one, as in an upsert, and those of class sequence")
-	return c.withFile(c.withOutput(cmd))
+	return c.withPipeline(c.withOutput(cmd))
 }
 
 // ReplayResult is the JSON output of `dlq replay`.
@@ -315,7 +315,7 @@ are duplicates; dedupd claims forget ID lets the next copy in.`,
 		},
 	}
 	chosen.flagsToAct(cmd)
-	return c.withFile(c.withOutput(cmd))
+	return c.withPipeline(c.withOutput(cmd))
 }
 
 // DiscardResult is the JSON output of `dlq discard`.

@@ -24,7 +24,7 @@ func (c *command) retention() *cobra.Command {
 }
 
 func (c *command) retentionStatus() *cobra.Command {
-	return c.withFile(c.withOutput(&cobra.Command{
+	return c.withPipeline(c.withOutput(&cobra.Command{
 		Use:   "status",
 		Short: "Shows the generations of claims, and when the oldest is dropped",
 		Long: `Shows the generations of claims with their sizes, ages and filters, how far the stream
@@ -60,7 +60,7 @@ keep messages, and changes nothing.`,
 	}
 	advise.Flags().StringVar(&since, "since", "", "look at duplicates that came in the last `DURATION` (default 30d, or three windows if that is longer)")
 	advise.Flags().BoolVar(&ask, "brokers", true, "ask the brokers how long they keep messages")
-	return c.withFile(c.withOutput(advise))
+	return c.withPipeline(c.withOutput(advise))
 }
 
 func (c *command) runRetention() *cobra.Command {
@@ -72,9 +72,19 @@ func (c *command) runRetention() *cobra.Command {
 generation if its time has come, builds missing filters, takes generations out of use
 that every lane has passed by the window, drops the table of one of them, and deletes
 old dead letters. While a worker runs retention, it does nothing; --rotate waits for
-the worker for 10 seconds, and fails if that is not enough.`,
+the worker for 10 seconds, and fails if that is not enough. If the file has several
+pipelines, it does all of them, unless --scope names one; --rotate, --accept-missing and
+--output json need that.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !rotate && !accept && c.output == outputTable {
+				return c.eachStore(cmd.Context(), true, func(ctx context.Context, s *dedup.Store, cfg *config.Config) error {
+					if err := s.Load(ctx); err != nil {
+						return err
+					}
+					return c.retain(ctx, s, cfg, false, nil)
+				})
+			}
 			return c.withScope(cmd.Context(), func(ctx context.Context, s *dedup.Store, cfg *config.Config) (err error) {
 				given := []int{}
 				if accept {
@@ -88,7 +98,7 @@ the worker for 10 seconds, and fails if that is not enough.`,
 	}
 	run.Flags().BoolVar(&rotate, "rotate", false, "seal the open generation whatever its age and size, if it holds a claim")
 	run.Flags().BoolVar(&accept, "accept-missing", false, "give up generations whose tables are gone: ids that they held may be applied again (needs the schema owner's rights)")
-	return c.withFile(c.withOutput(run))
+	return c.withPipeline(c.withOutput(run))
 }
 
 func (c *command) acceptMissing(ctx context.Context, store *dedup.Store) ([]int, error) {

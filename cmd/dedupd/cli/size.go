@@ -45,7 +45,7 @@ type sizeFlags struct {
 
 func (c *command) size() *cobra.Command {
 	var f sizeFlags
-	cmd := c.withFile(c.withOutput(&cobra.Command{
+	cmd := c.withPipeline(c.withOutput(&cobra.Command{
 		Use:   "size --rate RATE",
 		Short: "Estimates what a rate takes: workers, Postgres, disk, WAL, memory",
 		Long: `Estimates what a rate of messages takes: workers and Postgres' cores, connections,
@@ -84,6 +84,9 @@ func (c *command) estimate(f *sizeFlags) error {
 		var err error
 		if cfg, _, err = c.load(); err != nil {
 			return err
+		}
+		if cfg, err = cfg.Pick(c.scope); err != nil {
+			return usageError{err}
 		}
 	}
 	in, err := f.input(cfg, c.file != "")

@@ -88,7 +88,7 @@ func newStats(scope string, books []dedup.Books, l []generations.Generation, dea
 }
 
 func (c *command) stats() *cobra.Command {
-	return c.withFile(c.withOutput(&cobra.Command{
+	return c.withPipeline(c.withOutput(&cobra.Command{
 		Use:   "stats",
 		Short: "Shows the books of each lane, duplicates by cause, generations and lag",
 		Long: `Shows the books of each lane, as the database has them. Every fetched message is

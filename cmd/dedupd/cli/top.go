@@ -80,7 +80,7 @@ func newTop(cfg *config.Config, f *top.Frame) Top {
 func (c *command) top() *cobra.Command {
 	var interval time.Duration
 	var once bool
-	cmd := c.withFile(c.withOutput(&cobra.Command{
+	cmd := c.withPipeline(c.withOutput(&cobra.Command{
 		Use:   "top",
 		Short: "Watches the scope at work: rates, duplicates by cause, lanes, generations",
 		Long: `Watches the scope at work, live in a terminal: what all its workers commit a second,
@@ -106,7 +106,7 @@ read then, it reports on stderr and retries. With --once as well it prints one o
 }
 
 func (c *command) watch(ctx context.Context, interval time.Duration, once bool) error {
-	cfg, _, err := c.loadAndWarn()
+	cfg, _, err := c.loadOne()
 	if err != nil {
 		return err
 	}
