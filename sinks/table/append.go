@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/tidwall/gjson"
 
 	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/internal/sqlstate"
@@ -473,7 +472,7 @@ func placeText(msg *message.Message, f *message.Field) (*string, error) {
 	err := message.ValidJSON(msg.Value)
 	if err == nil {
 		r := f.JSON(msg.Value)
-		if !r.Exists() || r.Type == gjson.Null {
+		if r.Value() == nil { // also if it isn't there
 			return nil, nil //nolint:nilnil // it holds nothing
 		}
 		var text string
