@@ -3,6 +3,7 @@ package table
 import (
 	"crypto/rand"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -54,6 +55,51 @@ func BenchmarkWrite(b *testing.B) {
 						b.Fatal(err)
 					}
 					b.StartTimer()
+					if err := s.Write(b.Context(), tx, sinks.NewBatch(msgs)); err != nil {
+						b.Fatal(err)
+					}
+					b.StopTimer()
+					_ = tx.Rollback(b.Context())
+					b.StartTimer()
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n)/1000, "µs/row")
+			})
+		}
+	}
+}
+
+// BenchmarkUpsertOfParts writes batches of 4000 messages with ten columns, of which some lack
+// one, to rows of which none, half or all are there.
+func BenchmarkUpsertOfParts(b *testing.B) {
+	const n = 4000
+	pool := pgtest.New(b).Pool(b)
+	exec(b, pool, `CREATE TABLE t (k text PRIMARY KEY, c1 text NOT NULL, c2 int DEFAULT 7, c3 text, c4 bigint, c5 timestamptz, c6 text, c7 numeric, c8 bool, c9 jsonb)`)
+	s := build(b, Config{Name: "public.t", Mode: ModeUpsert, Key: []string{"k"}, Columns: map[string]string{
+		"k": "id", "c1": "json:c1", "c2": "json:c2", "c3": "json:c3", "c4": "json:c4", "c5": "time", "c6": "json:c6", "c7": "json:c7", "c8": "json:c8", "c9": "value",
+	}})
+	if err := prepare(b, pool, s); err != nil {
+		b.Fatal(err)
+	}
+	const whole = `{"c1":"a","c2":2,"c3":"some text","c4":44,"c6":"more text","c7":12.5,"c8":true}`
+	for _, c := range []struct{ name, lacks string }{
+		{"whole", ""}, {"one column lacks a default", `"c3":"some text",`}, {"one column has a default", `"c2":2,`},
+	} {
+		for _, there := range []int{0, 50, 100} {
+			b.Run(fmt.Sprintf("%s/%d%% there", c.name, there), func(b *testing.B) {
+				exec(b, pool, fmt.Sprintf(`TRUNCATE t; INSERT INTO t (k, c1) SELECT i, '' FROM generate_series(0, %d) AS i WHERE i %% 100 < %d; ANALYZE t`, n-1, there))
+				msgs := make([]message.Message, n)
+				for i := range msgs {
+					text := whole
+					if i%3 == 0 {
+						text = strings.Replace(whole, c.lacks, "", 1)
+					}
+					msgs[i] = msg(fmt.Sprint(i), text)
+				}
+				for b.Loop() {
+					tx, err := pool.Begin(b.Context())
+					if err != nil {
+						b.Fatal(err)
+					}
 					if err := s.Write(b.Context(), tx, sinks.NewBatch(msgs)); err != nil {
 						b.Fatal(err)
 					}

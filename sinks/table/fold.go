@@ -205,8 +205,6 @@ func (w *foldWriter) write(ctx context.Context, tx sinks.Tx, values *columns.Val
 		isKnown[place-1] = true
 	}
 	var b pgx.Batch
-	// Each statement is planned for its number of rows, and for the table as it is now.
-	b.Queue("SET LOCAL plan_cache_mode = force_custom_plan")
 	b.Queue("SET LOCAL enable_seqscan = off")
 	if len(unread) > 0 {
 		b.Queue(w.read, values.Rows(unread).Args()...)
@@ -239,10 +237,12 @@ func (w *foldWriter) write(ctx context.Context, tx sinks.Tx, values *columns.Val
 	}
 	if changed := w.changed(rows, isKnown); w.p.counts && len(changed) > 0 {
 		some := rows.Rows(changed)
+		// It is planned for its number of rows, and for the table as it is now.
+		b.Queue("SET LOCAL plan_cache_mode = force_custom_plan")
 		b.Queue(w.update, append(some.Args(), some.Masks())...)
+		b.Queue("SET LOCAL plan_cache_mode = DEFAULT")
 	}
 	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
-	b.Queue("SET LOCAL plan_cache_mode = DEFAULT")
 	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return err
 	}

@@ -55,6 +55,7 @@ func ways(t topic) []contender {
 		way("insert", "id uuid NOT NULL, payload jsonb NOT NULL", "", fmt.Sprintf("(SELECT count(*) = %d FROM rows)", t.messages), table("columns: {id: id, payload: value}")),
 		way("insert with a key", "id uuid PRIMARY KEY, payload jsonb NOT NULL", "", fmt.Sprintf("(SELECT count(*) = %d FROM rows)", t.messages), table("key: [id]\n    columns: {id: id, payload: value}")),
 		way("upsert", columns, state, last, table("mode: upsert\n    "+filled)),
+		way("upsert, a column absent", columns, state, last, table("mode: upsert\n    "+strings.Replace(filled, "{", `{state: "header:state", `, 1))),
 		way("versioned", columns, state, last, table("mode: versioned\n    version: seq\n    "+filled)),
 		way("update", columns, state, last, table("mode: update\n    expect: {state: const:open}\n    "+filled)),
 		way("upsert of messages without a column", columns+", note text", state, last, table("mode: upsert\n    "+strings.TrimSuffix(filled, "}")+", note: json:remark}")),
