@@ -1,6 +1,7 @@
 package table
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -432,4 +433,34 @@ func TestAppendConfig(t *testing.T) {
 	if err := build(t, c).NeedsOrder(); err != nil {
 		t.Error(err)
 	}
+}
+
+// An application's role may be allowed to add events, and nothing else.
+func TestAppendNeedsNoRightToChangeEvents(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	role := fmt.Sprint("adder_", rand.Uint32())
+	exec(t, pool, eventsTable+eventsIndexes+`; CREATE ROLE `+role+`; GRANT USAGE ON SCHEMA public TO `+role+`; GRANT INSERT, SELECT (stream, version) ON events TO `+role)
+	t.Cleanup(func() { _, _ = pool.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) })
+	s := build(t, appendConfig())
+	as := func(f func(pgx.Tx) error) error {
+		return inTx(t, pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), `SET LOCAL ROLE `+role); err != nil {
+				return err
+			}
+			return f(tx)
+		})
+	}
+	if err := as(func(tx pgx.Tx) error { return s.Prepare(t.Context(), tx) }); err == nil || !strings.Contains(err.Error(), `run: GRANT SELECT ("op") ON "public"."events" TO <role>`) {
+		t.Errorf("the error is %v", err)
+	}
+	exec(t, pool, `GRANT SELECT (op) ON events TO `+role)
+	for range 2 {
+		if err := as(func(tx pgx.Tx) error {
+			return s.Write(t.Context(), tx, sinks.NewBatch([]message.Message{event("a", `"s"`, "0"), event("b", `"s"`, "1")}))
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantRows(t, pool, `SELECT version || op FROM events ORDER BY version`, "1a", "2b")
 }
