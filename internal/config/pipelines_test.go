@@ -82,3 +82,19 @@ func TestPrintOfAPipeline(t *testing.T) {
 		t.Errorf("origins:\n%s", one.String())
 	}
 }
+
+// What a pipeline replaces has no places any more: a default that depends on whether a key
+// is set goes by its own.
+func TestAPipelineReplacesASource(t *testing.T) {
+	c := parse(t, `
+sources: [{kafka: {brokers: "b:1", topics: orders, on_group_reset: honour}}]
+dedup: {strategy: position}
+sink: {probe: {name: x}}
+pipelines:
+  - {scope: a, sources: [{kafka: {brokers: "b:1", topics: others}}]}
+  - {scope: b}
+`)
+	if a, b := c.All()[0].Sources[0].Kafka, c.All()[1].Sources[0].Kafka; a.OnGroupReset != "ignore" || b.OnGroupReset != "honour" {
+		t.Errorf("on_group_reset is %s and %s, want ignore and honour", a.OnGroupReset, b.OnGroupReset)
+	}
+}
