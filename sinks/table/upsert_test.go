@@ -194,9 +194,9 @@ func TestUpsertOfABatchIsOneByOne(t *testing.T) {
 				for _, pool := range []*pgxpool.Pool{whole, single} {
 					exec(t, pool, `DELETE FROM `+map[bool]string{true: "ONLY t", false: "t"}[name == "a child"])
 				}
-				for range rapid.IntRange(1, 3).Draw(r, "batches") {
+				for range rapid.IntRange(1, 2).Draw(r, "batches") {
 					var batch []message.Message
-					for _, m := range rapid.SliceOfN(rapid.Custom(partialMessage), 1, 12).Draw(r, "batch") {
+					for _, m := range rapid.SliceOfN(rapid.Custom(partialMessage), 1, 10).Draw(r, "batch") {
 						if err := write(t, single, one, m); err == nil {
 							batch = append(batch, m)
 						} else if !strings.HasPrefix(sqlstate.Of(err), "23") { // else it is a dead letter
