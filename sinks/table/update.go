@@ -121,9 +121,9 @@ func (m *update) writer(t *target, p *plan) writer {
 	none, _ := w.compared.Encode(nil)
 
 	e := m.exprsOf(t, w.compared, len(m.key))
-	place := "NULL::pg_catalog.text"
+	place := "NULL::pg_catalog.tid"
 	if w.places {
-		place = "t.ctid::pg_catalog.text"
+		place = "t.ctid"
 	}
 	old := func(where string) string {
 		return fmt.Sprintf("LEFT JOIN LATERAL (SELECT true AS found, %s AS place, %s FROM %s AS t WHERE %s%s FOR NO KEY UPDATE) AS old ON true",
@@ -151,7 +151,7 @@ func (m *update) writer(t *target, p *plan) writer {
 		}
 		with = append(with, e.expected...)
 		if with = append(with, e.values...); by.place {
-			match = "t.ctid = b.place::pg_catalog.tid"
+			match = "t.ctid OPERATOR(pg_catalog.=) b.place"
 		} else {
 			with = append(with, e.keys...)
 		}
@@ -265,7 +265,7 @@ func (by updateBy) index() (i int) {
 // arrays are the parameters after those of the values.
 func (w *updateWriter) arrays(by updateBy) (all []columns.Array) {
 	if by.place {
-		all = append(all, columns.Array{Name: "place", Type: "pg_catalog.text", Param: w.p.params + 1})
+		all = append(all, columns.Array{Name: "place", Type: "pg_catalog.tid", Param: w.p.params + 1})
 	}
 	if by.absent {
 		all = append(all, columns.Array{Name: "absent", Type: "pg_catalog.bytea", Param: w.p.params + 1 + len(all)})
@@ -274,7 +274,7 @@ func (w *updateWriter) arrays(by updateBy) (all []columns.Array) {
 }
 
 // updating is the update of some messages, whose rows have these places; nil: unknown.
-func (w *updateWriter) updating(values *columns.Values, places []pgtype.Text) query {
+func (w *updateWriter) updating(values *columns.Values, places []pgtype.TID) query {
 	by := updateBy{places != nil, values.HasAbsent()}
 	q := query{w.update[by.index()], values.Args()}
 	if by.place {
@@ -296,7 +296,7 @@ func (w *updateWriter) statements(values *columns.Values) []query {
 		all = append(all, query{w.update[updateBy{absent: true}.index()], append(values.Args(), values.Masks())})
 	}
 	if w.places {
-		all = append(all, w.updating(values, []pgtype.Text{}))
+		all = append(all, w.updating(values, []pgtype.TID{}))
 	}
 	return append(all, w.updating(values, nil))
 }
@@ -324,7 +324,7 @@ func (w *updateWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
 type lockedRows struct {
 	messages int64
 	found    []int64 // the first messages of the rows that are there
-	places   []*string
+	places   []pgtype.TID
 	// later are the messages that aren't the first of their row, with their turns and the first
 	// message of the row.
 	later, turns, firsts []int64
@@ -360,10 +360,10 @@ func (l *lockedRows) turnsOf(n int) (all [][]int, without []int) {
 }
 
 // placesOf are the places of the rows of the first turn.
-func (l *lockedRows) placesOf(n int, turn []int) []pgtype.Text {
-	all, some := make([]pgtype.Text, n), make([]pgtype.Text, len(turn))
+func (l *lockedRows) placesOf(n int, turn []int) []pgtype.TID {
+	all, some := make([]pgtype.TID, n), make([]pgtype.TID, len(turn))
 	for i, ord := range l.found {
-		all[ord-1] = pgtype.Text{String: *l.places[i], Valid: true}
+		all[ord-1] = l.places[i]
 	}
 	for i, at := range turn {
 		some[i] = all[at]
@@ -400,7 +400,7 @@ func (w *updateWriter) takeTurns(ctx context.Context, tx sinks.Tx, batch *sinks.
 			if len(turn) < n {
 				some = values.Rows(turn)
 			}
-			var places []pgtype.Text
+			var places []pgtype.TID
 			if first+i == 0 && w.places {
 				places = l.placesOf(n, turn)
 			}
