@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -271,6 +272,39 @@ func TestAppendersOfTheSameStreams(t *testing.T) {
 			t.Errorf("%d %s, such as %s", len(bad), what, bad[0])
 		}
 	}
+}
+
+// Who appends to many streams comes to an end, too, if others append to all of them in less
+// time than that takes.
+func TestAppendBesideFastAppenders(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, eventsTable+eventsIndexes)
+	const streams, batches, size, others = 20, 3, 1000, 3
+	config := appendConfig()
+	config.Expected = ""
+	s := build(t, config)
+	var wg sync.WaitGroup
+	var done atomic.Bool
+	for o := range others {
+		wg.Go(func() {
+			for n := 0; !done.Load(); n++ {
+				appendByHand(t, pool, fmt.Sprint((n*others+o)%streams), fmt.Sprintf("outside %d/%d", o, n))
+			}
+		})
+	}
+	for b := range batches {
+		msgs := make([]message.Message, size)
+		for i := range msgs {
+			msgs[i] = event(fmt.Sprintf("%d/%d", b, i), fmt.Sprintf(`"%d"`, i%streams), "null")
+		}
+		if err := write(t, pool, s, msgs...); err != nil {
+			t.Error(err)
+		}
+	}
+	done.Store(true)
+	wg.Wait()
+	wantRows(t, pool, `SELECT count(*)::text FROM events WHERE op NOT LIKE 'outside%'`, fmt.Sprint(batches*size))
 }
 
 // appendByHand appends an event as an application does: it looks, writes, and does both again
