@@ -222,7 +222,7 @@ var mutants = []mutant{
 		edits: []edit{{"sinks/table/present.go", "			batch.Outcome(i, sinks.AlreadyPresent)\n", "			_ = batch\n"}},
 	},
 	{
-		name: "an upsert writes NULL for what is absent", fault: "none", shape: shape.Parts, broker: "kafka", times: 1, by: "I9",
+		name: "an upsert writes NULL for what is absent", fault: "none", shape: shape.Parts, broker: "kafka", times: 1, by: "has landed",
 		edits: []edit{{"sinks/table/upsert.go", "	return m.absent == policy.AbsentKeep && ", "	return m.absent != policy.AbsentKeep && "}},
 	},
 	{
