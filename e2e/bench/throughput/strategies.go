@@ -58,7 +58,6 @@ func ways(t topic) []contender {
 		way("upsert, a column absent", columns, state, last, table("mode: upsert\n    "+strings.Replace(filled, "{", `{state: "header:state", `, 1))),
 		way("versioned", columns, state, last, table("mode: versioned\n    version: seq\n    "+filled)),
 		way("update", columns, state, last, table("mode: update\n    expect: {state: const:open}\n    "+filled)),
-		way("upsert of messages without a column", columns+", note text", state, last, table("mode: upsert\n    "+strings.TrimSuffix(filled, "}")+", note: json:remark}")),
 		way("upsert with a history of 20", columns+", last_ids uuid[] NOT NULL DEFAULT '{}'", state, last, table("mode: upsert\n    absent: null\n    history: {column: last_ids, size: 20}\n    "+filled)),
 		way("append", "stream text NOT NULL, version bigint NOT NULL, operation uuid NOT NULL, payload jsonb NOT NULL, UNIQUE (stream, version), UNIQUE (stream, operation)", "",
 			fmt.Sprintf("(SELECT count(*) = %d AND max(version) = %d FROM rows)", t.messages, t.messages/rows), table("mode: append\n    stream: stream\n    version: version\n    operation: operation\n    columns: {stream: \"header:client-id\", payload: value}")),
@@ -78,6 +77,9 @@ func ways(t topic) []contender {
 func beside(trials []trial, results map[string][]result, base string) [][]string {
 	rows := [][]string{{"", "msg/s", "of " + base + "'s", "CPU a message: worker", "Postgres", "WAL a message", "claims and marks, a message"}}
 	for _, r := range trials {
+		if len(results[r.name]) == 0 {
+			continue
+		}
 		var rates, ratios, workers, servers, wal, memories []float64
 		for i, res := range results[r.name] {
 			n := float64(res.messages)
@@ -88,9 +90,16 @@ func beside(trials []trial, results map[string][]result, base string) [][]string
 			}
 		}
 		rows = append(rows, []string{
-			r.name, measure.Thousands(measure.Median(rates)), fmt.Sprintf("%.2f", measure.Median(ratios)), fmt.Sprintf("%.1f µs", 1e6*measure.Median(workers)),
+			r.name, measure.Thousands(measure.Median(rates)), ratio(ratios), fmt.Sprintf("%.1f µs", 1e6*measure.Median(workers)),
 			fmt.Sprintf("%.1f µs", 1e6*measure.Median(servers)), fmt.Sprintf("%.0f B", measure.Median(wal)), fmt.Sprintf("%.1f B", measure.Median(memories)),
 		})
 	}
 	return rows
+}
+
+func ratio(of []float64) string {
+	if len(of) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.2f", measure.Median(of))
 }
