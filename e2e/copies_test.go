@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 )
@@ -59,26 +58,7 @@ dead_letters: {max_share: 1}
 sink:
   table: {name: public.landed, columns: {id: id, value: value}}
 `, scope, tp.broker.Addr(), tp.name, db.url, lines))
-	f := newFleet(t, dice(t), 2, config)
-	f.killThrough(db, strategyKills, func(part int) error {
-		all := c.records[part*len(c.records)/strategyKills : (part+1)*len(c.records)/strategyKills]
-		for len(all) > 0 {
-			n := min(50, len(all))
-			if err := tp.produce(all[:n]...); err != nil {
-				return err
-			}
-			all = all[n:]
-			time.Sleep(5 * time.Millisecond)
-		}
-		return nil
-	}, func() { tp.evict(scope) })
-	await(t, "all has been read", time.Minute, func() error {
-		if n := db.fetched(); n < int64(len(c.records)) {
-			return fmt.Errorf("%d of %d messages", n, len(c.records))
-		}
-		return nil
-	})
-	f.end()
+	landUnderKills(t, tp, db, config, c.records, "public.landed", rows, scope)
 	if n := one[int64](db, `SELECT count(*) FROM public.landed`); n != rows {
 		t.Errorf("%d rows landed, want %d", n, rows)
 	}

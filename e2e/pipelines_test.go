@@ -49,7 +49,7 @@ pipelines:
     dedup: {strategy: position}
     sink: {table: {name: public.by_position, columns: {lane: lane, position: position}}}
 `, tp.broker.Addr(), tp.name, db.url))
-	landUnderKills(t, tp, db, config, plainRecords(0, messages, partitions), "public.by_claim", messages)
+	landUnderKills(t, tp, db, config, plainRecords(0, messages, partitions), "public.by_claim", messages, "e2e-claims", "e2e-positions")
 
 	if n := one[int](db, `SELECT count(DISTINCT id) FROM public.by_claim`); n != messages {
 		t.Errorf("%d of %d ids have landed", n, messages)

@@ -15,31 +15,26 @@ import (
 const strategyKills = 20
 
 // landUnderKills lands records by two workers, one of which is killed again and again,
-// until the table has the rows.
-func landUnderKills(t *testing.T, tp *topic, db *database, config string, records []*kgo.Record, table string, rows int64) {
+// until the table has the rows. The groups are the workers' consumer groups.
+func landUnderKills(t *testing.T, tp *topic, db *database, config string, records []*kgo.Record, table string, rows int64, groups ...string) {
 	t.Helper()
-	produced := make(chan error, 1)
 	f := newFleet(t, dice(t), 2, config)
-	go func() {
-		for len(records) > 0 {
-			n := min(len(records), 200)
-			if err := tp.produce(records[:n]...); err != nil {
-				produced <- err
-				return
+	f.killThrough(db, strategyKills, func(part int) error {
+		all := records[part*len(records)/strategyKills : (part+1)*len(records)/strategyKills]
+		for len(all) > 0 {
+			n := min(100, len(all))
+			if err := tp.produce(all[:n]...); err != nil {
+				return err
 			}
-			records = records[n:]
-			time.Sleep(20 * time.Millisecond)
+			all = all[n:]
+			time.Sleep(10 * time.Millisecond)
 		}
-		produced <- nil
-	}()
-	for n := range strategyKills {
-		f.pause(100*time.Millisecond, 500*time.Millisecond)
-		what, _, _ := f.killOne(n + 1)
-		t.Log(what)
-	}
-	if err := <-produced; err != nil {
-		t.Fatal(err)
-	}
+		return nil
+	}, func() {
+		for _, group := range groups {
+			tp.evict(group)
+		}
+	})
 	db.awaitRows(table, rows, time.Minute)
 	f.end()
 	if r := command(t, nil, "run", "-c", config, "--until-idle", "500ms"); r.code != 0 { // what is behind the last row
