@@ -76,7 +76,7 @@ var layers = []struct{ of, ours, others string }{
 	{"sinks/internal/columns", "message sinks", "pgx gjson"},
 	{"sinks/internal/mismatch", "sinks", ""},
 	{"sinks/sinktest", "message sinks internal/sqlstate", "testing pgx"},
-	{"sinks/*", "message sinks sinks/internal/* internal/sqlstate", "pgx gjson"},
+	{"sinks/*", "message sinks sinks/internal/* internal/sqlstate", "pgx"},
 	{"retention", "", "prometheus"},
 
 	// Leaves.
