@@ -378,7 +378,11 @@ func TestOtherLocksAreNoIDInFlight(t *testing.T) {
 		if _, err := locker.Exec(t.Context(), `LOCK TABLE dedupd.`+table); err != nil {
 			t.Fatal(err)
 		}
-		time.AfterFunc(limit, func() { _ = locker.Rollback(context.Background()) })
+		released := make(chan error, 1)
+		release := func() { released <- locker.Rollback(context.Background()) }
+		if limit < time.Hour {
+			time.AfterFunc(limit, release)
+		}
 		c, err := f.claim(tx, "a", 0)
 		if limit < time.Hour && (err != nil || !c.IsNew) || limit == time.Hour && (errors.Is(err, dedup.ErrInFlight) || codeOf(err) != "55P03") {
 			t.Errorf("a lock for %v: %+v, %v", limit, c, err)
@@ -388,9 +392,10 @@ func TestOtherLocksAreNoIDInFlight(t *testing.T) {
 			t.Error(err)
 		}
 		if limit == time.Hour {
-			if err := locker.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			release()
+		}
+		if err := <-released; err != nil {
+			t.Fatal(err)
 		}
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
