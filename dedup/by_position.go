@@ -17,7 +17,7 @@ func (t *txn) byPosition(ctx context.Context) error {
 	if err := t.needsOrder("position"); err != nil {
 		return err
 	}
-	if err := t.send(ctx, beginStep, t.enterStep()); err != nil {
+	if err := t.send(ctx, beginStep, t.enterStep(), t.atStep()); err != nil {
 		return err
 	}
 	for i := range t.items {

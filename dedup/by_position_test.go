@@ -1,6 +1,7 @@
 package dedup_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -8,6 +9,8 @@ import (
 	"github.com/dedupd/dedupd/dedup"
 	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/lane"
+	"github.com/dedupd/dedupd/message"
+	"github.com/dedupd/dedupd/sinks"
 )
 
 func byPosition(t *testing.T) *fixture {
@@ -54,6 +57,21 @@ func TestByPositionEachPositionIsAppliedOnce(t *testing.T) {
 	}
 	f.handle(owner.batchAt(2, "c"))
 	f.wantLanded("a", "b", "c")
+}
+
+// A commit whose answer was lost: the sink isn't asked again, which would judge rows that are
+// as the batch has left them.
+func TestByPositionTheSinkDoesNotSeeWhatHasLanded(t *testing.T) {
+	f := byPosition(t)
+	l := f.acquire("kafka", "orders/0")
+	b := l.batchAt(0, "a", "b")
+	f.handle(b)
+	f.Sink = sinkFunc(func(context.Context, sinks.Tx, []message.Message) error {
+		return sinks.HoldAt(0, errors.New("the row isn't as expected any more"))
+	})
+	f.handle(b)
+	f.wantLanded("a", "b")
+	f.wantBooks(l, books{applied: 2, next: 2})
 }
 
 // Poison is found alone, and its dead letter is known by its place: the same id may come

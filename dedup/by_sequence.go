@@ -151,8 +151,9 @@ func (t *txn) marksStep() pipeline.Step {
 }
 
 // atStep makes sure that the lanes are where the batches begin. advance() does that too, but
-// after the messages were judged by the marks: marks that our own commit has moved, whose
-// answer was lost, would make dead letters of what has landed.
+// only after the messages were judged. If our own commit has landed and its answer was lost,
+// the marks and the sink's rows are those behind the batch: what has landed would be dead
+// letters, or hold its lane.
 func (t *txn) atStep() pipeline.Step {
 	n := len(t.batches)
 	return pipeline.Step{

@@ -349,6 +349,19 @@ func TestBySequenceGoingBackIsRedelivery(t *testing.T) {
 }
 
 // With gaps: stop, a message that can't be applied leaves no gap, and hides none.
+// A lane whose log was made anew: a number that the producer uses again is no redelivery.
+func TestBySequenceAnotherLogIsNoRedelivery(t *testing.T) {
+	t.Parallel()
+	f := bySequence(t, policy.SequenceGapAllow)
+	l := f.acquire("kafka", "orders/0")
+	f.handle(l.numbered("a/1", "a/2", "b/7"))
+	f.exec(`UPDATE dedupd.lanes SET next_position = 0, stream_id = 'another'`)
+	l = f.acquire("kafka", "orders/0")
+	f.handle(l.numbered("a/1", "a/2", "a/3"))
+	f.wantLanded("a/1", "a/2", "b/7", "a/3")
+	f.wantBooks(l, books{applied: 4, resent: 2, next: 3})
+}
+
 func TestBySequenceRejectionsAndGaps(t *testing.T) {
 	t.Parallel()
 	f := bySequence(t, policy.SequenceGapStop)

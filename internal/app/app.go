@@ -62,7 +62,7 @@ func (e *ConfigError) Unwrap() error { return e.Err }
 // is no error. If one of several pipelines can't start or fails, all end.
 func (a *App) Run(ctx context.Context) (Summary, error) {
 	cfg, log := a.Config, a.Logger
-	limits := shareLimit(limitMemory(int64(cfg.Batch.InflightBytes)), len(cfg.All()))
+	limits := shareLimit(limitMemory(int64(cfg.Batch.InflightBytes), len(cfg.All())), len(cfg.All()))
 	reg := newRegistry()
 	budget := consumer.NewBudget(int64(cfg.Batch.InflightBytes))
 	budget.Sharers = len(cfg.All())

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// workingMemory is what a process needs beside messages and filters: its code's
+// workingMemory is what a scope's worker needs beside messages and filters: its code's
 // data, a batch on its way to the database, the clients' buffers.
 const workingMemory = 48 << 20
 
@@ -16,11 +16,11 @@ const workingMemory = 48 << 20
 // precedence: the operator then sets the limit.
 //
 // The returned function adds what the filters take.
-func limitMemory(inflight int64) func(filters int64) {
+func limitMemory(inflight int64, scopes int) func(filters int64) {
 	if os.Getenv("GOMEMLIMIT") != "" || os.Getenv("GOGC") != "" {
 		return func(int64) {}
 	}
-	limit := func(filters int64) { debug.SetMemoryLimit(inflight + workingMemory + filters) }
+	limit := func(filters int64) { debug.SetMemoryLimit(inflight + int64(scopes)*workingMemory + filters) }
 	limit(0)
 	debug.SetGCPercent(400)
 	return limit

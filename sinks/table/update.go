@@ -142,6 +142,7 @@ func (m *update) writer(t *target, p *plan) writer {
           FROM (%s WHERE %s) AS m WINDOW w AS (PARTITION BY %s ORDER BY ord) ORDER BY %[4]s, ord) AS b %s`,
 		first, messages, unchangedAfter(len(none.Args())), strings.Join(e.names, ", "), old("b.turn = 1 AND "))
 	w.states = fmt.Sprintf("SELECT %s FROM (%s) AS b %s WHERE %s", states, messages, old(""), differs)
+	w.there = fmt.Sprintf("SELECT EXISTS (SELECT FROM (%s) AS b WHERE EXISTS (SELECT FROM %s AS t WHERE %s))", messages, m.rows(t), e.match)
 
 	e = m.exprsOf(t, p.set, len(m.cols))
 	for _, by := range []updateBy{{}, {absent: true}, {place: true}, {place: true, absent: true}} {
@@ -155,8 +156,8 @@ func (m *update) writer(t *target, p *plan) writer {
 		} else {
 			with = append(with, e.keys...)
 		}
-		w.update[by.index()] = fmt.Sprintf(`WITH done AS (UPDATE %s AS t SET %s FROM (SELECT %s FROM %s) AS b WHERE %s AND %s RETURNING b.ord)
-SELECT pg_catalog.array_agg(ord) FROM done`, m.rows(t), e.sets(by.absent), strings.Join(with, ", "), p.set.From(more...), match, e.still)
+		w.update[by.index()] = fmt.Sprintf(`WITH done AS (UPDATE %s AS t SET %s FROM (SELECT %s FROM %s) AS b WHERE %s AND %s%s RETURNING b.ord)
+SELECT pg_catalog.array_agg(ord) FROM done`, m.rows(t), e.sets(by.absent), strings.Join(with, ", "), p.set.From(more...), match, e.still, p.set.Constants())
 	}
 	return w
 }
@@ -243,6 +244,7 @@ type updateWriter struct {
 	// compared are the columns of the key, then those that are expected.
 	compared     *columns.Set
 	lock, states string
+	there        string    // whether any of some messages has a row
 	update       [4]string // by updateBy.index
 	explains     bool      // both states are read
 	places       bool      // rows are found by them: not those of views or partitions
@@ -288,7 +290,7 @@ func (w *updateWriter) updating(values *columns.Values, places []pgtype.TID) que
 
 func (w *updateWriter) statements(values *columns.Values) []query {
 	compared := values.Of(w.compared)
-	all := []query{{w.lock, w.p.args(compared)}}
+	all := []query{{w.lock, w.p.args(compared)}, {w.there, compared.Args()}}
 	if w.explains {
 		all = append(all, query{w.states, compared.Args()})
 	}
@@ -426,7 +428,42 @@ func (w *updateWriter) takeTurns(ctx context.Context, tx sinks.Tx, batch *sinks.
 			return err
 		}
 	}
+	if err := w.lookAgain(ctx, tx, values, l); err != nil {
+		return err
+	}
 	return w.settle(batch, r)
+}
+
+// lookAgain looks once more for the rows that weren't found. A row that is replaced while its
+// lock is waited for isn't seen: not the old one, which is gone, nor the new one, which the
+// statement's snapshot doesn't have. Nor is one that has just been added. By then the messages
+// of its later turns were passed over.
+func (w *updateWriter) lookAgain(ctx context.Context, tx sinks.Tx, values *columns.Values, l *lockedRows) error {
+	missing := make([]int, 0, int(l.messages)-len(l.found))
+	known := make([]bool, l.messages)
+	for _, ord := range slices.Concat(l.found, l.later) {
+		known[ord-1] = true
+	}
+	for i, is := range known {
+		if !is {
+			missing = append(missing, i)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	var there bool
+	var b pgx.Batch
+	b.Queue("SET LOCAL enable_seqscan = off")
+	b.Queue(w.there, values.Rows(missing).Of(w.compared).Args()...).QueryRow(func(row pgx.Row) error { return row.Scan(&there) })
+	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
+	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
+		return err
+	}
+	if there {
+		return meanwhile("somebody else has added or replaced a row of this batch meanwhile")
+	}
+	return nil
 }
 
 // queueStates finds out which messages of a turn don't find their row as they expect.

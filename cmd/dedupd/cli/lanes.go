@@ -196,7 +196,8 @@ func (c *command) showMove(m dedup.LaneMove) error {
 	fmt.Fprintf(c.stdout, "lane %s of source %s was moved from %d to %d, under epoch %d\n", oneLine(m.Lane), oneLine(m.Source), m.From, m.To, m.Epoch)
 	switch {
 	case m.To < m.From:
-		fmt.Fprintf(c.stdout, "Ids claimed since %s are known, and their messages duplicates. Older ones that are read again are applied again.\n", m.ClaimsSince.UTC().Format(time.RFC3339))
+		fmt.Fprintf(c.stdout, "With dedup.strategy claim, ids claimed since %s are known, and their messages duplicates; older ones that are read again are applied again. "+
+			"With sequence, the producers' marks tell; with position, all is applied again.\n", m.ClaimsSince.UTC().Format(time.RFC3339))
 	case m.To > m.From:
 		fmt.Fprintln(c.stdout, "The messages in between are not applied.")
 	}

@@ -201,6 +201,17 @@ CREATE TABLE {{schema}}.sequences (
     CONSTRAINT sequences_scope_fkey FOREIGN KEY (scope_id) REFERENCES {{schema}}.scopes (id)
 ) WITH (fillfactor = 50);
 
+-- A lane that goes on in another log, or in one that was cut, has other messages in the same
+-- positions: none of them is one that its marks have seen.
+CREATE FUNCTION {{schema}}.forget_positions() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE {{schema}}.sequences SET position = -1 WHERE lane = NEW.id;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER forget_positions AFTER UPDATE OF stream_id ON {{schema}}.lanes
+FOR EACH ROW WHEN (OLD.stream_id IS DISTINCT FROM NEW.stream_id) EXECUTE FUNCTION {{schema}}.forget_positions();
+
 -- What a queue's broker discarded before it was read: the positions from first on, below
 -- next. The queue is held until somebody accepts that. Nothing below accepted is recorded
 -- again: each worker finds the same gap, and one of them counts it.
