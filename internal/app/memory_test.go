@@ -20,7 +20,7 @@ func TestLimitMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	limit := limitMemory(128 * mib, 1)
+	limit := limitMemory(128*mib, 1)
 	if got := debug.SetMemoryLimit(-1); got != 176*mib {
 		t.Errorf("the limit is %d MiB, want 176", got/mib)
 	}
@@ -35,7 +35,7 @@ func TestLimitMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(name, "300")
 			debug.SetMemoryLimit(before)
-			limitMemory(128 * mib, 1)(10 * mib)
+			limitMemory(128*mib, 1)(10 * mib)
 			if got := debug.SetMemoryLimit(-1); got != before {
 				t.Errorf("the limit became %d", got)
 			}
