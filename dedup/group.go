@@ -51,11 +51,11 @@ type item struct {
 	// unwanted is set if no sink wants the message. It is then filtered, unless a gap before
 	// it has to be reported.
 	unwanted bool
-	// reject is why the message can't be given to the sink.
-	reject *rejection
 	// deadLettered is set if this item's dead letter is new: a queue may deliver a
 	// message again that is a dead letter already.
 	deadLettered bool
+	// reject is why the message can't be given to the sink.
+	reject *rejection
 	// original is where the id was claimed first, for a dead letter of a duplicate or a
 	// conflict.
 	original *claimRow

@@ -37,7 +37,7 @@ type worker struct {
 
 // databaseURL finds the line of a configuration that leads to a database, as a
 // key of its own or within braces.
-var databaseURL = regexp.MustCompile(`(?m)(database:(?:\n +| \{)url: )"(postgres://[^"]+)"( *$|})`)
+var databaseURL = regexp.MustCompile(`(?m)(database:(?:\n( +)| \{)url: )"(postgres://[^"]+)"( *$|})`)
 
 // configFile writes a configuration and returns its file. With
 // DEDUPD_TEST_PGBOUNCER the way to the database leads through one, unless its
@@ -47,14 +47,14 @@ func configFile(t *testing.T, text string) string {
 	if os.Getenv(bouncerEnv) != "" {
 		text = databaseURL.ReplaceAllStringFunc(text, func(line string) string {
 			m := databaseURL.FindStringSubmatch(line)
-			if strings.Contains(m[2], "sslrootcert=") {
+			if strings.Contains(m[3], "sslrootcert=") {
 				return line // what is tried there is the way to the server itself
 			}
-			separator := "\n  "
-			if m[3] == "}" {
+			separator := "\n" + m[2]
+			if m[4] == "}" {
 				separator = ", "
 			}
-			return fmt.Sprintf("%s%q%spooler: pgbouncer_transaction%s", m[1], bounced(t, m[2]), separator, m[3])
+			return fmt.Sprintf("%s%q%spooler: pgbouncer_transaction%s", m[1], bounced(t, m[3]), separator, m[4])
 		})
 	}
 	file := filepath.Join(t.TempDir(), "dedupd.yaml")
