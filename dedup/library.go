@@ -115,8 +115,10 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string, o ClaimOptio
 // duplicate of the id is given from then on, until the claim expires or is forgotten. The
 // last result counts. It may have sinks.MaxResult bytes (ErrResultTooLarge).
 //
-// The error is ErrNotClaimed if the id wasn't new, if tx is another transaction, or if the
-// claim is gone because tx was rolled back to a savepoint before it.
+// Call it before that transaction ends: a later one may find the claim, but until it commits,
+// duplicates are told nothing. The error is ErrNotClaimed if the id wasn't new, if the claim
+// isn't committed and tx is another transaction, or if the claim is gone because tx was rolled
+// back to a savepoint before it.
 func (c *Claimed) SetResult(ctx context.Context, tx pgx.Tx, result []byte) error {
 	switch {
 	case !c.IsNew:
