@@ -22,14 +22,14 @@ func TestBytesGrantedToOneThatGivesUp(t *testing.T) {
 		go func() { second <- b.Acquire(t.Context(), 70) }()
 		synctest.Wait()
 
-		b.mu.Lock()
+		b.pool.mu.Lock()
 		cancel()   // it wakes up by this …
 		b.used = 0 // … and is granted its bytes before it can take itself out of the line
 		b.grantLocked()
 		if b.used != 60 {
 			t.Errorf("%d bytes are used, want those of the first", b.used)
 		}
-		b.mu.Unlock()
+		b.pool.mu.Unlock()
 
 		if err := <-first; !errors.Is(err, context.Canceled) {
 			t.Errorf("the first: %v", err)

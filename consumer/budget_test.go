@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/dedupd/dedupd/consumer"
 )
@@ -67,6 +68,45 @@ func TestBudget(t *testing.T) {
 		}
 		if !granted(next) || b.Used() != 100 {
 			t.Errorf("used %d", b.Used())
+		}
+	})
+	bubble(t, "each part has its own bytes", func(t *testing.T) {
+		parts := consumer.NewBudgets(100, 2)
+		<-acquire(parts[0], 50)
+		if !granted(acquire(parts[1], 50)) || parts[1].TryAcquire(1) {
+			t.Error("the other part hasn't 50 bytes")
+		}
+		parts[0].Release(50)
+		if parts[1].TryAcquire(1) {
+			t.Error("a part lends")
+		}
+		parts[1].Release(50)
+	})
+	bubble(t, "of parts, one at a time exceeds its bytes, or who has waited for long", func(t *testing.T) {
+		parts := consumer.NewBudgets(150, 3)
+		<-acquire(parts[0], 60)
+		second := acquire(parts[1], 70)
+		if granted(second) || parts[1].TryAcquire(51) {
+			t.Error("two parts exceed their bytes")
+		}
+		parts[0].Release(10)
+		if !granted(second) {
+			t.Error("not granted, though no other part exceeds its bytes")
+		}
+		third := acquire(parts[2], 80)
+		time.Sleep(4 * time.Second)
+		if granted(third) {
+			t.Error("granted too early")
+		}
+		time.Sleep(2 * time.Second)
+		if !granted(third) {
+			t.Error("waits for another part for ever")
+		}
+		for i, n := range []int64{50, 70, 80} {
+			parts[i].Release(n)
+			if parts[i].Used() != 0 {
+				t.Errorf("part %d holds %d", i, parts[i].Used())
+			}
 		}
 	})
 }

@@ -23,16 +23,7 @@ type Metrics struct {
 	ready         *prometheus.GaugeVec
 }
 
-// RegisterBudget registers the metric of a budget's use.
-func RegisterBudget(reg prometheus.Registerer, budget *Budget) {
-	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "dedupd_inflight_bytes",
-		Help: "Bytes of messages held in memory, or reserved for a fetch, of the budget batch.inflight_bytes.",
-	}, func() float64 { return float64(budget.Used()) }))
-}
-
-// NewMetrics registers the worker's metrics, and the budget's use unless it is nil: workers
-// that share one register it once.
+// NewMetrics registers the worker's metrics, and its budget's use.
 func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 	m := &Metrics{
 		fetched: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -89,11 +80,12 @@ func NewMetrics(reg prometheus.Registerer, budget *Budget) *Metrics {
 			Help: "1: the source has reached its broker and reads the lanes it was assigned, if any. 0: it can't.",
 		}, []string{"source"}),
 	}
+	inflight := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "dedupd_inflight_bytes",
+		Help: "Bytes of messages held in memory, or reserved for a fetch, of the budget batch.inflight_bytes.",
+	}, func() float64 { return float64(budget.Used()) })
 	reg.MustRegister(m.fetched, m.abandoned, m.skipped, m.lag, m.undecided, m.lanePosition, m.batchMessages, m.fenced,
-		m.rewinds, m.rebalances, m.commitErrors, m.held, m.ready)
-	if budget != nil {
-		RegisterBudget(reg, budget)
-	}
+		m.rewinds, m.rebalances, m.commitErrors, m.held, m.ready, inflight)
 	return m
 }
 

@@ -78,19 +78,3 @@ func TestShareAmongLanes(t *testing.T) {
 		})
 	}
 }
-
-// Of workers that share a budget all but one may have lanes that can't go on: each holds a
-// batch, what waits behind it and what was fetched. The last one still has a part.
-func TestShareAmongWorkers(t *testing.T) {
-	const limit, lanes, held = 128 << 20, 4, 3
-	for sharers := 2; sharers <= 16; sharers++ {
-		w := &Worker{Writers: 3, MaxMessages: 100_000, MaxBytes: 1 << 30, Budget: NewBudget(limit), lanes: map[*Lane]struct{}{}}
-		w.Budget.Sharers = sharers
-		for range lanes {
-			w.lanes[&Lane{w: w, lag: 1}] = struct{}{}
-		}
-		if _, bytes := w.shareLocked(); int64(sharers-1)*lanes*held*bytes > limit*3/4 {
-			t.Errorf("of %d workers, all but one may hold %d MiB of %d", sharers, int64(sharers-1)*lanes*held*bytes>>20, limit>>20)
-		}
-	}
-}

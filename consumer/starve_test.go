@@ -87,6 +87,59 @@ func TestHeldLanesDontStarveTheOthers(t *testing.T) {
 	})
 }
 
+// A worker whose transactions all fail, with more lanes and larger batches than memory,
+// takes nothing of what the other worker of the process reads with.
+func TestAWorkerThatCantWriteDoesntStarveTheOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const lanes, each = 100, 50
+		stores, budgets := [2]*consumertest.Store{}, consumer.NewBudgets(64<<10, 2)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 2)
+		start := func(i, partitions, size int, fail error) {
+			broker, store := consumertest.NewBroker(partitions), consumertest.NewStore()
+			stores[i] = store
+			for n := range each {
+				for p := range partitions {
+					id := strconv.Itoa(p) + "/" + strconv.Itoa(n)
+					broker.Produce(p, message.Message{Topic: "t", Value: make([]byte, size), Headers: []message.Header{{Key: consumertest.IDHeader, Value: []byte(id)}}})
+				}
+			}
+			w := &consumer.Worker{
+				Handler: handlerFunc(func(ctx context.Context, group []lane.Batch) error {
+					if fail != nil {
+						return fail
+					}
+					time.Sleep(10 * time.Millisecond)
+					return store.Handle(ctx, group)
+				}),
+				Lanes: store, Sources: []consumer.Source{broker.Source("test")}, Writers: 2, MaxMessages: 10, MaxBytes: 8 << 10, Budget: budgets[i],
+				Drain: time.Second, Logger: quiet(), Metrics: consumer.NewMetrics(prometheus.NewRegistry(), budgets[i]),
+			}
+			go func() { done <- w.Run(ctx) }()
+		}
+		start(0, lanes, 4<<10, errTransient)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if budgets[0].Used() == 0 {
+			t.Error("the worker that can't write holds nothing")
+		}
+		start(1, 4, 1<<10, nil)
+		time.Sleep(10 * time.Second)
+		if n := len(stores[1].Effects()); n != 4*each {
+			t.Errorf("%d messages of %d had their effect", n, 4*each)
+		}
+		cancel()
+		for range 2 {
+			if err := <-done; err != nil {
+				t.Error("Run: ", err)
+			}
+		}
+		if a, b := budgets[0].Used(), budgets[1].Used(); a+b != 0 {
+			t.Errorf("%d and %d bytes are held", a, b)
+		}
+	})
+}
+
 // A lane that has been evicted isn't open for a while, and held all the same:
 // the probes, the metric and a job tell of it, until another worker has it.
 func TestAnEvictedLaneIsHeld(t *testing.T) {

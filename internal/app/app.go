@@ -64,16 +64,14 @@ func (a *App) Run(ctx context.Context) (Summary, error) {
 	cfg, log := a.Config, a.Logger
 	limits := shareLimit(limitMemory(int64(cfg.Batch.InflightBytes), len(cfg.All())), len(cfg.All()))
 	reg := newRegistry()
-	budget := consumer.NewBudget(int64(cfg.Batch.InflightBytes))
-	budget.Sharers = len(cfg.All())
-	consumer.RegisterBudget(reg, budget)
+	budgets := consumer.NewBudgets(int64(cfg.Batch.InflightBytes), len(cfg.All()))
 	var pipelines pipelines
 	for i, one := range cfg.All() {
 		p := &pipeline{App: a, cfg: one, log: log, reg: reg, limit: limits[i]}
 		if len(cfg.Pipelines) > 0 {
 			p.name, p.log, p.reg = one.Scope, log.With("scope", one.Scope), prometheus.WrapRegistererWith(prometheus.Labels{"scope": one.Scope}, reg)
 		}
-		if err := p.open(ctx, budget); err != nil {
+		if err := p.open(ctx, budgets[i]); err != nil {
 			return Summary{}, p.named(err)
 		}
 		defer closePool(p.pool, p.log)

@@ -85,7 +85,7 @@ func (p *pipeline) newWorker(budget *consumer.Budget) (*consumer.Worker, error) 
 		UntilIdle:   p.UntilIdle,
 		HangTimeout: p.HangTimeout,
 		Logger:      p.log,
-		Metrics:     consumer.NewMetrics(p.reg, nil),
+		Metrics:     consumer.NewMetrics(p.reg, budget),
 	}, nil
 }
 

@@ -185,7 +185,7 @@ type Batch struct {
 	MaxMessages int `yaml:"max_messages" min:"1" max:"100000"`
 	// The most bytes of messages in one transaction; a larger message goes alone.
 	MaxBytes Size `yaml:"max_bytes"`
-	// The most bytes of messages in memory, over all sources.
+	// The most bytes of messages in memory, over all sources. Several pipelines have equal parts of it.
 	InflightBytes Size `yaml:"inflight_bytes"`
 	// The most that one of Kafka's record batches may take in memory, decompressed; a larger one holds its lane. Default: inflight_bytes.
 	MaxInflatedBytes Size `yaml:"max_inflated_bytes"`

@@ -94,6 +94,7 @@ func (l *loader) own(item *node, path string) *node {
 
 // across finds what pipelines can't share.
 func (l *loader) across(all []*Config) {
+	l.shareMemory(all)
 	scopes, readers := make(map[string]int), make(map[string]int)
 	for i, c := range all {
 		if first, ok := scopes[c.Scope]; ok && c.Scope != "" {
@@ -120,6 +121,18 @@ func (l *loader) across(all []*Config) {
 				}
 				readers[k] = i
 			}
+		}
+	}
+}
+
+// shareMemory finds a pipeline whose part of the memory holds no batch.
+func (l *loader) shareMemory(all []*Config) {
+	for i, c := range all {
+		b := &c.Batch
+		if part := b.InflightBytes / Size(len(all)); part < b.MaxBytes && b.InflightBytes >= b.MaxBytes {
+			l.problems = append(l.problems, c.problem("batch.inflight_bytes", "%s are %s for each of %d pipelines, less than batch.max_bytes (%s) of %s: one batch would not fit; raise it",
+				b.InflightBytes, part, len(all), b.MaxBytes, index(pipelinesKey, i)))
+			return
 		}
 	}
 }

@@ -98,3 +98,21 @@ pipelines:
 		t.Errorf("on_group_reset is %s and %s, want ignore and honour", a.OnGroupReset, b.OnGroupReset)
 	}
 }
+
+// Each pipeline has a part of the memory, which holds a batch.
+func TestPipelinesShareMemory(t *testing.T) {
+	const file = `
+batch: {inflight_bytes: 3MiB, max_bytes: 1MiB}
+sources: [{kafka: {brokers: "b:1", topics: orders}}]
+sink: {probe: {name: x}}
+pipelines:
+  - {scope: a}
+  - {scope: b, batch: {max_bytes: %s}}
+  - {scope: c}
+`
+	parse(t, fmt.Sprintf(file, "1MiB"))
+	want := "test.yaml:2:9: batch.inflight_bytes: 3MiB are 1MiB for each of 3 pipelines, less than batch.max_bytes (1025KiB) of pipelines[1]: one batch would not fit; raise it"
+	if _, _, err := Parse("test.yaml", []byte(fmt.Sprintf(file, "1025KiB")), Options{Sinks: registry()}); err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
