@@ -354,7 +354,7 @@ func (a *appending) insert(ctx context.Context, e *events) error {
 		rows = tag.RowsAffected()
 		return nil
 	})
-	a.p.targets.queue(&b)
+	a.m.queueTargets(&b, a.p)
 	b.Queue("RELEASE SAVEPOINT dedupd_append")
 	err := a.tx.SendBatch(ctx, &b).Close()
 	if sqlstate.Means(sqlstate.Of(err), sqlstate.Outdated) {

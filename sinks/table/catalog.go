@@ -16,12 +16,12 @@ import (
 type target struct {
 	kind       string // pg_class.relkind
 	plain      bool   // no rules, no row security: COPY does what INSERT does
-	fills      bool   // a trigger runs before an insert, and may fill in columns
+	fills      bool   // a trigger runs before an insert, of the table or of a partition, and may fill in columns
 	mayUse     bool   // USAGE on the schema
 	mayRead    bool   // SELECT on the table, which its system columns need
 	attributes []attribute
 	unique     []uniqueIndex
-	shape      string // names and types of the columns that the sink fills: see shapeSQL
+	shape      string // what a plan takes from the columns that the sink fills: see shapeSQL
 }
 
 // attribute is a column of the target.
@@ -87,8 +87,6 @@ func (t *target) names() []string {
 var attributesSQL = `
 WITH RECURSIVE ` + columns.Domains + `
 SELECT c.relkind::pg_catalog.text, NOT c.relhasrules AND NOT c.relrowsecurity,
-       EXISTS (SELECT FROM pg_catalog.pg_trigger g
-                WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgtype & 7 = 7), -- row, before, insert
        pg_catalog.has_schema_privilege(n.oid, 'USAGE'), pg_catalog.has_table_privilege(c.oid, 'SELECT'),
        a.attname::pg_catalog.text, a.attnotnull,
        a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL,
@@ -148,14 +146,17 @@ SELECT x.relname::pg_catalog.text, u.columns, u.ordered, u.collations, u.folds, 
    AND i.indpred IS NULL AND i.indexprs IS NULL
  ORDER BY i.indexrelid`
 
-// shapeSQL returns a text that changes when a column gets another type, or another collation
-// or modifier that is part of a plan (columns.CastName).
+// shapeSQL returns a text that changes when a column does, or the table, in a way that a plan
+// goes by: another type; another collation or modifier that is part of a plan
+// (columns.CastName); NOT NULL, a default or an identity that comes or goes; rules or row
+// security. Triggers are found by storageSQL.
 var shapeSQL = shapeFrom(1)
 
 // shapeFrom is shapeSQL with its parameters (schema, table, columns) numbered from param.
 func shapeFrom(param int) string {
 	return fmt.Sprintf(`SELECT coalesce(pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attname, a.atttypid, a.attcollation,
-                  CASE WHEN a.atttypid IN (1083, 1114, 1184, 1186, 1266, 1700) THEN a.atttypmod END), ',' ORDER BY a.attnum), '')
+                  CASE WHEN a.atttypid IN (1083, 1114, 1184, 1186, 1266, 1700) THEN a.atttypmod END,
+                  a.attnotnull, a.atthasdef, a.attidentity, c.relhasrules, c.relrowsecurity), ',' ORDER BY a.attnum), '')
   FROM pg_catalog.pg_namespace n
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -176,7 +177,7 @@ func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
 	b.Queue(attributesSQL, s.schema, s.table).Query(func(rows pgx.Rows) (err error) {
 		t.attributes, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (a attribute, err error) {
 			var category string
-			err = row.Scan(&t.kind, &t.plain, &t.fills, &t.mayUse, &t.mayRead, &a.name, &a.notNull, &a.hasValue, &a.generated, &a.always,
+			err = row.Scan(&t.kind, &t.plain, &t.mayUse, &t.mayRead, &a.name, &a.notNull, &a.hasValue, &a.generated, &a.always,
 				&a.mayInsert, &a.mayUpdate, &a.maySelect, &a.domain, &a.collation, &a.equals, &a.isAbove, &a.equalsOID,
 				&a.typ.Cast, &a.typ.Name, &a.typ.OID, &category, &a.typ.Element)
 			if category != "" {
@@ -198,6 +199,7 @@ func (s *Sink) readCatalog(ctx context.Context, tx sinks.Tx) (*target, error) {
 		names = append(names, c.Name)
 	}
 	b.Queue(shapeSQL, s.schema, s.table, names).QueryRow(func(row pgx.Row) error { return row.Scan(&t.shape) })
+	b.Queue(storageSQL, []string{s.schema}, []string{s.table}).QueryRow(func(row pgx.Row) error { return row.Scan(&t.fills, nil, nil, nil, nil) })
 	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return nil, fmt.Errorf("read the catalog: %w", err)
 	}

@@ -243,6 +243,7 @@ func (w *foldWriter) write(ctx context.Context, tx sinks.Tx, values *columns.Val
 		b.Queue("SET LOCAL plan_cache_mode = DEFAULT")
 	}
 	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
+	w.m.queueTargets(&b, w.p)
 	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return err
 	}

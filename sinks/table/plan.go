@@ -17,6 +17,9 @@ type plan struct {
 	names  []string
 	copies bool
 	shape  string
+	// ordinary: what is written are rows of the target and of its partitions. fills: a trigger
+	// runs before they are inserted.
+	ordinary, fills bool
 	// counts: the server reports how many rows are written. If none are, the columns may
 	// have changed.
 	counts bool
@@ -52,11 +55,11 @@ func (s *Sink) plan(t *target) (*plan, error) {
 	}
 	p.params = len(values.Args())
 	p.unchanged = unchangedAfter(p.params)
-	ordinary := t.plain && (t.kind == "r" || t.kind == "p")
-	p.counts = ordinary && !t.fills
+	p.ordinary, p.fills = t.plain && (t.kind == "r" || t.kind == "p"), t.fills
+	p.counts = p.ordinary && !p.fills
 	// COPY knows no conflicts, no rules and no row security.
 	_, inserts := s.mode.(*insert)
-	p.copies = inserts && len(s.key) == 0 && ordinary && p.set.CanCopy()
+	p.copies = inserts && len(s.key) == 0 && p.ordinary && p.set.CanCopy()
 	p.writer = s.mode.writer(t, p)
 	return p, nil
 }

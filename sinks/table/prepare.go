@@ -56,7 +56,7 @@ func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
 	}
 	if p.targets, err = writesTo(explained); err == nil {
 		var b pgx.Batch
-		p.targets.queue(&b)
+		s.queueTargets(&b, p)
 		err = tx.SendBatch(ctx, &b).Close()
 	}
 	if err != nil {

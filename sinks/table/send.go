@@ -71,7 +71,7 @@ func (s *Sink) run(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batch
 		s.queueShape(&b, p, &before)
 	}
 	sent := p.queue(&b, values)
-	p.targets.queue(&b)
+	s.queueTargets(&b, p)
 	if !p.counts {
 		s.queueShape(&b, p, &after)
 	}
@@ -106,7 +106,7 @@ func (s *Sink) blame(ctx context.Context, tx sinks.Tx, p *plan, bad error) error
 	shape := p.shape
 	var b pgx.Batch
 	s.queueShape(&b, p, &shape)
-	p.targets.queue(&b)
+	s.queueTargets(&b, p)
 	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func meanwhile(what string) error {
 	return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: sqlstate.SerializationFailure, Message: what}
 }
 
-var errChanged = errors.New("the table's columns have changed meanwhile; nothing was written, and the next try will see them as they are")
+var errChanged = errors.New("the table has changed meanwhile; nothing was written, and the next try will see them as they are")
 
 // distrust makes the next try read the catalog again, and ends the use of COPY for the life
 // of this process: each connection of the driver remembers the types that it once found for

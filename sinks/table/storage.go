@@ -2,7 +2,6 @@ package table
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -14,23 +13,28 @@ import (
 // Rows there may be lost after the broker was told that their messages are safe.
 
 // storageSQL finds such a table among those named, and among all that rows may be routed to
-// from there: partitions, and children that a trigger or a rule fills. It runs in the
-// transaction that has written: a partition that was written to was attached before, and
-// can't be altered until the transaction ends.
+// from there: partitions, and children that a trigger or a rule fills. It also tells whether
+// a trigger runs before an insert into one of them, but for those children. It runs in the transaction that has
+// written: a partition that was written to was attached before, and can't be altered until the
+// transaction ends.
 const storageSQL = `
-WITH RECURSIVE tree (oid, routes) AS (
-  SELECT c.oid, c.relkind = 'p' OR c.relhastriggers OR c.relhasrules
+WITH RECURSIVE tree (oid, routes, own) AS (
+  SELECT c.oid, c.relkind = 'p' OR c.relhastriggers OR c.relhasrules, true
     FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS u (schema, name)
     JOIN pg_catalog.pg_namespace n ON n.nspname = u.schema::pg_catalog.name
     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = u.name::pg_catalog.name
   UNION
-  SELECT c.oid, c.relkind = 'p' OR c.relhastriggers OR c.relhasrules
+  SELECT c.oid, c.relkind = 'p' OR c.relhastriggers OR c.relhasrules, c.relispartition
     FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
    WHERE t.routes)
-SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, c.relkind = 'f', c.relpersistence = 't'
-  FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.oid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind = 'f' OR c.relkind = 'r' AND c.relpersistence <> 'p'
- ORDER BY 1, 2 LIMIT 1`
+SELECT EXISTS (SELECT FROM tree t JOIN pg_catalog.pg_trigger g ON g.tgrelid = t.oid
+                WHERE t.routes AND t.own AND NOT g.tgisinternal AND g.tgtype & 7 = 7), -- row, before, insert
+       l.*
+  FROM (VALUES (0)) AS one LEFT JOIN (
+       SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, c.relkind = 'f', c.relpersistence = 't'
+         FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.oid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.relkind = 'f' OR c.relkind = 'r' AND c.relpersistence <> 'p'
+        ORDER BY 1, 2 LIMIT 1) AS l ON true`
 
 // tables are those that a statement writes to, by schema and name.
 type tables struct{ schemas, names []string }
@@ -44,19 +48,23 @@ func (t *tables) add(schema, name string) {
 	t.schemas, t.names = append(t.schemas, schema), append(t.names, name)
 }
 
-// queue adds storageSQL to a batch. A table that isn't durable is an error.
-func (t *tables) queue(b *pgx.Batch) {
-	b.Queue(storageSQL, t.schemas, t.names).QueryRow(func(row pgx.Row) error {
-		var schema, name string
-		var foreign, temporary bool
-		err := row.Scan(&schema, &name, &foreign, &temporary)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return nil
-		}
-		if err != nil {
+// queueTargets adds storageSQL to a batch. A table that isn't durable is an error, and so is a
+// trigger that has come or gone since the plan was made.
+func (s *Sink) queueTargets(b *pgx.Batch, p *plan) {
+	b.Queue(storageSQL, p.targets.schemas, p.targets.names).QueryRow(func(row pgx.Row) error {
+		var fills bool
+		var schema, name *string
+		var foreign, temporary *bool
+		switch err := row.Scan(&fills, &schema, &name, &foreign, &temporary); {
+		case err != nil:
 			return err
+		case name != nil:
+			return notDurable(pgx.Identifier{*schema, *name}.Sanitize(), *foreign, *temporary)
+		case p.ordinary && fills != p.fills:
+			s.current.CompareAndSwap(p, nil)
+			return errChanged
 		}
-		return notDurable(pgx.Identifier{schema, name}.Sanitize(), foreign, temporary)
+		return nil
 	})
 }
 

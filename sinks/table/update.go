@@ -424,6 +424,7 @@ func (w *updateWriter) takeTurns(ctx context.Context, tx sinks.Tx, batch *sinks.
 		}
 		b.Queue("SET LOCAL enable_seqscan = DEFAULT")
 		b.Queue("SET LOCAL plan_cache_mode = DEFAULT")
+		w.m.queueTargets(&b, w.p)
 		if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 			return err
 		}
