@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dedupd/dedupd/dedup/internal/pipeline"
 	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/internal/wait"
 	"github.com/dedupd/dedupd/lane"
@@ -159,8 +160,11 @@ func (p *Processor) reload(ctx context.Context, g *group, cause error) error {
 		return holdUnlessPassing(err)
 	}
 	if g.catalog != nil && now.Identity == g.catalog.Identity {
-		const gone = "a table of claims is gone that is in the catalog (`dedupd retention status` shows which)"
-		return &lane.HoldError{Err: fmt.Errorf(gone+": %w", cause), Summary: gone}
+		gone := "a table of claims is gone that is in the catalog (`dedupd retention status` shows which)"
+		if failed := (*pipeline.StepError)(nil); errors.As(cause, &failed) && failed.Name == keepResults {
+			gone = "a generation's table of results is gone: the next pass of retention makes it again, empty (`dedupd retention run` does so now)"
+		}
+		return &lane.HoldError{Err: fmt.Errorf("%s: %w", gone, cause), Summary: gone}
 	}
 	return nil
 }

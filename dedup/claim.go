@@ -64,7 +64,9 @@ func (t *txn) claim(ctx context.Context, steps ...pipeline.Step) error {
 		steps = append(steps, t.insertStep())
 	}
 	if t.guest != nil {
-		steps = append(steps, restoreStep, releaseStep)
+		if steps = append(steps, restoreStep); !t.undoable() {
+			steps = append(steps, releaseStep)
+		}
 	}
 	if err := t.send(ctx, steps...); err != nil {
 		return err
@@ -159,7 +161,7 @@ func (t *txn) insertStep() pipeline.Step {
 				return err
 			}
 			if t.guest != nil {
-				t.guest.claimedBy = slices.Clone(row[1])
+				t.guest.claimant = claimant{slices.Clone(row[1]), slices.Clone(row[2])}
 			}
 			next, err = t.markNew(key, next)
 			return err
@@ -189,7 +191,7 @@ func (t *txn) insertStep() pipeline.Step {
 	st.Name = t.claimName(kind)
 	st.SQL = `INSERT INTO ` + open.Name + ` (` + columns + `) SELECT ` + values + ` ON CONFLICT (key) DO NOTHING RETURNING key`
 	if t.guest != nil {
-		st.SQL += `, xmin`
+		st.SQL += `, xmin, pg_catalog.pg_current_xact_id()`
 	}
 	return st
 }

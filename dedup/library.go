@@ -56,17 +56,21 @@ type Claimed struct {
 	store      *Store
 	key        claimkey.Key
 	generation claimkey.Key
-	claimedBy  []byte
+	claimant   claimant
 }
+
+// claimant is who has made a claim: a transaction, and the part of it that the claim's xmin
+// names. That is the savepoint's: another one if the caller rolls back and claims again.
+type claimant struct{ xmin, transaction []byte }
 
 // Claim claims ids within a transaction of the caller's own. The claims stand or fall with
 // tx, which must be READ COMMITTED (SQLSTATE DD005 if not). Ids must be 1 byte long at least.
 // Of an id that is there twice, the first is new.
 //
 // After any error nothing is claimed. After ErrInFlight, and after most others, the
-// transaction is as it was before the call and may go on. Behind SQLSTATE 40P01 (two calls in
-// one transaction don't claim in one order, and may deadlock with another's) and 40001 (a
-// claim was forgotten in that moment), roll back and try again.
+// transaction is as it was before the call and may go on. Behind SQLSTATE 40001 (a claim was
+// forgotten in that moment), try again; behind 40P01 (two calls in one transaction don't claim
+// in one order, and may deadlock with another's), roll back first.
 //
 // Claim restores lock_timeout. A transaction that holds an id makes others wait; so until it
 // ends its statement_timeout is 20 s and its idle_in_transaction_session_timeout 10 s, if
@@ -105,7 +109,7 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string, o ClaimOptio
 			c.Result, c.ResultSize = row.result.Bytes, row.result.Size
 		}
 		if c.IsNew {
-			c.store, c.key, c.generation, c.claimedBy = s, it.key, t.catalog.Open.Identity, t.guest.claimedBy
+			c.store, c.key, c.generation, c.claimant = s, it.key, t.catalog.Open.Identity, t.guest.claimant
 		}
 	}
 	return all, nil
@@ -115,10 +119,8 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, ids []string, o ClaimOptio
 // duplicate of the id is given from then on, until the claim expires or is forgotten. The
 // last result counts. It may have sinks.MaxResult bytes (ErrResultTooLarge).
 //
-// Call it before that transaction ends: a later one may find the claim, but until it commits,
-// duplicates are told nothing. The error is ErrNotClaimed if the id wasn't new, if the claim
-// isn't committed and tx is another transaction, or if the claim is gone because tx was rolled
-// back to a savepoint before it.
+// The error is ErrNotClaimed if the id wasn't new, if tx is another transaction, or if the claim
+// is gone because tx was rolled back to a savepoint before it.
 func (c *Claimed) SetResult(ctx context.Context, tx pgx.Tx, result []byte) error {
 	switch {
 	case !c.IsNew:
@@ -130,7 +132,7 @@ func (c *Claimed) SetResult(ctx context.Context, tx pgx.Tx, result []byte) error
 		return fmt.Errorf("set a result: %w", err)
 	}
 	r := sinks.Result{Size: len(result), Bytes: nonNil(result)}
-	step := c.store.keepResultsStep(c.generation, c.claimedBy, 1, func(int) (*claimkey.Key, sinks.Result) { return &c.key, r })
+	step := c.store.keepResultsStep(c.generation, c.claimant, 1, func(int) (*claimkey.Key, sinks.Result) { return &c.key, r })
 	if err := pipeline.RoundTrip(ctx, tx.Conn(), false, []pipeline.Step{step}); err != nil {
 		return fmt.Errorf("set a result: %w", err)
 	}
@@ -155,9 +157,8 @@ func checkOpen(ctx context.Context, tx pgx.Tx) error {
 type guest struct {
 	// lockWait is for how long the claim waits for each lock.
 	lockWait time.Duration
-	// claimedBy is the part of the transaction that has claimed, which the new claims' xmin
-	// names. It is the savepoint's: another one if the caller rolls back and claims again.
-	claimedBy []byte
+	// claimant is who has made the new claims.
+	claimant claimant
 }
 
 // uncertainWait bounds the waits for locks that no other claim holds.
@@ -184,10 +185,18 @@ func (t *txn) claimAsGuest(ctx context.Context, tx pgx.Tx, wait time.Duration) (
 		}
 		t.reset()
 		t.guest.lockWait = max(wait-time.Since(began), least)
-		if err = t.claim(ctx, savepointStep, rememberStep, t.enterStep()); err == nil {
-			return t.checkFound()
+		err = t.claim(ctx, savepointStep, rememberStep, t.enterStep())
+		undoable := err == nil && t.undoable()
+		if err == nil {
+			err = t.checkFound()
 		}
-		t.rollBackToSavepoint()
+		if err == nil && undoable {
+			err = t.send(ctx, releaseStep)
+		}
+		if err == nil {
+			return nil
+		}
+		t.rollBackToSavepoint(undoable)
 		var (
 			failed *pipeline.StepError
 			pg     *pgconn.PgError
@@ -246,10 +255,15 @@ func (g *guest) waitStep() pipeline.Step {
 	}
 }
 
-// rollBackToSavepoint undoes a claim that has failed, if its savepoint is still there: only
-// the look-up of duplicates comes after it, and fails with the transaction.
-func (t *txn) rollBackToSavepoint() {
-	if t.conn.IsClosed() || t.conn.PgConn().IsBusy() || t.conn.PgConn().TxStatus() != 'E' {
+// undoable reports whether the savepoint is kept until the duplicates are looked up, which may
+// fail: there may be new claims to undo then. One id is either new or a duplicate.
+func (t *txn) undoable() bool { return len(t.claims) > 1 }
+
+// rollBackToSavepoint undoes a claim that has failed, if its savepoint is still there. If not,
+// nothing was claimed: only the look-up of a duplicate comes after it, which fails with the
+// transaction. claimed: that has not failed, but finds nothing.
+func (t *txn) rollBackToSavepoint(claimed bool) {
+	if t.conn.IsClosed() || t.conn.PgConn().IsBusy() || t.conn.PgConn().TxStatus() != 'E' && !claimed {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

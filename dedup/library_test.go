@@ -356,6 +356,24 @@ func TestResultsOfAService(t *testing.T) {
 	if d := f.claimOnce("b"); d.IsNew || d.Result == nil || len(d.Result) > 0 {
 		t.Errorf("an empty result is %+v", d)
 	}
+	// Who has claimed it may not add a result in a later transaction: a duplicate may have been
+	// told that there is none.
+	tx = f.begin()
+	e, err := f.claim(tx, "e", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	tx = f.begin()
+	if err := e.SetResult(ctx, tx, []byte("late")); !errors.Is(err, dedup.ErrNotClaimed) {
+		t.Errorf("a result in a later transaction: %v", err)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	f.wantResult("e", "")
 	// A result doesn't outlive its transaction.
 	tx = f.begin()
 	f.mustClaim(tx, "d", "gone")
@@ -366,6 +384,50 @@ func TestResultsOfAService(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	f.wantResults(3)
+}
+
+// A claim is forgotten while it is looked at: the ids that were new aren't claimed either, and
+// the transaction goes on.
+func TestClaimOfWhatVanishes(t *testing.T) {
+	t.Parallel()
+	for _, ids := range [][]string{{"a", "b"}, {"b"}} {
+		f := newFixture(t)
+		other, forget, tx := f.begin(), f.begin(), f.begin()
+		f.mustClaim(other, "b", "x")
+		if err := other.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		// The look-up waits for the table of results, the claim doesn't.
+		if _, err := forget.Exec(t.Context(), `LOCK TABLE dedupd.results_test_1`); err != nil {
+			t.Fatal(err)
+		}
+		failed := make(chan error, 1)
+		go func() {
+			_, err := f.Store.Claim(t.Context(), tx, ids, dedup.ClaimOptions{})
+			failed <- err
+		}()
+		f.awaitLock()
+		if _, err := forget.Exec(t.Context(), `DELETE FROM dedupd.claims_test_1`); err != nil {
+			t.Fatal(err)
+		}
+		if err := forget.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-failed; codeOf(err) != "40001" {
+			t.Errorf("%q: %v", ids, err)
+		}
+		if c, err := f.claim(tx, "c", 0); err != nil || !c.IsNew {
+			t.Errorf("%q: the next claim is %+v, %v", ids, c, err)
+		} else if err := c.SetResult(t.Context(), tx, nil); err != nil {
+			t.Error(err)
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := f.rowCount(`SELECT count(*) FROM dedupd.claims_test_1`); n != 1 {
+			t.Errorf("%q: %d claims are kept, want c's", ids, n)
+		}
+	}
 }
 
 // What isn't another claim's lock is waited for, whatever the wait: nobody is told that the

@@ -17,6 +17,9 @@ import (
 // resultsAtOnce is about how many bytes of results one statement writes.
 const resultsAtOnce = 4 << 20
 
+// keepResults names the statement that keeps results.
+const keepResults = "dedupd_keep_results"
+
 // result is what the sink has given an item.
 type result struct {
 	item int32
@@ -52,27 +55,27 @@ func (t *txn) resultSteps() (steps []pipeline.Step) {
 		}
 		some := rest[:n]
 		rest = rest[n:]
-		steps = append(steps, t.store.keepResultsStep(in.Identity, nil, n, func(i int) (*claimkey.Key, sinks.Result) { return &t.items[some[i].item].key, some[i].Result }))
+		steps = append(steps, t.store.keepResultsStep(in.Identity, claimant{}, n, func(i int) (*claimkey.Key, sinks.Result) { return &t.items[some[i].item].key, some[i].Result }))
 	}
 	return steps
 }
 
-// keepResultsStep keeps n results in a generation. claimedBy, if not nil, is the part of a
-// transaction that must have made the claims.
-func (s *Store) keepResultsStep(generation claimkey.Key, claimedBy []byte, n int, at func(i int) (*claimkey.Key, sinks.Result)) pipeline.Step {
+// keepResultsStep keeps n results in a generation. by, if not zero, must have made the claims
+// and be the transaction that keeps their results.
+func (s *Store) keepResultsStep(generation claimkey.Key, by claimant, n int, at func(i int) (*claimkey.Key, sinks.Result)) pipeline.Step {
 	sizes, results := make([][]byte, n), make([][]byte, n)
 	for i := range n {
 		_, r := at(i)
 		sizes[i], results[i] = pipeline.Int4(int32(min(r.Size, 1<<31-1))), r.Bytes
 	}
 	return pipeline.Step{
-		Name: "dedupd_keep_results",
-		SQL:  `SELECT ` + s.name("keep_results") + `($1::uuid, $2::uuid[], $3::integer[], $4::bytea[], $5::xid)`,
-		OIDs: []uint32{pgtype.UUIDOID, pgtype.UUIDArrayOID, pgtype.Int4ArrayOID, pgtype.ByteaArrayOID, pgtype.XIDOID},
+		Name: keepResults,
+		SQL:  `SELECT ` + s.name("keep_results") + `($1::uuid, $2::uuid[], $3::integer[], $4::bytea[], $5::xid, $6::xid8)`,
+		OIDs: []uint32{pgtype.UUIDOID, pgtype.UUIDArrayOID, pgtype.Int4ArrayOID, pgtype.ByteaArrayOID, pgtype.XIDOID, pgtype.XID8OID},
 		Params: [][]byte{
 			generation[:],
 			pipeline.AppendKeys(nil, n, func(i int) *claimkey.Key { key, _ := at(i); return key }),
-			pipeline.Array(pgtype.Int4OID, sizes), pipeline.Array(pgtype.ByteaOID, results), claimedBy,
+			pipeline.Array(pgtype.Int4OID, sizes), pipeline.Array(pgtype.ByteaOID, results), by.xmin, by.transaction,
 		},
 		Row: func(v [][]byte) error {
 			kept, err := pipeline.ReadInt8(v[0])

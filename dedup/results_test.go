@@ -117,7 +117,7 @@ func TestWithoutResultsTheirTablesAreLeftAlone(t *testing.T) {
 		f.wantLanded("a", "b", "c")
 		// A lost table keeps what needs it, until retention makes it again.
 		b := l.batch("d=answer d")
-		wantHold(t, f.Handle(t.Context(), []lane.Batch{b}), "results_test_2")
+		wantHold(t, f.Handle(t.Context(), []lane.Batch{b}), "results_test_2", "the next pass of retention makes it again")
 		if a := f.find("a"); !a.Found || a.Claim.Result != nil {
 			t.Errorf("%+v", a.Claim)
 		}

@@ -26,7 +26,8 @@ type Store interface {
 	// Status returns what is kept, by the database's clock.
 	Status(ctx context.Context) (Status, error)
 
-	// Prepare makes the table for the next rotation, unless it is there.
+	// Prepare makes the tables for the next rotation, and those of results that were lost,
+	// unless they are there.
 	Prepare(ctx context.Context) (led bool, err error)
 	// Rotate seals the open generation, if it has that number, and opens the prepared
 	// one. took bounds how long claims were held up. rotated may be true beside an
@@ -313,10 +314,8 @@ func (p *pass) rotate(ctx context.Context, s *Status, force bool) (led bool, err
 	if len(open) == 0 {
 		return true, nil
 	}
-	if next := s.in("next"); len(next) == 0 || next[0].Missing {
-		if led, err := p.Store.Prepare(ctx); err != nil || !led {
-			return led, err
-		}
+	if led, err := p.Store.Prepare(ctx); err != nil || !led {
+		return led, err
 	}
 	g := open[0]
 	due := s.Now.Sub(g.OpenedAt) >= p.Generation || g.Claims >= p.MaxClaims

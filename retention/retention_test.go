@@ -104,7 +104,7 @@ func (s *store) CountDeadLetters(context.Context) (int64, error) { return 3, nil
 func (s *store) Prepare(context.Context) (bool, error) {
 	led, err := s.call("prepare")
 	if led && err == nil {
-		s.generations = slices.DeleteFunc(s.generations, func(g retention.Generation) bool { return g.State == "next" && g.Missing })
+		s.generations = slices.DeleteFunc(s.generations, func(g retention.Generation) bool { return g.State == "next" })
 		last := s.generations[len(s.generations)-1]
 		s.generations = append(s.generations, retention.Generation{Number: last.Number + 1, State: "next"})
 	}

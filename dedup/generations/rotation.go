@@ -41,7 +41,8 @@ func (s *Set) AsLeader(ctx context.Context, work func(ctx context.Context, tx pg
 	return led, err
 }
 
-// Prepare makes the table that the next rotation opens, unless it is there.
+// Prepare makes the table that the next rotation opens, and any generation's table of
+// results that was lost, unless they are there.
 func (s *Set) Prepare(ctx context.Context) (led bool, err error) {
 	led, err = s.AsLeader(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `SELECT `+s.name("prepare_generation")+`($1)`, s.schema.Scope)

@@ -31,7 +31,7 @@ var grants = []grant{
 		"clock()", "instance(oid)", "acquire_lane(text, text, text, text, integer, bigint, text, interval, bigint)", "acquire_queue(text, text, text, text, text, bigint)", "stream_clock(text)", "enter(integer, uuid, text, text, text)", "leave()",
 		"advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint[])", "replayed(bigint, integer, text)",
 		"prepare_generation(text)", "rotate(text, uuid, text)", "expire(text, interval, interval, text)", "drop_generation(text, integer, text)",
-		"sweep(text, text)", "at(integer[], bigint[], bigint[])", "mark(integer, uuid[], bytea[], integer[], bigint[], bigint[], bigint[])", "hold_claim(uuid, uuid)", "keep_results(uuid, uuid[], integer[], bytea[], xid)", "note_dead_letter(text, text, text, bigint, text)",
+		"sweep(text, text)", "at(integer[], bigint[], bigint[])", "mark(integer, uuid[], bytea[], integer[], bigint[], bigint[], bigint[])", "hold_claim(uuid, uuid)", "keep_results(uuid, uuid[], integer[], bytea[], xid, xid8)", "note_dead_letter(text, text, text, bigint, text)",
 	}},
 }
 

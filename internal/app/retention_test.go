@@ -181,6 +181,25 @@ func TestAPassOfACommandLoadsNoFilters(t *testing.T) {
 	}
 }
 
+// TestAPassMakesLostTablesOfResults drops those of a sealed and of the open generation while
+// the next one is there.
+func TestAPassMakesLostTablesOfResults(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, noSource)
+	for _, rotate := range []bool{true, false} { // the second prepares the next one
+		r.exec(t, `INSERT INTO dedupd.claims_orders_1 (key) VALUES (gen_random_uuid())`)
+		if _, err := Retain(t.Context(), r.cfg, r.store, slog.New(slog.DiscardHandler), rotate); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.await(t, `SELECT count(*) FROM dedupd.generations WHERE state = 'next'`)
+	r.exec(t, `DROP TABLE dedupd.results_orders_1, dedupd.results_orders_2`)
+	if _, err := Retain(t.Context(), r.cfg, r.store, slog.New(slog.DiscardHandler), false); err != nil {
+		t.Fatal(err)
+	}
+	r.exec(t, `SELECT FROM dedupd.results_orders_1, dedupd.results_orders_2, dedupd.results_orders_3`)
+}
+
 // TestARotationByHandWaitsForAWorker has another process run retention for a second.
 func TestARotationByHandWaitsForAWorker(t *testing.T) {
 	t.Parallel()

@@ -581,18 +581,19 @@ END $$;
 
 -- keep_results() keeps results with their claims, which the transaction has made or holds:
 -- enter() must have opened it. It returns how many it has kept. With p_xmin it keeps only
--- what that transaction, or part of one, has claimed: if the part was rolled back, the claim
--- may be somebody else's by now. What a key has already is left of a claim that was deleted
--- by hand, or of an earlier call. It has its owner's rights, so that a worker's role needs
--- none on each of the tables.
-CREATE FUNCTION {{schema}}.keep_results(p_generation uuid, p_keys uuid[], p_sizes integer[], p_results bytea[], p_xmin xid) RETURNS bigint
+-- what that part of transaction p_claimed_in has claimed, and only in that transaction: if the
+-- part was rolled back, the claim may be somebody else's by now; and once the transaction has
+-- committed, duplicates may have been told that there is no result. What a key has already is
+-- left of a claim that was deleted by hand, or of an earlier call. It has its owner's rights,
+-- so that a worker's role needs none on each of the tables.
+CREATE FUNCTION {{schema}}.keep_results(p_generation uuid, p_keys uuid[], p_sizes integer[], p_results bytea[], p_xmin xid, p_claimed_in xid8) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_claims text;
     v_kept bigint;
 BEGIN
     SELECT table_name INTO v_claims FROM {{schema}}.generations WHERE identity = p_generation;
-    IF NOT FOUND THEN
+    IF NOT FOUND OR p_claimed_in <> pg_current_xact_id() THEN
         RETURN 0;
     END IF;
     EXECUTE format('INSERT INTO {{schema}}.%I (key, size, result) SELECT u.key, u.size, u.result FROM unnest($1, $2, $3) AS u (key, size, result)
@@ -835,7 +836,7 @@ REVOKE ALL ON FUNCTION {{schema}}.clock(), {{schema}}.enter(integer, uuid, text,
     {{schema}}.instance(oid), {{schema}}.stream_clock(text),
     {{schema}}.acquire_lane(text, text, text, text, integer, bigint, text, interval, bigint), {{schema}}.acquire_queue(text, text, text, text, text, bigint),
     {{schema}}.advance(integer, bigint, bigint, bigint, text, bigint, bigint, timestamptz, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint[]),
-    {{schema}}.at(integer[], bigint[], bigint[]), {{schema}}.mark(integer, uuid[], bytea[], integer[], bigint[], bigint[], bigint[]), {{schema}}.hold_claim(uuid, uuid), {{schema}}.keep_results(uuid, uuid[], integer[], bytea[], xid), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
+    {{schema}}.at(integer[], bigint[], bigint[]), {{schema}}.mark(integer, uuid[], bytea[], integer[], bigint[], bigint[], bigint[]), {{schema}}.hold_claim(uuid, uuid), {{schema}}.keep_results(uuid, uuid[], integer[], bytea[], xid, xid8), {{schema}}.replayed(bigint, integer, text), {{schema}}.note_dead_letter(text, text, text, bigint, text),
     {{schema}}.prepare_generation(text), {{schema}}.rotate(text, uuid, text), {{schema}}.expire(text, interval, interval, text),
     {{schema}}.drop_generation(text, integer, text), {{schema}}.sweep(text, text)
 FROM PUBLIC;
