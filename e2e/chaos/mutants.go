@@ -215,7 +215,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "states aren't compared", fault: "none", shape: shape.Update, broker: "kafka", times: 1, by: "I9",
-		edits: []edit{{"sinks/table/update.go", "	e.match, e.holds, e.still = strings.Join(match, \" AND \"), strings.Join(holds, \" AND \"), strings.Join(still, \" AND \")\n", "	e.match, e.holds, e.still = strings.Join(match, \" AND \"), \"true\", \"true\"\n	_, _ = holds, still\n"}},
+		edits: []edit{{"sinks/table/update.go", "	e.match, e.holds, e.still = t.matchesAll(key, row, values), strings.Join(holds, \" AND \"), strings.Join(still, \" AND \")\n", "	e.match, e.holds, e.still = t.matchesAll(key, row, values), \"true\", \"true\"\n	_, _ = holds, still\n"}},
 	},
 	{
 		name: "rows that were there are counted as written", fault: "none", shape: shape.Insert, broker: "nats", times: 1, by: "I9",

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/dedupd/dedupd/sinks/internal/columns"
 )
@@ -79,6 +80,42 @@ func (t *target) matches(column, left, right string) string {
 	return t.equal(column, left, right)
 }
 
+// mostNullable is how many columns of a key may be NULL for matchesAll to serve an index.
+const mostNullable = 4
+
+// matchesAll is the condition that the unique index takes two keys for the same: matches, for
+// each of the columns. Those that may be NULL are tried with and without, each time all of
+// them. So the index can serve all columns at once, where lefts are its columns: by a condition
+// for each column, it would be asked for all rows that have NULL in one of them.
+func (t *target) matchesAll(columns, lefts, rights []string) string {
+	ways := []string{""}
+	nullable := 0
+	for i, c := range columns {
+		conditions := []string{t.equal(c, lefts[i], rights[i])}
+		if t.attribute(c).nullsEqual {
+			if nullable++; nullable <= mostNullable {
+				conditions = append(conditions, fmt.Sprintf("(%s) IS NULL AND (%s) IS NULL", lefts[i], rights[i]))
+			} else {
+				conditions[0] = t.matches(c, lefts[i], rights[i])
+			}
+		}
+		var longer []string
+		for _, way := range ways {
+			for _, condition := range conditions {
+				if way != "" {
+					condition = way + " AND " + condition
+				}
+				longer = append(longer, condition)
+			}
+		}
+		ways = longer
+	}
+	if len(ways) == 1 {
+		return ways[0]
+	}
+	return "(" + strings.Join(ways, " OR ") + ")"
+}
+
 // above is the condition that an expression of a column's type is above another. It is NULL
 // if one of them is.
 func (t *target) above(column, left, right string) string {
@@ -86,20 +123,20 @@ func (t *target) above(column, left, right string) string {
 }
 
 func (t *target) compared(column, left, operator, right string) string {
-	collate := ""
+	return fmt.Sprintf("%s %s (%s)", t.collated(column, "("+left+")"), operator, right)
+}
+
+// collated is an expression of a column's type as an index or a version compares it.
+func (t *target) collated(column, expr string) string {
 	if c := t.attribute(column).collation; c != "" {
-		collate = " COLLATE " + c
+		expr += " COLLATE " + c
 	}
-	return fmt.Sprintf("(%s)%s %s (%s)", left, collate, operator, right)
+	return expr
 }
 
 // comparedExpr is column i of a row as an index or a version compares it.
 func (s *Sink) comparedExpr(t *target, set *columns.Set, i int) string {
-	expr := set.Expr(i)
-	if c := t.attribute(set.Columns()[i].Name).collation; c != "" {
-		expr += " COLLATE " + c
-	}
-	return expr
+	return t.collated(set.Columns()[i].Name, set.Expr(i))
 }
 
 // rows is the target to read or update rows of, as SQL. The key's unique index knows nothing

@@ -58,52 +58,54 @@ func (w *presentWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
 // presentSQL is a keyed insert that returns how many rows it has added, and which messages
 // found a row with their key: one that was there, or that an earlier message of the batch
 // has added. A NULL in the key is found nowhere, unless the index takes NULLs for equal.
+//
+// Messages and added rows meet in one PARTITION BY the key, for which NULLs are equal. A join
+// could find NULLs by no hash: it would compare each message with each row.
 func (m *insert) presentSQL(t *target, p *plan) string {
 	exprs := m.exprs(t, p)
 	n := len(exprs)
-	names, casts, all, key, match, null := make([]string, n), make([]string, n), make([]string, n), []string(nil), []string(nil), []string(nil)
+	names, casts, all, key, returned, null := make([]string, n), make([]string, n), make([]string, n), []string(nil), []string(nil), []string(nil)
 	for i, c := range p.set.Columns() {
 		col := fmt.Sprintf("v%d", i+1)
 		names[i], casts[i], all[i] = quote(c.Name), exprs[i]+" AS "+col, col
 		if slices.Contains(m.key, c.Name) {
 			key = append(key, col)
-			match = append(match, t.matches(c.Name, "p."+quote(c.Name), "b."+col))
+			returned = append(returned, t.collated(c.Name, "t."+quote(c.Name))+" AS "+col)
 			if a := t.attribute(c.Name); !a.notNull && !a.nullsEqual {
-				null = append(null, "b."+col+" IS NOT NULL AND ")
+				null = append(null, " AND b."+col+" IS NOT NULL")
 			}
 		}
-	}
-	returned := make([]string, len(m.key))
-	for i, k := range m.key {
-		returned[i] = "t." + quote(k)
 	}
 	by := strings.Join(key, ", ")
 	return fmt.Sprintf(`WITH b AS MATERIALIZED (SELECT u.ord, %s FROM %s WHERE %s),
 p AS (INSERT INTO %s AS t (%s) SELECT %s FROM b ORDER BY %s, ord ON CONFLICT (%s) DO NOTHING RETURNING %s)
 SELECT (SELECT pg_catalog.count(*) FROM p), coalesce((SELECT pg_catalog.array_agg(b.ord ORDER BY b.ord)
-  FROM (SELECT b.*, pg_catalog.row_number() OVER (PARTITION BY %s ORDER BY ord) AS nth FROM b) AS b
- WHERE %s(b.nth > 1 OR NOT EXISTS (SELECT FROM p WHERE %s))), '{}')`,
+  FROM (SELECT b.*, pg_catalog.row_number() OVER w AS nth, pg_catalog.bool_or(b.ord IS NULL) OVER w AS added
+          FROM (SELECT ord, %[7]s FROM b UNION ALL SELECT NULL, %[7]s FROM p) AS b
+        WINDOW w AS (PARTITION BY %[7]s ORDER BY ord ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)) AS b
+ WHERE b.ord IS NOT NULL%[10]s AND (b.nth > 1 OR NOT b.added)), '{}')`,
 		strings.Join(casts, ", "), p.set.From(), p.unchanged,
-		m.sql(), strings.Join(names, ", "), strings.Join(all, ", "), by, strings.Join(quoted(m.key), ", "), strings.Join(returned, ", "),
-		by, strings.Join(null, ""), strings.Join(match, " AND "))
+		m.sql(), strings.Join(names, ", "), strings.Join(all, ", "), by, strings.Join(quoted(m.key), ", "), strings.Join(returned, ", "), strings.Join(null, ""))
 }
 
-// compareSQL tells which of some messages ($1 after the batch's parameters) have the row
-// that they would have written. Columns filled by "now" aren't compared.
+// compareSQL tells which of some messages ($1 after the batch's parameters) find a row with
+// their key, and which have the row that they would have written. Columns filled by "now"
+// aren't compared.
 func (m *insert) compareSQL(t *target, p *plan) string {
-	var same []string
+	var key, row, values []string
+	same := []string{"true"}
 	for i, c := range p.set.Columns() {
-		if c.Field.Kind == message.FieldNow {
-			continue
+		col, value := "t."+quote(c.Name), m.comparedExpr(t, p.set, i)
+		switch {
+		case slices.Contains(m.key, c.Name):
+			key, row, values = append(key, c.Name), append(row, col), append(values, value)
+		case c.Field.Kind != message.FieldNow:
+			same = append(same, t.same(c.Name, col, value))
 		}
-		is := t.same
-		if slices.Contains(m.key, c.Name) {
-			is = t.matches // which the index serves
-		}
-		same = append(same, is(c.Name, "t."+quote(c.Name), m.comparedExpr(t, p.set, i)))
 	}
-	return fmt.Sprintf(`SELECT coalesce(pg_catalog.array_agg(u.ord), '{}') FROM %s WHERE u.ord = ANY ($%d::pg_catalog.int8[]) AND EXISTS (SELECT FROM %s AS t WHERE %s)%s`,
-		p.set.From(), p.params+1, m.rows(t), strings.Join(same, " AND "), p.set.Constants())
+	return fmt.Sprintf(`SELECT coalesce(pg_catalog.array_agg(u.ord), '{}'), coalesce(pg_catalog.array_agg(u.ord) FILTER (WHERE o.same), '{}')
+  FROM %s CROSS JOIN LATERAL (SELECT %s AS same FROM %s AS t WHERE %s LIMIT 1) AS o WHERE u.ord = ANY ($%d::pg_catalog.int8[])%s`,
+		p.set.From(), strings.Join(same, " AND "), m.rows(t), t.matchesAll(key, row, values), p.params+1, p.set.Constants())
 }
 
 // byText reports whether values compare as texts: types without an equality, or with one
@@ -117,14 +119,18 @@ func byText(t columns.Type) bool {
 // error that names those to be dead-lettered.
 func (w *presentWriter) settle(ctx context.Context, tx sinks.Tx, batch *sinks.Batch, values *columns.Values, present []int64) error {
 	onPresent := w.m.onPresent
-	var same []int64
+	var there, same []int64
 	if onPresent == policy.PresentCompare && len(present) > 0 {
 		var b pgx.Batch
 		b.Queue("SET LOCAL enable_seqscan = off") // see versionedWriter.queue
-		b.Queue(w.compare, append(values.Args(), present)...).QueryRow(func(row pgx.Row) error { return row.Scan(&same) })
+		b.Queue(w.compare, append(values.Args(), present)...).QueryRow(func(row pgx.Row) error { return row.Scan(&there, &same) })
 		b.Queue("SET LOCAL enable_seqscan = DEFAULT")
 		if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 			return err
+		}
+		if len(there) < len(present) {
+			w.m.current.CompareAndSwap(w.p, nil) // the index may be another one by now
+			return meanwhile("somebody else has deleted a row with a key of this batch meanwhile")
 		}
 	}
 	var refused []error

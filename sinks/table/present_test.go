@@ -1,6 +1,7 @@
 package table
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/dedupd/dedupd/internal/pgtest"
 	"github.com/dedupd/dedupd/internal/policy"
+	"github.com/dedupd/dedupd/internal/sqlstate"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -125,5 +127,43 @@ func TestOnPresentIsForKeyedInserts(t *testing.T) {
 		if _, err := c.Sink(); err == nil || !strings.Contains(err.Error(), "on_present: ") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// deletesFirst is a transaction beside which somebody deletes rows before its second batch.
+type deletesFirst struct {
+	pgx.Tx
+	batches int
+	delete  func()
+}
+
+func (d *deletesFirst) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if d.batches++; d.batches == 2 {
+		d.delete()
+	}
+	return d.Tx.SendBatch(ctx, b)
+}
+
+// A row that is deleted between the insert that found it and the comparison isn't a row with
+// other values: the transaction is tried again, and adds it.
+func TestARowIsDeletedBeforeItIsCompared(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE t (k text PRIMARY KEY, v int); INSERT INTO t VALUES ('gone', 1), ('same', 1)`)
+	s := build(t, Config{Name: "public.t", Key: []string{"k"}, OnPresent: policy.PresentCompare, Columns: map[string]string{"k": "id", "v": "json:v"}})
+	if err := prepare(t, pool, s); err != nil {
+		t.Fatal(err)
+	}
+	msgs := []message.Message{msg("same", `{"v":1}`), msg("gone", `{"v":1}`)}
+	err := inTx(t, pool, func(tx pgx.Tx) error {
+		d := &deletesFirst{Tx: tx, delete: func() { exec(t, pool, `DELETE FROM t WHERE k = 'gone'`) }}
+		return s.Write(t.Context(), d, sinks.NewBatch(msgs))
+	})
+	if bad := sinks.AllPermanent(err); len(bad) > 0 || sqlstate.Of(err) != sqlstate.SerializationFailure {
+		t.Fatalf("the error is %v", err)
+	}
+	got, err := outcomes(t, pool, s, msgs...)
+	if want := []sinks.Outcome{sinks.AlreadyPresent, sinks.Written}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("then: %v, %v", got, err)
 	}
 }

@@ -198,7 +198,7 @@ func (e *updateExprs) sets(absent bool) string {
 
 // exprsOf makes them of a set's columns, of which the first ones are those that are filled.
 func (m *update) exprsOf(t *target, set *columns.Set, filled int) (e updateExprs) {
-	var match, holds, still []string
+	var key, row, values, holds, still []string
 	for i, c := range set.Columns() {
 		name := quote(c.Name)
 		switch expr := m.comparedExpr(t, set, i); {
@@ -213,13 +213,13 @@ func (m *update) exprsOf(t *target, set *columns.Set, filled int) (e updateExprs
 		case slices.Contains(m.key, c.Name):
 			k := fmt.Sprintf("k%d", len(e.names)+1)
 			e.keys, e.names = append(e.keys, expr+" AS "+k), append(e.names, k)
-			match = append(match, t.matches(c.Name, "t."+name, "b."+k))
+			key, row, values = append(key, c.Name), append(row, "t."+name), append(values, "b."+k)
 		default:
 			e.values = append(e.values, fmt.Sprintf("%s AS v%d", set.Expr(i), len(e.values)+1))
 			e.set = append(e.set, setColumn{i, name, c.Keeps})
 		}
 	}
-	e.match, e.holds, e.still = strings.Join(match, " AND "), strings.Join(holds, " AND "), strings.Join(still, " AND ")
+	e.match, e.holds, e.still = t.matchesAll(key, row, values), strings.Join(holds, " AND "), strings.Join(still, " AND ")
 	return e
 }
 
