@@ -17,6 +17,7 @@ import (
 func TestErrors(t *testing.T) {
 	bubble(t, "a transient error: one lane backs off, alone", aTransientError)
 	bubble(t, "a hold", aHold)
+	bubble(t, "a hold at the next message", aHoldAtTheNextMessage)
 	bubble(t, "a held lane includes what has come since", aHeldLaneIncludesWhatHasComeSince)
 	bubble(t, "fenced", fenced)
 	bubble(t, "an error that names no lane of the group does not spin", anErrorThatNamesNoLane)
@@ -58,6 +59,24 @@ func aTransientError(t *testing.T) {
 	r.setHandle(nil)
 	time.Sleep(6 * time.Second)
 	if n := len(r.store.Effects()); n != 3011 || r.Ready() != nil {
+		t.Errorf("%d effects, Ready: %v", n, r.Ready())
+	}
+	r.stop()
+}
+
+// A lane that goes on and is held at the next message doesn't wait as long as one that is
+// held for hours.
+func aHoldAtTheNextMessage(t *testing.T) {
+	r := newRig(t, 3, writers(1))
+	r.failLane("0", &lane.HoldError{Lane: r.lanes[0].name, Err: errors.New("not yet"), Landed: true})
+	r.offerTogether()
+	time.Sleep(time.Minute)
+	if n := r.tries("0"); n < 300 {
+		t.Errorf("%d tries in a minute", n)
+	}
+	r.setHandle(nil)
+	time.Sleep(time.Second)
+	if n := len(r.store.Effects()); n != 11 || r.Ready() != nil {
 		t.Errorf("%d effects, Ready: %v", n, r.Ready())
 	}
 	r.stop()

@@ -328,6 +328,10 @@ func (w *Worker) failed(group []*Lane, err error) {
 			l.logLocked("lane lost", err)
 			l.loseLocked()
 		case isHold:
+			if hold.Landed { // it has gone on since it was held, if it was
+				l.attempts = 0
+				l.setHeldLocked(nil)
+			}
 			l.setHeldLocked(err)
 			l.logLocked("lane held", err)
 			l.attempts++

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/dedupd/dedupd/dedup/internal/pipeline"
@@ -16,10 +17,7 @@ import (
 // apply runs a group's transaction until the group is durable or put off, or the
 // worker has to decide.
 func (p *Processor) apply(ctx context.Context, batches []lane.Batch, h *handOver) error {
-	g, err := p.prepare(h.join(batches))
-	if err != nil {
-		return err
-	}
+	g := p.prepare(h.join(batches))
 	g.belongTo(h)
 	for {
 		began := time.Now()
@@ -81,6 +79,10 @@ func (p *Processor) respond(ctx context.Context, g *group, all []tally, began ti
 		p.Metrics.retries.WithLabelValues(retryReason(err)).Inc()
 		return false, p.slow.timedOut(g, time.Since(began), err)
 	}
+	var at *heldAt
+	if errors.As(err, &at) {
+		return false, p.landBefore(ctx, g, at)
+	}
 	return false, p.held(err)
 }
 
@@ -103,6 +105,9 @@ func (p *Processor) transactOn(ctx context.Context, t *txn) (all []tally, err er
 	t.began = p.doubts.now.Load()
 	if err := p.open(ctx, t); err != nil {
 		return nil, &ownError{fmt.Errorf("claim: %w", err)}
+	}
+	if i := slices.IndexFunc(t.items, func(it item) bool { return it.hold != nil }); i >= 0 {
+		return nil, t.heldAt(&t.items[i], t.items[i].hold, "the message has no usable id, and id.missing is stop")
 	}
 	claimed := time.Now()
 	p.Metrics.claim.Observe(claimed.Sub(start).Seconds())
@@ -194,6 +199,8 @@ type handOver struct {
 	known map[message.Position]*rejection
 	// recorded is set if attempts at its messages are on record.
 	recorded bool
+
+	holds int // messages that hold their lanes, so far
 
 	// What is in doubt: see doubt.go.
 	suspects map[message.Position]*suspect

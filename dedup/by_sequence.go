@@ -15,7 +15,6 @@ import (
 	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/dedup/internal/pipeline"
 	"github.com/dedupd/dedupd/internal/policy"
-	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 )
 
@@ -209,8 +208,8 @@ func (p *Processor) settleByMark(t *txn, it *item) error {
 		case policy.SequenceGapDeadLetter:
 			return t.deadByMark(it, why) // a rejection of its own stays
 		case policy.SequenceGapStop:
-			why = fmt.Sprintf("position %d: %s, and dedup.sequence.gaps is stop", t.message(it).Position.Offset, why)
-			return &lane.HoldError{Lane: t.batches[it.batch].Lane, Err: errors.New(why), Summary: why}
+			why += ", and dedup.sequence.gaps is stop"
+			return t.heldAt(it, errors.New(why), why)
 		}
 	}
 	if it.unwanted {

@@ -316,8 +316,8 @@ func TestConflicts(t *testing.T) {
 		l := f.acquire("kafka", "orders/0")
 		f.handle(l.batch("a=1"))
 		wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("b", "a=2")}), "another payload")
-		f.wantLanded("a")
-		f.wantBooks(l, books{applied: 1, next: 1})
+		f.wantLanded("a", "b")
+		f.wantBooks(l, books{applied: 2, next: 2})
 	})
 	t.Run("without fingerprints", func(t *testing.T) {
 		bothWays(t, func(t *testing.T, f *fixture) {
@@ -434,7 +434,7 @@ func TestMissingIDs(t *testing.T) {
 		f.Missing = policy.MissingStop
 		l := f.acquire("kafka", "orders/0")
 		wantHold(t, f.Handle(t.Context(), []lane.Batch{l.batch("a", "")}), "id.missing is stop")
-		f.wantLanded()
+		f.wantLanded("a")
 	})
 	t.Run("unusable", func(t *testing.T) {
 		t.Parallel()

@@ -56,6 +56,8 @@ type item struct {
 	deadLettered bool
 	// reject is why the message can't be given to the sink.
 	reject *rejection
+	// hold is why the message holds its lane, whatever the strategy makes of it.
+	hold error
 	// original is where the id was claimed first, for a dead letter of a duplicate or a
 	// conflict.
 	original *claimRow
@@ -120,9 +122,8 @@ func (g *group) message(it *item) *message.Message {
 }
 
 // prepare finds the ids, keys and fingerprints of a group's messages and folds
-// duplicates, so that the first copy in lane order is the new one. The error is a
-// *lane.HoldError if the policy is to stop at a message without an id.
-func (p *Processor) prepare(batches []lane.Batch) (*group, error) {
+// duplicates, so that the first copy in lane order is the new one.
+func (p *Processor) prepare(batches []lane.Batch) *group {
 	g := &group{batches: batches}
 	// Everyone touches lane rows in one order.
 	slices.SortStableFunc(g.batches, func(a, b lane.Batch) int { return a.Lane.Compare(b.Lane) })
@@ -137,22 +138,20 @@ func (p *Processor) prepare(batches []lane.Batch) (*group, error) {
 		for mi := range b.Messages {
 			it := item{batch: int32(bi), message: int32(mi), duplicateOf: -1}
 			damaged := it.judge(&b.Messages[mi], selective)
-			if err := p.identify(&it, b, &b.Messages[mi], damaged); err != nil {
-				return nil, err
-			}
+			p.identify(&it, b, &b.Messages[mi], damaged)
 			g.items = append(g.items, it)
 		}
 	}
 	if p.Strategy != policy.StrategyPosition {
 		g.fold()
 	}
-	return g, nil
+	return g
 }
 
 // identify finds a message's id, key and fingerprint. damaged says what is wrong with it.
-func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message, damaged string) error {
+func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message, damaged string) {
 	if it.unwanted && p.Strategy != policy.StrategySequence {
-		return nil
+		return
 	}
 	id, err := p.Identity.ID(m, b.StreamID)
 	if p.Strategy == policy.StrategySequence {
@@ -174,12 +173,10 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message, damage
 		default:
 			it.key = claimkey.Of(id)
 		}
-	case p.Missing == policy.MissingStop:
-		return &lane.HoldError{
-			Lane: b.Lane, Err: fmt.Errorf("position %d: %w, and id.missing is stop", m.Position.Offset, err),
-			Summary: fmt.Sprintf("position %d: the message has no usable id, and id.missing is stop", m.Position.Offset),
-		}
 	default:
+		if p.Missing == policy.MissingStop {
+			it.hold = fmt.Errorf("%w, and id.missing is stop", err)
+		}
 		// Only its place identifies it. A dead letter claims that place, too, so that a
 		// redelivery doesn't make a second one.
 		place := message.PositionID(b.StreamID, m.Position)
@@ -206,7 +203,6 @@ func (p *Processor) identify(it *item, b *lane.Batch, m *message.Message, damage
 	if p.comparesPayloads() {
 		it.fingerprint = p.Fingerprint.Of(m)
 	}
-	return nil
 }
 
 // judge finds out whether the sink wants a message, and returns what is wrong with it. A

@@ -237,17 +237,13 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 	if err != nil {
 		return r, &ownError{err}
 	}
-	t.group, err = p.prepare([]lane.Batch{d.batch()})
-	var held *lane.HoldError
-	if errors.As(err, &held) { // id.missing is stop
-		return r, &refusal{ReplayDead, rejection{reason: held.Err.Error()}}
-	}
-	if err != nil {
-		return r, err
-	}
+	t.group = p.prepare([]lane.Batch{d.batch()})
 	it := &t.items[0]
 	if it.unwanted {
 		return r, &refusal{ReplayFiltered, rejection{reason: "no sink wants the message: it passes no filter"}}
+	}
+	if it.hold != nil {
+		return r, &refusal{ReplayDead, rejection{reason: it.hold.Error()}}
 	}
 	if it.reject != nil {
 		return r, &refusal{ReplayDead, *it.reject}
@@ -263,6 +259,7 @@ func (p *Processor) replayOn(ctx context.Context, t *txn, actor string, id int64
 		}
 	}
 	if err := t.write(ctx, p.Sink); err != nil {
+		var held *lane.HoldError
 		if err = t.sinkFailed(err); errors.As(err, &held) {
 			return r, &refusal{ReplayDead, rejection{reason: held.Err.Error()}}
 		}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/dedupd/dedupd/dedup/claimkey"
 	"github.com/dedupd/dedupd/internal/policy"
-	"github.com/dedupd/dedupd/lane"
 )
 
 // settle gives every message its outcome. The sink may still refuse those that are
@@ -53,15 +52,12 @@ func errVanished() error {
 // settleDuplicate finds out what kind of copy a message is of the one that claimed its
 // id.
 func (p *Processor) settleDuplicate(ctx context.Context, t *txn, it *item) error {
-	original, l := it.original, t.batches[it.batch].Lane
+	original := it.original
 	if !p.Fingerprint.None() && original.fingerprint != nil && claimkey.Differ(*original.fingerprint, it.fingerprint) {
 		it.outcome = conflict
 		if p.OnConflict == policy.ConflictStop {
-			m := t.message(it)
-			return &lane.HoldError{
-				Lane: l, Err: fmt.Errorf("position %d: id %q was claimed with another payload, and dedup.on_conflict is stop", m.Position.Offset, m.ID),
-				Summary: fmt.Sprintf("position %d: its id was claimed with another payload, and dedup.on_conflict is stop", m.Position.Offset),
-			}
+			const why = "was claimed with another payload, and dedup.on_conflict is stop"
+			return t.heldAt(it, fmt.Errorf("id %q "+why, t.message(it).ID), "its id "+why)
 		}
 		return nil
 	}
@@ -74,7 +70,7 @@ func (p *Processor) settleDuplicate(ctx context.Context, t *txn, it *item) error
 		switch {
 		case *original.lane == t.lanes[it.batch] && original.position != nil && *original.position == t.message(it).Position.Offset:
 			it.outcome = redelivered
-		case source != "" && source != l.Source:
+		case source != "" && source != t.batches[it.batch].Lane.Source:
 			it.outcome = crossSource
 		}
 	}

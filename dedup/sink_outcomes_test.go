@@ -97,13 +97,15 @@ func TestASinkHoldsALane(t *testing.T) {
 	l, other := f.acquire("kafka", "orders/0"), f.acquire("kafka", "orders/1")
 	batch := other.batch("a", "b", "a", "c=hold", "d=hold")
 	err := f.Handle(t.Context(), []lane.Batch{l.batch("x", "", "y"), batch})
-	wantHold(t, err, "orders/1", `position 3, id "c": not yet`)
+	wantHold(t, err, "orders/1", `position 3: id "c": not yet`)
 	var held *lane.HoldError
 	if errors.As(err, &held); held.Lane != batch.Lane || strings.Contains(held.Summary, `"c"`) || !strings.Contains(held.Summary, "position 3") {
 		t.Errorf("the hold is %+v", held)
 	}
+	// The worker tries the other lane again at once.
 	f.wantBooks(l, books{})
 	f.wantDead()
+	f.wantBooks(other, books{applied: 2, resent: 1, next: 3})
 
 	f.Sink = f.sink
 	f.handle(batch)
@@ -118,7 +120,7 @@ func TestAReplayThatTheSinkHolds(t *testing.T) {
 	l := f.acquire("kafka", "orders/0")
 	f.handle(l.batch("a=hold", "b"))
 	f.sink.fail, f.Sink = nil, holding{f.sink}
-	if r := f.replay(f.deadLetters()[0].ID); r.Outcome != dedup.ReplayDead || r.Reason != `position 0, id "a": not yet` {
+	if r := f.replay(f.deadLetters()[0].ID); r.Outcome != dedup.ReplayDead || r.Reason != `position 0: id "a": not yet` {
 		t.Errorf("%+v", r)
 	}
 	f.wantDead("poison@0", "poison@1")

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/dedupd/dedupd/lane"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 )
@@ -46,11 +45,7 @@ func (g *group) sinkFailed(err error) error {
 	if it == nil {
 		return &sinkError{err}
 	}
-	m := g.message(it)
-	return &lane.HoldError{
-		Lane: m.Position.Lane, Err: fmt.Errorf("position %d, id %.100q: %w", m.Position.Offset, m.ID, why),
-		Summary: fmt.Sprintf("position %d: the sink holds the lane at this message; the log says why", m.Position.Offset),
-	}
+	return g.heldAt(it, fmt.Errorf("id %.100q: %w", g.message(it).ID, why), "the sink holds the lane at this message; the log says why")
 }
 
 // report gives the messages that the sink was given the outcomes and results that it says.

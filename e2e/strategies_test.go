@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -105,6 +106,89 @@ dead_letters: {max_share: 1}
 	}
 	if got := one[string](db, `SELECT string_agg(id || ' ' || status, ', ' ORDER BY id) FROM public.orders`); got != "a sent, b paid" {
 		t.Errorf("the orders are %s", got)
+	}
+}
+
+// steps is a configuration of orders' steps, each of which holds its lane until its order is
+// in the state before it.
+func steps(t *testing.T, db *database, source string) string {
+	t.Helper()
+	db.exec(`CREATE TABLE public.orders (id text PRIMARY KEY, status text NOT NULL)`)
+	return configFile(t, fmt.Sprintf(`scope: steps
+sources:
+  - %s
+database: {url: %q}
+id: {from: header:message-id}
+sink:
+  table: {name: public.orders, mode: update, key: [id], expect: {status: json:from}, on_mismatch: stop, columns: {id: json:id, status: json:to}}
+`, source, db.url))
+}
+
+// An application answers each order that is paid by making the next one ready, which the next
+// message of the same batch waits for.
+func TestAHoldThatAnApplicationEnds(t *testing.T) {
+	const orders = 20
+	db, tp := newDatabase(t), newTopic(t, "e2e-hold", 1)
+	config := steps(t, db, fmt.Sprintf("kafka: {brokers: [%q], topics: [%s]}", tp.broker.Addr(), tp.name))
+	records := make([]*kgo.Record, orders)
+	for i := range records {
+		records[i] = &kgo.Record{Value: fmt.Appendf(nil, `{"id": "%d", "from": "ready", "to": "paid"}`, i), Headers: []kgo.RecordHeader{{Key: idHeader, Value: fmt.Append(nil, i)}}}
+	}
+	if err := tp.produce(records...); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(`INSERT INTO public.orders SELECT i, CASE i WHEN 0 THEN 'ready' ELSE 'new' END FROM generate_series(0, $1::int - 1) i`, orders)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := db.pool.Exec(ctx, `UPDATE public.orders o SET status = 'ready' FROM public.orders p
+				WHERE o.status = 'new' AND p.status = 'paid' AND p.id::int = o.id::int - 1`); err != nil && ctx.Err() == nil {
+				done <- err
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		done <- nil
+	}()
+	r := command(t, nil, "run", "-c", config, "--until-idle", "2s")
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if r.code != 0 {
+		t.Errorf("exit code %d, stderr:\n%s", r.code, r.stderr)
+	}
+	if n := one[int](db, `SELECT count(*) FROM public.orders WHERE status = 'paid'`); n != orders {
+		t.Errorf("%d of %d orders are paid", n, orders)
+	}
+	if _, sum := db.settledBooks("steps"); sum.Applied != orders || sum.Duplicates != 0 {
+		t.Errorf("the books say %+v of %d messages", sum, orders)
+	}
+}
+
+// Steps come by a queue in the wrong order: each waits for the one that it builds on, which may
+// be behind it.
+func TestHoldsInAQueue(t *testing.T) {
+	const orders = 10
+	st, db := newStream(t, "HOLDS"), newDatabase(t)
+	config := steps(t, db, fmt.Sprintf("nats: {servers: [%q], stream: %s}", st.url, st.name))
+	db.exec(`INSERT INTO public.orders SELECT i, 'new' FROM generate_series(0, $1::int - 1) i`, orders)
+	for _, step := range [][2]string{{"sent", "done"}, {"paid", "sent"}, {"new", "paid"}} {
+		for i := range orders {
+			if _, err := st.js.PublishMsg(t.Context(), st.message(0, fmt.Sprint(i, step[1]), fmt.Appendf(nil, `{"id": "%d", "from": %q, "to": %q}`, i, step[0], step[1]))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if r := command(t, nil, "run", "-c", config, "--until-idle", "2s"); r.code != 0 {
+		t.Errorf("exit code %d, stderr:\n%s", r.code, r.stderr)
+	}
+	if n := one[int](db, `SELECT count(*) FROM public.orders WHERE status = 'done'`); n != orders {
+		t.Errorf("%d of %d orders are done", n, orders)
+	}
+	if _, sum := db.settledBooks("steps"); sum.Applied != 3*orders {
+		t.Errorf("the books say %+v of %d messages", sum, 3*orders)
 	}
 }
 

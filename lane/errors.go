@@ -27,14 +27,17 @@ func (e *FencedError) Error() string {
 }
 
 // HoldError says that a lane can't go on until somebody changes something: a
-// missing table or grant, too many poison messages, a policy of "stop". Nothing
-// was written, and nothing may be skipped. The lane is tried again, rarely.
+// missing table or grant, too many poison messages, a policy of "stop". Nothing may be
+// skipped. The lane is tried again, rarely.
 type HoldError struct {
 	Lane message.Lane // zero: every lane of the hand-over
 	Err  error        // may quote a message
 	// Summary says what is wrong to anybody who asks the worker over HTTP. It quotes no
 	// message. Empty: they see only the code and the names that the database gave.
 	Summary string
+	// Landed: messages of the lane were made durable before it was held at another one. So
+	// the hold is a new one.
+	Landed bool
 }
 
 func (e *HoldError) Error() string {

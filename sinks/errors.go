@@ -41,8 +41,10 @@ func (e *holdError) Error() string { return e.err.Error() }
 func (e *holdError) Unwrap() error { return e.err }
 
 // HoldAt says that msgs[index] of this call of Write can't be written until somebody changes
-// something, and that nothing of its lane may be written before: a policy of "stop". Nothing
-// of the batch is written, and the message's lane is held; other lanes go on. Nil stays nil.
+// something, and that nothing behind it in its lane may be written before: a policy of "stop".
+// This call's transaction is rolled back. What comes before the message in its lane is then
+// written by another call, and the lane is held; other lanes go on. A queue has no order: all
+// of its other messages are written, unless more than 64 hold it. Nil stays nil.
 //
 // Any other error that is neither permanent nor passing holds all lanes of the transaction.
 func HoldAt(index int, err error) error {

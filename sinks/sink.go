@@ -47,7 +47,8 @@ type Sink interface {
 	//     the lane is held.
 	//   - a Postgres or network error that passes by itself: tried again, as often as it
 	//     takes.
-	//   - HoldAt: the lane of that message is held and tried again with backoff.
+	//   - HoldAt: what comes before that message in its lane is written, then the lane is held
+	//     and tried again with backoff.
 	//   - any other error: the lane is held and tried again with backoff.
 	//
 	// Several goroutines may call Write at a time, each with its own tx. ctx ends with the
