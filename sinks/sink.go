@@ -66,6 +66,13 @@ type OrderSensitive interface {
 	NeedsOrder() error
 }
 
+// Remembering is a Sink that knows messages again by their ids itself.
+type Remembering interface {
+	// NeedsID says what knows messages by their ids; nil: nothing does. It is called if the
+	// configuration doesn't say where the id is, and the strategy needs none.
+	NeedsID() error
+}
+
 // ReplaySensitive is a Sink in which a dead letter that is replayed may do harm: it comes after
 // messages that are newer.
 type ReplaySensitive interface {

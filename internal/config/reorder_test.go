@@ -48,3 +48,36 @@ func TestUpsertFromAQueue(t *testing.T) {
 		})
 	}
 }
+
+// By a strategy without claims the id is the position, or the producer's number, unless the
+// configuration says where it is. A row's history would know no copy by it.
+func TestAHistoryNeedsIDs(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"dedup: {strategy: position}\n":                        "c.yaml:10:5: sink.table.history: rows know copies by their ids",
+		"dedup: {strategy: sequence}\n":                        "c.yaml:10:5: sink.table.history: rows know copies by their ids",
+		"dedup: {strategy: claim}\n":                           "",
+		"dedup: {strategy: position}\nid: {from: header:id}\n": "",
+	} {
+		file := filepath.Join(t.TempDir(), "c.yaml")
+		whole := `scope: s
+sources: [{kafka: {brokers: ['localhost:9092'], topics: [t]}}]
+database: {url: 'postgres://localhost/app'}
+sink:
+  table:
+    name: public.t
+    mode: upsert
+    key: [id]
+    absent: null
+    history: {column: last, size: 5}
+    columns: {id: id, payload: value}
+` + text
+		if err := os.WriteFile(file, []byte(whole), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := config.Load(file, config.Options{Sinks: &sinks.Default})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}

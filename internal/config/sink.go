@@ -137,7 +137,7 @@ func (c *Config) parts(registry *sinks.Registry) (parts []multi.Part, problems P
 			problems = append(problems, split(err, c.problem(s.path(), "")).in(s.pipeline)...)
 			continue
 		}
-		problems = append(problems, s.reordered(sink, c.Sources).in(s.pipeline)...)
+		problems = append(problems, s.unsuited(sink, c).in(s.pipeline)...)
 		filter, err := s.Filter.New()
 		if err != nil {
 			problems = append(problems, c.problem(join(s.at, "filter"), "%v", err))
@@ -162,16 +162,22 @@ func (s *Sink) new(registry *sinks.Registry) (sinks.Sink, error) {
 	return nil, found.err()
 }
 
-// reordered is a problem if the sink needs an order that a source doesn't have.
-func (s *Sink) reordered(sink sinks.Sink, sources []Source) Problems {
-	sensitive, ok := sink.(sinks.OrderSensitive)
-	if !ok || !slices.ContainsFunc(sources, func(src Source) bool { return src.NATS != nil && src.NATS.Mode == policy.ModeQueue }) {
-		return nil
+// unsuited are problems if the sink needs an order that a source doesn't have, or ids that
+// the strategy doesn't need.
+func (s *Sink) unsuited(sink sinks.Sink, c *Config) (problems Problems) {
+	add := func(err error) {
+		if err != nil {
+			problems = append(problems, s.locate(Problem{Key: s.path(), File: s.file, Line: s.line, Column: s.column, Message: err.Error()}))
+		}
 	}
-	if err := sensitive.NeedsOrder(); err != nil {
-		return Problems{s.locate(Problem{Key: s.path(), File: s.file, Line: s.line, Column: s.column, Message: err.Error()})}
+	queue := func(src Source) bool { return src.NATS != nil && src.NATS.Mode == policy.ModeQueue }
+	if sensitive, ok := sink.(sinks.OrderSensitive); ok && slices.ContainsFunc(c.Sources, queue) {
+		add(sensitive.NeedsOrder())
 	}
-	return nil
+	if remembering, ok := sink.(sinks.Remembering); ok && c.Dedup.Strategy != policy.StrategyClaim && c.places["id.from"].line == 0 {
+		add(remembering.NeedsID())
+	}
+	return problems
 }
 
 // locate moves a problem to the key that its message begins with, as in

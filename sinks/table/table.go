@@ -73,6 +73,14 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error
 // NeedsOrder is an error for a mode by which an older message would undo a newer one.
 func (s *Sink) NeedsOrder() error { return s.mode.needsOrder() }
 
+// NeedsID is an error for a mode whose rows remember their messages.
+func (s *Sink) NeedsID() error {
+	if _, ok := s.mode.(*remembering); !ok {
+		return nil
+	}
+	return errors.New("history: rows know copies by their ids, and without id.from the id is the strategy's own, which tells them nothing new; say where the producer's id is as id.from, such as header:message-id")
+}
+
 // Overwrites is an error for a mode by which an older message would undo a newer one.
 func (s *Sink) Overwrites(*message.Message) error {
 	if !s.mode.undoes() {

@@ -140,6 +140,14 @@ func TestSecretsAreFiles(t *testing.T) {
 		}
 	}
 
+	r = mustRender(t, example(t, "pipelines"))
+	for scope, c := range map[string]int{"orders": 0, "order_search": 1, "payments": 2} {
+		k := read(t, r, "orders-dedupd", pods(t, r)[0]).Pipelines[c].Sources[0].Kafka
+		if password, err := k.SASL.CurrentPassword(); err != nil || password != "secret" || k.SASL.Username != "user" || !k.TLS.Enabled {
+			t.Errorf("%s: user %q, password %q, %v, TLS %v", scope, k.SASL.Username, password, err, k.TLS.Enabled)
+		}
+	}
+
 	r = mustRender(t, example(t, "nats-secrets"))
 	n := read(t, r, "orders-dedupd", pods(t, r)[0]).Sources[0].NATS
 	if text, err := os.ReadFile(n.CredsFile); err != nil || string(text) != "secret\n" || !n.TLS.Enabled {

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,9 +29,11 @@ func TestRefusals(t *testing.T) {
 		{"kafka", "config: {database: {migrate: false}}", "config.database.migrate is false, but migrations.mode is startup: remove the key, the mode decides"},
 		{"migrate-external", "config: {database: {migrate: true}}", "config.database.migrate is true, but migrations.mode is external"},
 		{"migrate-job", "config: {database: {url: postgres://db/orders}}\nsecrets: {database: {url: null}}", "migrations.job.database is set, but config.database.url is what dedupd would use"},
-		{"kafka", "secrets: {sources: {main: {password: {name: x}}}}", "secrets.sources.main: config.sources has no source of that name, only kafka"},
+		{"kafka", "secrets: {sources: {main: {password: {name: x}}}}", "secrets.sources.main: config has no source of that name, only kafka"},
 		{"kafka", "secrets: {sources: {kafka: {creds: {name: x}}}}", "secrets.sources.kafka.creds has no meaning for a source of kind kafka"},
 		{"nats", "secrets: {sources: {nats: {password: {name: x}}}}", "secrets.sources.nats.password has no meaning for a source of kind nats"},
+		{"pipelines", "secrets: {sources: {kafka: {password: {name: x}}}}", "secrets.sources.kafka: config has no source of that name, only main, bank"},
+		{"pipelines", "config: {pipelines: [{scope: a, database: {migrate: true}}]}", "config.pipelines[0].database.migrate is set: remove the key, migrations.mode decides for all"},
 		{"hpa", "autoscaling: {keda: {enabled: true}}", "autoscaling.hpa.enabled and autoscaling.keda.enabled are both set"},
 		{"hpa", "autoscaling: {external: true}", "autoscaling.hpa.enabled and autoscaling.external are both set"},
 		{"podmonitor", "serviceMonitor: {enabled: true}", "podMonitor.enabled and serviceMonitor.enabled are both set: everything would be counted twice; keep one"},
@@ -41,7 +44,7 @@ func TestRefusals(t *testing.T) {
 		{"kafka", "resources: {limits: {memory: 512mb}}", `resources.limits.memory is "512mb", which the chart can't read`},
 		{"podmonitor", "prometheusRule: {disabled: [NoSuchAlert]}", "prometheusRule.disabled: there is no alert NoSuchAlert, only "},
 		{"podmonitor", "prometheusRule: {overrides: {NoSuchAlert: {for: 1m}}}", "prometheusRule.overrides: there is no alert NoSuchAlert, only "},
-		{"keda-kafka", "autoscaling: {keda: {mode: nats}}", "autoscaling.keda.mode is nats, but config.sources has no such source"},
+		{"keda-kafka", "autoscaling: {keda: {mode: nats}}", "autoscaling.keda.mode is nats, but config has no such source"},
 		{"keda-nats", "autoscaling: {keda: {nats: {monitoringEndpoint: \"\"}}}", "autoscaling.keda.nats.monitoringEndpoint is empty"},
 		{"keda-prometheus", "autoscaling: {keda: {prometheus: {serverAddress: \"\"}}}", "autoscaling.keda.prometheus.serverAddress is empty"},
 		{"keda-kafka", "secrets: {sources: {kafka: {username: null}}}\nconfig: {sources: [{kafka: {brokers: [k:9092], topics: [a], sasl: {mechanism: plain, username: u}}}]}", "secrets.sources.kafka.username is missing: KEDA takes user and password from a Secret"},
@@ -262,8 +265,24 @@ func TestKEDATriggers(t *testing.T) {
 	})
 	same(triggers(example(t, "keda-prometheus"))[0], map[string]string{
 		"serverAddress": "http://prometheus.monitoring:9090", "threshold": "10000",
-		"query": `sum(max by (source, lane) (dedupd_lag_messages{namespace="default",pod=~"orders-dedupd-[a-z0-9]+-[a-z0-9]+"}))`,
+		"query": `sum(max by (scope, source, lane) (dedupd_lag_messages{namespace="default",pod=~"orders-dedupd-[a-z0-9]+-[a-z0-9]+"}))`,
 	})
+
+	several, auths := triggers(example(t, "pipelines")), mustRender(t, example(t, "pipelines")).kind("TriggerAuthentication")
+	if len(several) != 4 || len(auths) != 2 {
+		t.Fatalf("pipelines have the triggers %v and the authentications %v", several, auths)
+	}
+	for i, want := range []map[string]string{
+		{"topic": "orders", "consumerGroup": "orders", "bootstrapServers": "kafka:9093"},
+		{"topic": "orders", "consumerGroup": "order_search", "bootstrapServers": "kafka:9093"},
+		{"topic": "payments", "consumerGroup": "landing", "bootstrapServers": "bank:9093"},
+		{"topic": "refunds", "consumerGroup": "landing", "bootstrapServers": "bank:9093"},
+	} {
+		same(several[i], want)
+		if have := at(several[i], "authenticationRef", "name"); have != auths[i/2].name {
+			t.Errorf("trigger %d authenticates by %v, want %s", i, have, auths[i/2].name)
+		}
+	}
 
 	auth := mustRender(t, example(t, "keda-kafka")).kind("TriggerAuthentication")
 	refs, _ := at(auth[0].fields, "spec", "secretTargetRef").([]any)
@@ -332,6 +351,14 @@ func TestRetentionCronJob(t *testing.T) {
 		!strings.HasPrefix(strings.Join(c.JobTemplate.Spec.Template.Spec.Containers[0].Args, " "), "retention run -c ") {
 		t.Errorf("CronJob %v", c)
 	}
+	var scopes []string
+	for _, o := range mustRender(t, example(t, "pipelines")).kind("CronJob") {
+		args := decode[batchv1.CronJob](t, o).Spec.JobTemplate.Spec.Template.Spec.Containers[0].Args
+		scopes = append(scopes, strings.Join(args[len(args)-2:], " "))
+	}
+	if want := []string{"--scope orders", "--scope order_search", "--scope payments"}; !slices.Equal(scopes, want) {
+		t.Errorf("CronJobs for %q, want %q", scopes, want)
+	}
 }
 
 func TestHelmTest(t *testing.T) {
@@ -370,6 +397,8 @@ func TestNotes(t *testing.T) {
 		{"kafka", "secrets: {database: {url: null}}\nconfig: {database: {url: \"postgres://me:secret@db/orders\"}}", "WARNING: config.database.url holds a password"},
 		{"kafka", "config: {sources: [{kafka: {brokers: [k:1], topics: [a], sasl: {mechanism: plain, username: u, password: p}}}]}", "sasl.password is in a ConfigMap"},
 		{"kafka", "config: {batch: {inflight_bytes: 1GiB}}", "WARNING: resources.limits.memory is 512Mi, but batch.inflight_bytes, retention.filter_memory and 64 MiB come to 1344Mi"},
+		{"pipelines", "config: {database: {max_connections: 8}}", "Up to 4 workers with 24 connections to the database each: 96 in all"},
+		{"pipelines", "config: {retention: {filter_memory: 1GiB}}", "16 MiB and for each pipeline retention.filter_memory and 48 MiB come to 3296Mi"},
 		{"kafka", "networkPolicy: {enabled: true}", "WARNING: networkPolicy.egress is empty"},
 	} {
 		if notes := mustRender(t, example(t, c.example), c.values).notes; !strings.Contains(notes, c.want) {

@@ -188,10 +188,16 @@ annotations:
 {{- if and (hasKey $database "migrate") (ne (toString $database.migrate) (toString (eq $mode "startup"))) -}}
 {{- fail (printf "config.database.migrate is %v, but migrations.mode is %s: remove the key, the mode decides" $database.migrate $mode) -}}
 {{- end -}}
+{{- range $i, $pipeline := $config.pipelines -}}
+{{- if hasKey ($pipeline.database | default dict) "migrate" -}}
+{{- fail (printf "config.pipelines[%d].database.migrate is set: remove the key, migrations.mode decides for all" $i) -}}
+{{- end -}}
+{{- end -}}
 {{- if ne $mode "startup" }}{{ $_ := set $database "migrate" false }}{{ end -}}
 
 {{- $names := list -}}
-{{- range $source := $config.sources -}}
+{{- range $part := prepend ($config.pipelines | default list) $config -}}
+{{- range $source := $part.sources -}}
 {{- $name := include "dedupd.sourceName" $source -}}
 {{- $names = append $names $name -}}
 {{- $kind := ternary "nats" "kafka" (hasKey $source "nats") -}}
@@ -222,10 +228,11 @@ annotations:
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
 {{- if .Values.config -}}
 {{- range $name, $_ := .Values.secrets.sources -}}
 {{- if not (has $name $names) -}}
-{{- fail (printf "secrets.sources.%s: config.sources has no source of that name, only %s" $name (join ", " $names)) -}}
+{{- fail (printf "secrets.sources.%s: config has no source of that name, only %s" $name (join ", " (uniq $names))) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -237,9 +244,12 @@ annotations:
 
 {{/* kafka if any source is, or if the chart can't know; nats otherwise. */}}
 {{- define "dedupd.kind" -}}
-{{- $kind := ternary "nats" "kafka" (not (empty (.Values.config).sources)) -}}
-{{- range (.Values.config).sources }}{{ if hasKey . "kafka" }}{{ $kind = "kafka" }}{{ end }}{{ end -}}
-{{- $kind -}}
+{{- $config := .Values.config | default dict -}}
+{{- $kinds := list -}}
+{{- range prepend ($config.pipelines | default list) $config -}}
+{{- range .sources }}{{ $kinds = append $kinds (ternary "kafka" "nats" (hasKey . "kafka")) }}{{ end -}}
+{{- end -}}
+{{- ternary "kafka" "nats" (or (empty $kinds) (has "kafka" $kinds)) -}}
 {{- end -}}
 
 {{/* The largest number of workers that the chart knows of. */}}

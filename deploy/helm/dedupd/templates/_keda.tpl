@@ -14,9 +14,10 @@
 {{- $threshold := toString (int64 $keda.lagThreshold) -}}
 {{- $triggers := list -}}
 {{- $authentications := list -}}
+{{- $suffixes := list -}}
 {{- if eq $keda.mode "prometheus" -}}
 {{- if not $keda.prometheus.serverAddress }}{{ fail "autoscaling.keda.prometheus.serverAddress is empty: mode prometheus needs the server's URL" }}{{ end -}}
-{{- $query := $keda.prometheus.query | default (printf `sum(max by (source, lane) (dedupd_lag_messages{namespace=%q,pod=~"%s-[a-z0-9]+-[a-z0-9]+"}))` (include "dedupd.namespace" .) (include "dedupd.fullname" .)) -}}
+{{- $query := $keda.prometheus.query | default (printf `sum(max by (scope, source, lane) (dedupd_lag_messages{namespace=%q,pod=~"%s-[a-z0-9]+-[a-z0-9]+"}))` (include "dedupd.namespace" .) (include "dedupd.fullname" .)) -}}
 {{- $trigger := dict "type" "prometheus" "metadata" (dict "serverAddress" $keda.prometheus.serverAddress "query" $query "threshold" $threshold) -}}
 {{- with $keda.triggerAuthentication }}{{ $_ := set $trigger "authenticationRef" (dict "name" .) }}{{ end -}}
 {{- $triggers = append $triggers $trigger -}}
@@ -25,14 +26,17 @@
 {{- fail (printf "autoscaling.keda.mode is %s, which reads brokers and names from config, but existingConfigMap is set: use mode prometheus" $keda.mode) -}}
 {{- end -}}
 {{- $config := include "dedupd.config" . | fromYaml -}}
-{{- range $i, $source := $config.sources -}}
+{{- range $n, $part := $config.pipelines | default (list $config) -}}
+{{- $own := and $config.pipelines $part.sources -}}
+{{- $above := ternary (printf "config.pipelines[%d]" $n) "config" (not (empty $own)) -}}
+{{- range $i, $source := $own | default $config.sources -}}
 {{- if and (eq $keda.mode "kafka") $source.kafka -}}
-{{- $at := printf "config.sources[%d].kafka" $i -}}
+{{- $at := printf "%s.sources[%d].kafka" $above $i -}}
 {{- $kafka := $source.kafka -}}
 {{- $name := include "dedupd.sourceName" $source -}}
 {{- $metadata := dict
   "bootstrapServers" (include "dedupd.kedaValue" (list (printf "%s.brokers" $at) $kafka.brokers))
-  "consumerGroup" (include "dedupd.kedaValue" (list (printf "%s.group" $at) ($kafka.group | default $config.scope)))
+  "consumerGroup" (include "dedupd.kedaValue" (list (printf "%s.group" $at) ($kafka.group | default $part.scope)))
   "lagThreshold" $threshold
   "offsetResetPolicy" (ternary "earliest" "latest" (eq ($kafka.start | default "earliest") "earliest"))
   "excludePersistentLag" "true"
@@ -57,8 +61,11 @@
 {{- end -}}
 {{- $reference := $keda.triggerAuthentication -}}
 {{- if and $refs (not $reference) -}}
-{{- $suffix := printf "-%s" ($name | replace "_" "-") -}}
+{{- $suffix := printf "-%s" (ternary (printf "%s-%s" $part.scope $name) $name (not (empty $own)) | replace "_" "-") -}}
+{{- if not (has $suffix $suffixes) -}}
+{{- $suffixes = append $suffixes $suffix -}}
 {{- $authentications = append $authentications (dict "suffix" $suffix "refs" $refs) -}}
+{{- end -}}
 {{- $reference = printf "%s%s" (include "dedupd.fullname" $) $suffix -}}
 {{- end -}}
 {{- $topics := splitList "," (include "dedupd.kedaValue" (list (printf "%s.topics" $at) $kafka.topics)) -}}
@@ -68,13 +75,13 @@
 {{- $triggers = append $triggers $trigger -}}
 {{- end -}}
 {{- else if and (eq $keda.mode "nats") $source.nats -}}
-{{- $at := printf "config.sources[%d].nats" $i -}}
+{{- $at := printf "%s.sources[%d].nats" $above $i -}}
 {{- if not $keda.nats.monitoringEndpoint }}{{ fail "autoscaling.keda.nats.monitoringEndpoint is empty: mode nats reads the servers' monitoring, such as nats.nats.svc.cluster.local:8222" }}{{ end -}}
 {{- $trigger := dict "type" "nats-jetstream" "metadata" (dict
   "natsServerMonitoringEndpoint" $keda.nats.monitoringEndpoint
   "account" $keda.nats.account
   "stream" (include "dedupd.kedaValue" (list (printf "%s.stream" $at) $source.nats.stream))
-  "consumer" (include "dedupd.kedaValue" (list (printf "%s.durable" $at) ($source.nats.durable | default $config.scope)))
+  "consumer" (include "dedupd.kedaValue" (list (printf "%s.durable" $at) ($source.nats.durable | default $part.scope)))
   "lagThreshold" $threshold
   "useHttps" (toString $keda.nats.https)
 ) -}}
@@ -82,8 +89,9 @@
 {{- $triggers = append $triggers $trigger -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
 {{- if not $triggers -}}
-{{- fail (printf "autoscaling.keda.mode is %s, but config.sources has no such source: use another mode" $keda.mode) -}}
+{{- fail (printf "autoscaling.keda.mode is %s, but config has no such source: use another mode" $keda.mode) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml (dict "triggers" $triggers "authentications" $authentications) -}}
