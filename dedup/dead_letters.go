@@ -31,6 +31,7 @@ var deadLetterColumns = []struct {
 		return pipeline.Int8(g.message(it).Position.Offset)
 	}},
 	{"class", "text", pgtype.TextOID, pgtype.TextArrayOID, func(_ *group, _ *item, why *rejection) []byte { return []byte(why.class) }},
+	{"outcome", "text", pgtype.TextOID, pgtype.TextArrayOID, func(_ *group, it *item, _ *rejection) []byte { return []byte(outcomeNames[it.outcome]) }},
 	{"reason", "text", pgtype.TextOID, pgtype.TextArrayOID, func(_ *group, _ *item, why *rejection) []byte { return pipeline.CleanText(why.reason) }},
 	{"sqlstate", "text", pgtype.TextOID, pgtype.TextArrayOID, func(_ *group, _ *item, why *rejection) []byte { return nilIfEmpty(why.sqlstate) }},
 	{"attempts", "integer", pgtype.Int4OID, pgtype.Int4ArrayOID, func(_ *group, _ *item, why *rejection) []byte { return pipeline.Int4(max(why.attempts, 1)) }},

@@ -291,6 +291,26 @@ func TestReplayOfADuplicate(t *testing.T) {
 	f.wantDead()
 }
 
+// The books go back by what counted the duplicate, also when the lane that had claimed its
+// id is forgotten.
+func TestReplayOfADuplicateOfAForgottenLane(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.OnDuplicate = policy.DuplicateDeadLetter
+	l, other := f.acquire("kafka", "orders/0"), f.acquire("nats", "x")
+	f.handle(l.batch("a"))
+	f.handle(other.batch("a", "b", "b"))
+	f.wantBooks(other, books{applied: 1, crossSource: 1, resent: 1, next: 3})
+	if _, err := f.Store.ForgetLane(t.Context(), "ann@host", "kafka", "orders/0", true); err != nil {
+		t.Fatal(err)
+	}
+	f.forget("a")
+	if r := f.replay(f.deadLetters()[0].ID); r.Outcome != dedup.ReplayApplied || string(r.MessageID) != "a" {
+		t.Errorf("%+v", r)
+	}
+	f.wantBooks(other, books{applied: 2, resent: 1, next: 3})
+}
+
 // TestReplayOfAnIDThatHadItsEffect forgets the claim of a poisoned id and sends it again,
 // before anybody replays the dead letter.
 func TestReplayOfAnIDThatHadItsEffect(t *testing.T) {

@@ -265,6 +265,7 @@ CREATE TABLE {{schema}}.dead_letters (
     stream_id         text NOT NULL,
     position          bigint NOT NULL,
     class             text NOT NULL,
+    outcome           text NOT NULL, -- the column of the lane's books that counts it
     reason            text NOT NULL,
     sqlstate          text,
     claim_key         uuid NOT NULL,
@@ -619,10 +620,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'the dead letter % went while it was replayed', p_dead_letter USING ERRCODE = '40001';
     END IF;
-    v_was := CASE v_dead_letter.class
-        WHEN 'conflict' THEN 'conflict'
-        WHEN 'duplicate' THEN CASE WHEN (SELECT source FROM {{schema}}.lanes WHERE id = v_dead_letter.original_lane) <> v_dead_letter.source THEN 'cross_source' ELSE 'resent' END
-        ELSE 'dead' END;
+    v_was := v_dead_letter.outcome;
     UPDATE {{schema}}.lanes SET
         written         = written + (p_outcome = 'written')::integer,
         already_present = already_present + (p_outcome = 'already_present')::integer,
@@ -631,9 +629,9 @@ BEGIN
         redelivered     = redelivered + (p_outcome = 'redelivered')::integer,
         resent          = resent + (p_outcome = 'resent')::integer - (v_was = 'resent')::integer,
         cross_source    = cross_source + (p_outcome = 'cross_source')::integer - (v_was = 'cross_source')::integer,
-        conflicts       = conflicts - (v_was = 'conflict')::integer,
+        conflicts       = conflicts - (v_was = 'conflicts')::integer,
         dead            = dead - (v_was = 'dead')::integer
-    WHERE id = p_lane AND CASE v_was WHEN 'conflict' THEN conflicts WHEN 'resent' THEN resent WHEN 'cross_source' THEN cross_source ELSE dead END > 0;
+    WHERE id = p_lane AND CASE v_was WHEN 'conflicts' THEN conflicts WHEN 'resent' THEN resent WHEN 'cross_source' THEN cross_source ELSE dead END > 0;
 END $$;
 
 -- note_dead_letter() records in the audit what somebody did to a dead letter. A worker's
