@@ -3,9 +3,11 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -183,4 +185,28 @@ func (p *patient) hasWrongPositions() {
 	p.examine(3).want("error", "lane", lane, "data is lost", "only 3 and above", "on_gap")
 	set("next_position = 5, lane = 'e2e-doctor/7'")
 	p.examine(0).want("warning", "lane", p.tp.lane(7), "no such lane", "dedupd lanes forget kafka "+p.tp.lane(7))
+}
+
+// The scopes of a process share what their role may have.
+func TestDoctorSumsConnections(t *testing.T) {
+	db := newDatabase(t)
+	tp := newTopic(t, "e2e-doctor-sums", 1)
+	db.exec(`CREATE TABLE public.orders (id text PRIMARY KEY)`)
+	role := fmt.Sprintf("few_%d", time.Now().UnixNano())
+	db.exec(`CREATE ROLE ` + role + ` LOGIN CONNECTION LIMIT 7 PASSWORD 'few'`)
+	defer db.exec(`DROP ROLE ` + role)
+	u, err := url.Parse(db.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(role, "few")
+	scopes := []string{"sums-1", "sums-2"}
+	config := configFile(t, fmt.Sprintf("sources:\n  - kafka: {brokers: [%q], topics: [%s]}\ndatabase:\n  url: %q\nsink: {table: {name: public.orders, columns: {id: id}}}\npipelines: [{scope: %s}, {scope: %s}]\n",
+		tp.broker.Addr(), tp.name, u.String(), scopes[0], scopes[1]))
+	if r := command(t, nil, "doctor", "-c", config); !strings.Contains(r.stdout, "role "+role+" may have 7 connections, and one worker wants up to 8") {
+		t.Errorf("doctor of two scopes with 4 connections each:\n%s%s", r.stdout, r.stderr)
+	}
+	if r := command(t, nil, "doctor", "-c", config, "--scope", scopes[0]); strings.Contains(r.stdout, "may have 7 connections") {
+		t.Errorf("doctor of one of them:\n%s%s", r.stdout, r.stderr)
+	}
 }

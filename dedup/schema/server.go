@@ -10,6 +10,8 @@ type Server struct {
 	Version string // such as 18.4
 	Number  int    // such as 180004
 	Role    string
+	// Started tells servers apart: the moment of their start.
+	Started string
 	// Encoding is the database's. Only UTF8 is accepted.
 	Encoding string
 	// Fsync: if off, a crash of the machine loses what was committed.
@@ -32,13 +34,13 @@ const WaitsForStandby = `current_setting('synchronous_standby_names') <> '' AND 
 // Server asks the server to describe itself.
 func (s *Schema) Server(ctx context.Context) (v Server, err error) {
 	err = s.Pool.QueryRow(ctx, `
-		SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('server_version_num')::integer, current_user::text, current_setting('server_encoding'),
+		SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('server_version_num')::integer, current_user::text, pg_catalog.pg_postmaster_start_time()::text, current_setting('server_encoding'),
 			current_setting('fsync')::boolean, current_setting('full_page_writes')::boolean,
 			`+WaitsForStandby+`,
 			current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
 				- coalesce(current_setting('reserved_connections', true)::integer, 0) - (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend')::integer,
 			(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = current_user)`).
-		Scan(&v.Version, &v.Number, &v.Role, &v.Encoding, &v.Fsync, &v.FullPageWrites, &v.SynchronousStandby, &v.FreeConnections, &v.RoleLimit)
+		Scan(&v.Version, &v.Number, &v.Role, &v.Started, &v.Encoding, &v.Fsync, &v.FullPageWrites, &v.SynchronousStandby, &v.FreeConnections, &v.RoleLimit)
 	if err != nil {
 		return v, fmt.Errorf("ask the server for its settings: %w", err)
 	}

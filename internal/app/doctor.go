@@ -38,10 +38,11 @@ type Finding struct {
 	Cure string `json:"cure,omitempty"`
 }
 
-// doctor collects findings.
+// doctor collects findings about one scope.
 type doctor struct {
 	cfg      *config.Config
 	findings []Finding
+	reached  *schema.Server // nil: it wasn't
 	// mayLose: a failover of the database may lose commits.
 	mayLose bool
 }
@@ -61,20 +62,42 @@ func (d *doctor) fail(check, cure, format string, args ...any) {
 // doctorTimeout bounds the checks of one server.
 const doctorTimeout = 20 * time.Second
 
-// Examine connects to everything that a configuration names, changes nothing, and
-// returns what it finds, each finding with its cure. Workers may run meanwhile. Only
-// the configuration makes it fail: what is wrong with a server is a finding.
-func Examine(ctx context.Context, cfg *config.Config, registry *sinks.Registry) ([]Finding, error) {
-	d := &doctor{cfg: cfg}
+// Examine connects to everything that the configurations of a process's scopes name,
+// changes nothing, and returns what it finds, each finding with its cure. Workers may run
+// meanwhile. Only the configuration makes it fail: what is wrong with a server is a finding.
+func Examine(ctx context.Context, scopes []*config.Config, registry *sinks.Registry) (findings []Finding, err error) {
+	var all []*doctor
+	for _, cfg := range scopes {
+		d := &doctor{cfg: cfg}
+		if err := d.examine(ctx, registry); err != nil {
+			if len(scopes) > 1 {
+				err = &PipelineError{cfg.Scope, err}
+			}
+			return nil, err
+		}
+		all = append(all, d)
+		for _, f := range d.findings {
+			if len(scopes) > 1 {
+				f.Text, f.Cure = "scope "+cfg.Scope+": "+f.Text, strings.ReplaceAll(f.Cure, "-c FILE", "-c FILE --scope "+cfg.Scope)
+			}
+			findings = append(findings, f)
+		}
+	}
+	return append(findings, connections(all)...), nil
+}
+
+// examine examines one scope.
+func (d *doctor) examine(ctx context.Context, registry *sinks.Registry) error {
+	cfg := d.cfg
 	// The findings say what would be logged.
 	quiet := slog.New(slog.DiscardHandler)
 	sources, err := newSources(cfg)
 	if err != nil {
-		return nil, &ConfigError{err}
+		return &ConfigError{err}
 	}
 	pool, store, err := OpenDatabase(ctx, cfg, 2, quiet)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer pool.Close()
 	lanes, known := d.database(ctx, store, registry)
@@ -85,7 +108,7 @@ func Examine(ctx context.Context, cfg *config.Config, registry *sinks.Registry) 
 		}
 	}
 	d.window(ctx, reached)
-	return d.findings, nil
+	return nil
 }
 
 // database checks everything in Postgres. known: lanes could be read.
@@ -97,6 +120,7 @@ func (d *doctor) database(ctx context.Context, store *dedup.Store, registry *sin
 		d.fail("database", connectCure(err), "%v", explainHangUp(err))
 		return nil, false
 	}
+	d.reached = &server
 	d.server(server)
 	if !server.UTF8() {
 		return nil, false // its content would have to move
@@ -135,14 +159,38 @@ func (d *doctor) server(v schema.Server) {
 	if !v.FullPageWrites {
 		d.warn("database", "set full_page_writes = on, which is the default, unless its file system writes pages whole", "full_page_writes is off: a crash of its machine may leave half-written pages")
 	}
-	need := d.cfg.Database.MaxConnections
-	switch {
-	case v.RoleLimit >= 0 && v.RoleLimit < need:
-		d.fail("database", "raise the role's limit, or lower database.max_connections", "role %s may have %d connections, and one worker wants up to %d", v.Role, v.RoleLimit, need)
-	case v.FreeConnections < need && d.cfg.Database.Pooler == config.PoolerNone:
-		d.warn("database", "raise max_connections of the server, lower database.max_connections, or put a PgBouncer between",
-			"the server has room for %d more connections, and one more worker wants up to %d", max(v.FreeConnections, 0), need)
+}
+
+// connections compares what a server and its roles allow with what a worker wants there for
+// all of its scopes: each has a pool of its own.
+func connections(all []*doctor) []Finding {
+	type role struct{ started, name string }
+	byRole, direct := make(map[role]int), make(map[string]int)
+	var sum doctor
+	for _, d := range all {
+		if v := d.reached; v != nil {
+			byRole[role{v.Started, v.Role}] += d.cfg.Database.MaxConnections
+			if d.cfg.Database.Pooler == config.PoolerNone {
+				direct[v.Started] += d.cfg.Database.MaxConnections
+			}
+		}
 	}
+	for _, d := range all {
+		v := d.reached
+		if v == nil {
+			continue
+		}
+		if need := byRole[role{v.Started, v.Role}]; v.RoleLimit >= 0 && v.RoleLimit < need {
+			sum.fail("database", "raise the role's limit, or lower database.max_connections", "role %s may have %d connections, and one worker wants up to %d", v.Role, v.RoleLimit, need)
+		}
+		if need := direct[v.Started]; v.FreeConnections < need {
+			sum.warn("database", "raise max_connections of the server, lower database.max_connections, or put a PgBouncer between",
+				"the server has room for %d more connections, and one more worker wants up to %d", max(v.FreeConnections, 0), need)
+		}
+		delete(byRole, role{v.Started, v.Role}) // each is said once
+		delete(direct, v.Started)
+	}
+	return sum.findings
 }
 
 func (d *doctor) schema(ctx context.Context, store *dedup.Store, role string) bool {

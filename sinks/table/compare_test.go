@@ -192,15 +192,11 @@ func TestNULLsInAKey(t *testing.T) {
 		t.Run(fmt.Sprint("distinct ", distinct), func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.New(t).Pool(t)
-			how := "NULLS NOT DISTINCT"
+			how := nullsNotDistinct
 			if distinct {
 				how = ""
-			} else {
-				var version int
-				if err := pool.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int`).Scan(&version); err != nil || version < 150000 {
-					t.Skip("NULLS NOT DISTINCT came with Postgres 15")
-				}
 			}
+			skipUnknown(t, pool, how)
 			exec(t, pool, `CREATE TABLE t (k text, v bigint, text text, by text, UNIQUE `+how+` (k)); INSERT INTO t VALUES (NULL, 5)`)
 			msgs := []message.Message{msg("x", `{"v":5}`), msg("y", `{"v":6}`), msg("z", `{"v":6}`)}
 			want := []sinks.Outcome{sinks.Stale, sinks.Written, sinks.Stale}

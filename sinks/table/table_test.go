@@ -47,6 +47,23 @@ func exec(t testing.TB, pool *pgxpool.Pool, sql string) {
 	}
 }
 
+const nullsNotDistinct = "NULLS NOT DISTINCT"
+
+// skipUnknown skips a part of a test whose SQL the server doesn't know.
+func skipUnknown(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	if !strings.Contains(sql, nullsNotDistinct) {
+		return
+	}
+	var version int
+	if err := pool.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int`).Scan(&version); err != nil {
+		t.Fatal(err)
+	}
+	if version < 150000 {
+		t.Skip(nullsNotDistinct + " came with Postgres 15")
+	}
+}
+
 // prepare and write run the sink in a transaction of its own, which they commit
 // unless it fails.
 func prepare(t testing.TB, pool *pgxpool.Pool, s *Sink) error {
@@ -250,6 +267,7 @@ func TestUpsertComparesKeysAsTheIndexDoes(t *testing.T) {
 		"jsonb":                      {"jsonb", `{"a":1,"b":2}`, `{"b":2, "a":1.0}`},
 	} {
 		t.Run(name, func(t *testing.T) {
+			skipUnknown(t, pool, c.typ)
 			exec(t, pool, `DROP TABLE IF EXISTS keys`)
 			unique := "UNIQUE"
 			if strings.Contains(c.typ, "UNIQUE") {

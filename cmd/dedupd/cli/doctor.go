@@ -36,21 +36,9 @@ func (c *command) examine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var findings []app.Finding
-	for _, one := range all {
-		some, err := app.Examine(ctx, one, &sinks.Default)
-		if err != nil && len(all) > 1 {
-			err = &app.PipelineError{Scope: one.Scope, Err: err}
-		}
-		if err != nil {
-			return err
-		}
-		for _, f := range some {
-			if len(all) > 1 {
-				f.Text, f.Cure = "scope "+one.Scope+": "+f.Text, strings.ReplaceAll(f.Cure, "-c FILE", "-c FILE --scope "+one.Scope)
-			}
-			findings = append(findings, f)
-		}
+	findings, err := app.Examine(ctx, all, &sinks.Default)
+	if err != nil {
+		return err
 	}
 	for _, w := range warnings {
 		findings = append(findings, app.Finding{Check: "configuration", Level: app.FindingWarning, Text: w.String()})
