@@ -154,7 +154,7 @@ var (
 // promtool's to tell.
 func check(t *testing.T, where, expression string, known map[string][]string) {
 	t.Helper()
-	every := []string{"namespace", "job", "instance"} // of the scrape
+	every := []string{"namespace", "job", "instance", "scope"} // of the scrape, and of a process with several pipelines
 	var sum []string
 	for _, m := range selector.FindAllStringSubmatch(expression, -1) {
 		name := m[1]
