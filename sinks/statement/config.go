@@ -26,6 +26,9 @@ type Config struct {
 	// Expect is returned if SQL returns the column ord of every message that it has applied:
 	// the others weren't as the target expects. Default: SQL applies all.
 	Expect Expectation `yaml:"expect"`
+	// Key are the columns of batch that say which row a message is about, with expect: returned.
+	// Messages of different keys share a statement, those of one key take turns.
+	Key []string `yaml:"key"`
 	// OnMismatch says what happens to a message whose ord SQL doesn't return: dead_letter (the
 	// default), ignore or stop.
 	OnMismatch policy.Mismatch `yaml:"on_mismatch"`
@@ -88,6 +91,12 @@ func (c Config) Sink() (*Sink, error) {
 	} else if c.OnMismatch != "" && c.Expect == ExpectNothing {
 		errs = append(errs, errors.New("on_mismatch: only a statement with expect: returned can tell"))
 	}
+	switch {
+	case len(c.Key) > 0 && c.Expect == ExpectNothing:
+		errs = append(errs, errors.New("key: only with expect: returned do messages take turns"))
+	case len(c.Key) == 0 && s.returns:
+		errs = append(errs, errors.New("key: expect: returned needs the columns that say which row a message is about, since messages of one row have to take turns"))
+	}
 	if s.sql, err = parse(c.SQL); err != nil {
 		errs = append(errs, fmt.Errorf("sql: %w", err))
 	}
@@ -102,6 +111,14 @@ func (c Config) Sink() (*Sink, error) {
 			continue
 		}
 		s.cols, s.types = append(s.cols, col), append(s.types, typ)
+	}
+	for _, name := range c.Key {
+		i := slices.IndexFunc(s.cols, func(col columns.Column) bool { return col.Name == name })
+		if i < 0 {
+			errs = append(errs, fmt.Errorf("key: %q is not among the columns", name))
+			continue
+		}
+		s.key = append(s.key, i)
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)

@@ -1,7 +1,9 @@
 package statement
 
 import (
+	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -22,7 +24,7 @@ const withdraw = `UPDATE public.balance AS b SET cents = b.cents - batch.cents F
 
 func returned(t testing.TB, sql string, on policy.Mismatch) *Sink {
 	t.Helper()
-	s, err := Config{SQL: sql, Columns: accounts, Expect: ExpectReturned, OnMismatch: on}.Sink()
+	s, err := Config{SQL: sql, Columns: accounts, Expect: ExpectReturned, Key: []string{"account"}, OnMismatch: on}.Sink()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +129,7 @@ func TestOrdsOfNoMessage(t *testing.T) {
 		`SELECT nullif(ord, 2) AS ord FROM batch`:      "an ord that is NULL",
 		`SELECT -ord * 1000000000 AS "ord" FROM batch`: "returned ord -1000000000",
 	} {
-		_, err := outcomes(t, pool, returned(t, sql, policy.MismatchIgnore), msg("1", "{}"), msg("2", "{}"))
+		_, err := outcomes(t, pool, returned(t, sql, policy.MismatchIgnore), msg("1", `{"a":"x"}`), msg("2", `{"a":"y"}`))
 		if _, permanent := sinks.AsPermanent(err); err == nil || permanent || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", sql, err, want)
 		}
@@ -140,6 +142,9 @@ func TestExpectConfig(t *testing.T) {
 		`expect: "some" is not one of returned`: {Expect: "some"},
 		`on_mismatch: "drop" is not one of`:     {Expect: ExpectReturned, OnMismatch: "drop"},
 		"on_mismatch: only a statement with":    {OnMismatch: policy.MismatchStop},
+		"key: only with expect: returned":       {Key: []string{"id"}},
+		"key: expect: returned needs":           {Expect: ExpectReturned},
+		`key: "ord" is not among the columns`:   {Expect: ExpectReturned, Key: []string{"id", "ord"}},
 	} {
 		c.SQL = "SELECT ord FROM batch"
 		if _, err := c.Sink(); err == nil || !strings.Contains(err.Error(), want) {
@@ -157,7 +162,7 @@ func TestConformanceOfReturned(t *testing.T) {
 		New: func() sinks.Sink {
 			s, err := Config{
 				SQL:     "WITH i AS (INSERT INTO public.effects SELECT id, n FROM batch WHERE n >= 0 ORDER BY id RETURNING id) SELECT ord FROM batch JOIN i USING (id)",
-				Columns: map[string]string{"id": "id", "n": "json:n::int"}, Expect: ExpectReturned,
+				Columns: map[string]string{"id": "id", "n": "json:n::int"}, Expect: ExpectReturned, Key: []string{"id"},
 			}.Sink()
 			if err != nil {
 				t.Fatal(err)
@@ -168,4 +173,83 @@ func TestConformanceOfReturned(t *testing.T) {
 		Poison:  func() message.Message { return msg("p", `{"n":-1}`) },
 		Count:   sinktest.Rows("public.effects"),
 	})
+}
+
+// Messages of one row are applied one after the other, each to the row as the one before has
+// left it, however they are batched.
+func TestReturnedInTurns(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE balance (account text PRIMARY KEY, cents bigint NOT NULL)`)
+	const accounts, most = 7, 600
+	fill := fmt.Sprintf(`TRUNCATE balance; INSERT INTO balance SELECT n, 100 FROM generate_series(1, %d) AS n`, accounts)
+	random := rand.New(rand.NewPCG(1, 2))
+	msgs := make([]message.Message, most)
+	for i := range msgs { // of account 1 there are more than are sent at once
+		msgs[i] = msg(fmt.Sprint(i), fmt.Sprintf(`{"a":%d,"c":%d}`, max(1, random.IntN(2*accounts)-accounts), random.IntN(80)-35))
+	}
+	s := returned(t, withdraw, policy.MismatchIgnore)
+	apply := func(size int) (got []sinks.Outcome) {
+		exec(t, pool, fill)
+		for some := range slices.Chunk(msgs, size) {
+			part, err := outcomes(t, pool, s, some...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, part...)
+		}
+		return got
+	}
+	left := func(got []sinks.Outcome) (all []string) {
+		cents := make(map[int]int)
+		for i, m := range msgs {
+			var value struct{ A, C int }
+			if err := json.Unmarshal(m.Value, &value); err != nil {
+				t.Fatal(err)
+			}
+			if got[i] == sinks.Written {
+				cents[value.A] += value.C
+			}
+		}
+		for account := 1; account <= accounts; account++ {
+			all = append(all, fmt.Sprint(account, " ", 100-cents[account]))
+		}
+		return all
+	}
+	want := apply(1)
+	if !slices.Contains(want, sinks.Rejected) {
+		t.Fatal("nothing is rejected")
+	}
+	for _, size := range []int{2, 10, most} {
+		if got := apply(size); !slices.Equal(got, want) {
+			t.Errorf("in batches of %d: %v, want %v", size, got, want)
+		}
+		wantRows(t, pool, `SELECT account || ' ' || cents FROM balance ORDER BY 1`, left(want)...)
+	}
+}
+
+// A key's values are equal as their types have it.
+func TestAKeyOfItsTypes(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE n (n numeric, times int); INSERT INTO n VALUES (1, 0), (NULL, 0)`)
+	c := Config{
+		SQL:     `UPDATE public.n AS t SET times = times + 1 FROM batch WHERE t.n IS NOT DISTINCT FROM batch.n RETURNING ord`,
+		Columns: map[string]string{"n": "json:n::numeric", "doc": "json:doc::json"}, Expect: ExpectReturned, Key: []string{"n"},
+	}
+	s, err := c.Sink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := outcomes(t, pool, s, msg("1", `{"n":1}`), msg("2", `{"n":1.0}`), msg("3", `{}`), msg("4", `{}`)); err != nil || slices.Contains(got, sinks.Rejected) {
+		t.Errorf("%v, %v", got, err)
+	}
+	wantRows(t, pool, `SELECT times::text FROM n`, "2", "2")
+	c.Key = []string{"n", "doc"}
+	if s, err = c.Sink(); err != nil {
+		t.Fatal(err)
+	}
+	if err := inTx(t, pool, func(tx pgx.Tx) error { return s.Prepare(t.Context(), tx) }); err == nil || !strings.Contains(err.Error(), "sink.statement.key: ") {
+		t.Errorf("a key of type json: %v", err)
+	}
 }

@@ -6,24 +6,20 @@
 // ever becomes SQL.
 //
 // With expect: returned, the statement returns the ord of each message that it has applied.
-// The others found the target in another state than they expect: they are rejected.
+// The others found the target in another state than they expect: they are rejected. See turns.go.
 package statement
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
-	"github.com/dedupd/dedupd/sinks/internal/mismatch"
 )
 
 // Sink runs one statement. It may be used by many goroutines.
@@ -33,6 +29,7 @@ type Sink struct {
 	types []string         // as the operator named them
 	// returns: the statement returns the ord of the messages that it has applied.
 	returns    bool
+	key        []int // indexes of columns
 	onMismatch policy.Mismatch
 	current    atomic.Pointer[plan]
 }
@@ -41,6 +38,9 @@ type Sink struct {
 type plan struct {
 	set *columns.Set
 	sql string
+	// With expect: returned, keys are the key's columns, and turns tells the turn of each message.
+	keys  *columns.Set
+	turns string
 }
 
 var (
@@ -86,6 +86,9 @@ func (s *Sink) prepare(ctx context.Context, tx sinks.Tx) (*plan, error) {
 			return nil, fmt.Errorf("with expect: returned, sink.statement.sql must return the column ord of the messages that it has applied, an integer, as UPDATE ... FROM batch ... RETURNING batch.ord does: %w", err)
 		}
 	}
+	if err := s.prepareTurns(ctx, tx, p); err != nil {
+		return nil, fmt.Errorf("sink.statement.key: %w", err)
+	}
 	s.current.Store(p)
 	return p, nil
 }
@@ -126,53 +129,4 @@ func (s *Sink) Write(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error
 		return fmt.Errorf("run sink.statement.sql: %w", err)
 	}
 	return nil
-}
-
-// run runs the statement, and settles the messages whose ord it doesn't return.
-func (s *Sink) run(ctx context.Context, tx sinks.Tx, p *plan, batch *sinks.Batch, values *columns.Values) error {
-	rows, err := tx.Query(ctx, p.sql, values.Args()...)
-	if err != nil {
-		return err
-	}
-	applied, err := readOrds(rows, len(batch.Messages()))
-	if err != nil {
-		return err
-	}
-	var refused []error
-	for i, yes := range applied {
-		if !yes {
-			refused = append(refused, mismatch.Settle(batch, i, s.onMismatch, fmt.Errorf("the statement didn't return its ord, so it isn't as the target expects, and sink.statement.on_mismatch is %s", s.onMismatch)))
-		}
-	}
-	return errors.Join(refused...)
-}
-
-// readOrds reads the ords that the statement returns, and tells of n messages which have
-// theirs among them. An ord may be there more than once.
-func readOrds(rows pgx.Rows, n int) ([]bool, error) {
-	defer rows.Close()
-	found := make([]bool, n)
-	var into []any // nil: not read
-	var ord *int64
-	for rows.Next() {
-		if into == nil {
-			fields := rows.FieldDescriptions()
-			at := slices.IndexFunc(fields, func(f pgconn.FieldDescription) bool { return f.Name == ordinal })
-			if at < 0 {
-				return nil, errors.New("it returns no column ord")
-			}
-			into = make([]any, len(fields))
-			into[at] = &ord
-		}
-		switch err := rows.Scan(into...); {
-		case err != nil:
-			return nil, fmt.Errorf("the column ord: %w", err)
-		case ord == nil:
-			return nil, errors.New("it returned an ord that is NULL; each row that it returns must say which message it applied")
-		case *ord < 1 || *ord > int64(n):
-			return nil, fmt.Errorf("it returned ord %d of a batch of %d messages, whose ord is from 1 to %[2]d", *ord, n)
-		}
-		found[*ord-1] = true
-	}
-	return found, rows.Err()
 }

@@ -63,6 +63,7 @@ func ways(t topic) []contender {
 			fmt.Sprintf("(SELECT count(*) = %d AND max(version) = %d FROM rows)", t.messages, t.messages/rows), table("mode: append\n    stream: stream\n    version: version\n    operation: operation\n    columns: {stream: \"header:client-id\", payload: value}")),
 		way("statement with expect", columns, state, last, `statement:
     expect: returned
+    key: [key]
     columns: {key: "header:client-id", seq: "header:client-seq::bigint", payload: "value::jsonb"}
     sql: UPDATE public.rows t SET seq = b.seq, payload = b.payload FROM batch b WHERE t.key = b.key AND t.state = 'open' RETURNING b.ord`),
 		way("two tables, each with a filter", "id uuid NOT NULL, payload jsonb NOT NULL", "CREATE TABLE others (LIKE rows)", fmt.Sprintf("(SELECT count(*) = %d FROM rows) AND (SELECT count(*) = %[1]d FROM others)", t.messages), `
