@@ -247,3 +247,31 @@ func TestFollowsATableThatChanges(t *testing.T) {
 		})
 	}
 }
+
+// A trigger of a partition that was there all the time is no change, whatever the statement.
+func TestATriggerOfAPartitionIsNoChange(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t).Pool(t)
+	exec(t, pool, `CREATE TABLE t (k text PRIMARY KEY, v text, h text[]) PARTITION BY LIST (k); CREATE TABLE p PARTITION OF t FOR VALUES IN ('a'); CREATE TABLE rest PARTITION OF t DEFAULT;
+		CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; CREATE TRIGGER f BEFORE INSERT ON p FOR EACH ROW EXECUTE FUNCTION f()`)
+	for name, c := range map[string]Config{
+		"insert": {},
+		"keyed":  {Key: []string{"k"}},
+		"update": {Mode: ModeUpdate, Key: []string{"k"}, Expect: map[string]string{"h": "json:none"}},
+		"upsert": {Mode: ModeUpsert, Key: []string{"k"}},
+	} {
+		exec(t, pool, `TRUNCATE t`)
+		c.Name, c.Columns = "public.t", map[string]string{"k": "id", "v": "json:v"}
+		s := build(t, c)
+		if err := prepare(t, pool, s); err != nil {
+			t.Fatal(err)
+		}
+		if c.Mode == ModeUpdate {
+			exec(t, pool, `INSERT INTO t VALUES ('a'), ('b')`)
+		}
+		if err := write(t, pool, s, msg("a", `{"v":"x"}`), msg("b", `{}`)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		wantRows(t, pool, `SELECT k FROM t WHERE v = 'x'`, "a")
+	}
+}
