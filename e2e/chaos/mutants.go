@@ -215,7 +215,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "states aren't compared", fault: "none", shape: shape.Update, broker: "kafka", times: 1, by: "I9",
-		edits: []edit{{"sinks/table/update.go", "	e.match, e.holds, e.still = t.matchesAll(key, row, values), strings.Join(holds, \" AND \"), strings.Join(still, \" AND \")\n", "	e.match, e.holds, e.still = t.matchesAll(key, row, values), \"true\", \"true\"\n	_, _ = holds, still\n"}},
+		edits: []edit{{"sinks/table/update_sql.go", "	e.match, e.holds, e.still = t.matchesAll(key, row, values), strings.Join(holds, \" AND \"), strings.Join(still, \" AND \")\n", "	e.match, e.holds, e.still = t.matchesAll(key, row, values), \"true\", \"true\"\n	_, _ = holds, still\n"}},
 	},
 	{
 		name: "rows that were there are counted as written", fault: "none", shape: shape.Insert, broker: "nats", times: 1, by: "I9",
@@ -231,11 +231,11 @@ var mutants = []mutant{
 	},
 	{
 		name: "turns of a row in one statement", fault: "none", shape: shape.Update, broker: "kafka", times: 1, by: "I9",
-		edits: []edit{{"sinks/table/update.go", "		turn := int(l.turns[i])\n", "		turn := min(int(l.turns[i]), 1)\n"}},
+		edits: []edit{{"sinks/table/update_turns.go", "		turn := int(l.turns[i])\n", "		turn := min(int(l.turns[i]), 1)\n"}},
 	},
 	{
 		name: "an event's expected number isn't compared", fault: "none", shape: shape.Append, broker: "kafka", times: 1, by: "I9",
-		edits: []edit{{"sinks/table/append.go", "		case expected != last[stream]:\n", "		case expected < 0:\n"}},
+		edits: []edit{{"sinks/table/append_events.go", "		case expected != last[stream]:\n", "		case expected < 0:\n"}},
 	},
 	{
 		name: "histories aren't trimmed", fault: "none", shape: shape.History, broker: "kafka", times: 1, by: "I9",
