@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/dedupd/dedupd/internal/logonce"
+	"github.com/dedupd/dedupd/internal/wait"
 )
 
 // Runs until idle: jobs and tests.
@@ -30,8 +32,8 @@ func (e *NotReadyError) Error() string {
 	return fmt.Sprintf("source %s could not be reached, or does not have what is to be read, for %s: the log says why", e.Source, startTimeout)
 }
 
-// watchIdle ends the run once every lane has been caught up for UntilIdle, and the
-// database still has what was read.
+// watchIdle ends the run once every lane has been caught up for UntilIdle, the others' are
+// too or are worked on, and the database still has what was read.
 func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(max(min(w.UntilIdle/10, 100*time.Millisecond), time.Millisecond))
 	defer tick.Stop()
@@ -43,6 +45,10 @@ func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 			return
 		case now := <-tick.C:
 			done, err := w.isIdle(now)
+			if done && w.othersBehind(ctx) {
+				wait.For(ctx, othersPause)
+				continue
+			}
 			if !done && err == nil {
 				undecided.check(w, now)
 				continue
@@ -61,6 +67,23 @@ func (w *Worker) watchIdle(ctx context.Context, stop context.CancelCauseFunc) {
 			return
 		}
 	}
+}
+
+// othersPause is the wait before others are asked about again.
+const othersPause = 500 * time.Millisecond
+
+// othersBehind reports whether a source knows of lanes that aren't ours, aren't caught up,
+// and may become ours.
+func (w *Worker) othersBehind(ctx context.Context) bool {
+	w.mu.Lock()
+	var all []func(context.Context) bool
+	for _, in := range w.sessions {
+		if in.othersBehind != nil {
+			all = append(all, in.othersBehind)
+		}
+	}
+	w.mu.Unlock()
+	return slices.ContainsFunc(all, func(behind func(context.Context) bool) bool { return behind(ctx) })
 }
 
 // undecidedLog logs, once, that a run until idle waits for producers' transactions.

@@ -19,6 +19,7 @@ type Session struct {
 	ready, wasReady bool
 	why             error                     // the source isn't ready because of this; nil: it gave no reason
 	held            map[message.Lane]heldLane // lanes that can't be opened
+	othersBehind    func(context.Context) bool
 }
 
 // Acquire acquires a lane of this source, see Lanes, and logs a rewind or a reset.
@@ -93,6 +94,15 @@ func (in *Session) setReady(ok bool, why error) {
 		value = 1
 	}
 	in.w.Metrics.ready.WithLabelValues(in.source).Set(value)
+}
+
+// AskOthers has a run until idle ask, once our lanes are caught up, whether others have
+// lanes that aren't, and may never be: it goes on then, and asks again. Nil: there are no
+// others.
+func (in *Session) AskOthers(behind func(context.Context) bool) {
+	in.w.mu.Lock()
+	defer in.w.mu.Unlock()
+	in.othersBehind = behind
 }
 
 // Budget is the byte budget that all sources share.

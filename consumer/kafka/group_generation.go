@@ -3,6 +3,7 @@ package kafka
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -24,6 +25,9 @@ type groupGeneration struct {
 	committer *committer
 	shared    *sharedFetches
 	topicIDs  sync.Map // by topic: the ids under which lanes were acquired
+
+	// behindSince is when other members' lanes were first found to be behind; zero: never.
+	behindSince time.Time
 
 	// readCtx ends when the lanes are to be released: fetches run under it.
 	readCtx context.Context
@@ -61,6 +65,7 @@ func (g *groupGeneration) serve(ctx context.Context) {
 	}
 	g.reportTopics(g.group.seen)
 	g.readiness.setServing(true)
+	g.run.session.AskOthers(g.othersBehind)
 
 	// We send heartbeats for as long as there may be something to commit.
 	beating, quit := context.WithCancel(context.Background())
@@ -75,6 +80,7 @@ func (g *groupGeneration) serve(ctx context.Context) {
 	release()
 
 	g.readiness.setServing(false)
+	g.run.session.AskOthers(nil)
 	budget := g.run.config.drainBudget()
 	if ctx.Err() != nil {
 		budget = g.run.session.Drain() // we leave the group, so no session timeout counts
@@ -86,6 +92,43 @@ func (g *groupGeneration) serve(ctx context.Context) {
 	quit()
 	beats.Wait()
 	g.run.log.Debug("lanes released", "group_generation", g.assignment.groupGeneration)
+}
+
+// othersBehind reports whether other members have lanes that aren't read to their ends, and
+// may be dead: the group gives us such a member's lanes after the session timeout. Whoever is
+// a member for longer is alive, and works on them. One goroutine calls it.
+func (g *groupGeneration) othersBehind(ctx context.Context) bool {
+	c := g.run.config
+	dead := c.SessionTimeout + 2*c.HeartbeatInterval // until we hear of it
+	if !g.behindSince.IsZero() && time.Since(g.behindSince) > dead {
+		return false
+	}
+	name := g.unfinished(ctx)
+	if name != "" && g.behindSince.IsZero() {
+		g.behindSince = time.Now()
+		g.run.log.Info("caught up, but another member of the group isn't: waiting to see that it is alive", "lane", name, "for", dead)
+	}
+	return name != ""
+}
+
+// unfinished is a lane of another member in which the group isn't at the end, as far as can
+// be known; empty: there is none.
+func (g *groupGeneration) unfinished(ctx context.Context) string {
+	for topic, n := range g.assignment.divided {
+		for p := range n {
+			if slices.Contains(g.assignment.partitions[topic], p) {
+				continue
+			}
+			end, err := g.run.cluster.start(ctx, topic, p, endOffset)
+			if err == nil && end == 0 {
+				continue
+			}
+			if at, failed := g.run.cluster.committed(ctx, topic, p); err != nil || failed != nil || at.offset < end {
+				return laneName(topic, p)
+			}
+		}
+	}
+	return ""
 }
 
 // sendHeartbeats sends the group signs of life until ctx ends, also while lanes

@@ -338,3 +338,50 @@ func TestALaneThatTheDatabaseLostIsReadAgain(t *testing.T) {
 		}
 	})
 }
+
+// A member dies with a partition in hand. A job whose own partition is empty waits for the
+// group to give it that one. It doesn't wait for a member that is alive and can't go on.
+func TestUntilIdleReadsWhatADeadMemberLeaves(t *testing.T) {
+	t.Parallel()
+	for name, alive := range map[string]bool{"dead": false, "alive": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, fake(t), 2, nil)
+			r.fill(r.client(), 0, 20)
+			r.fill(r.client(), 1, 20)
+			c := &Config{Name: "main", Brokers: []string{r.broker.Addr()}, Topics: []string{r.topic}, Group: r.group, SessionTimeout: 2 * time.Second}
+			c.setDefaults()
+			cluster := newCluster(c, nil)
+			t.Cleanup(cluster.close)
+			seen, err := cluster.lookUpTopics(r.ctx)
+			r.check(err)
+			other := &group{config: c, cluster: cluster, seen: seen}
+			mine, err := other.join(r.ctx)
+			r.check(err)
+			w := r.start(func(mine *Config) { mine.SessionTimeout = c.SessionTimeout }, func(w *consumer.Worker) { w.UntilIdle = 300 * time.Millisecond })
+			r.until("the worker joins", func() bool { return other.heartbeat(r.ctx, mine) != nil })
+			mine, err = other.join(r.ctx)
+			r.check(err)
+			if len(mine.partitions[r.topic]) != 1 {
+				t.Fatalf("the other member has %v", mine.partitions)
+			}
+			theirs := mine.partitions[r.topic][0]
+			for alive && other.heartbeat(r.ctx, mine) == nil { // until the worker leaves
+				time.Sleep(100 * time.Millisecond)
+			}
+			select {
+			case err := <-w.done:
+				r.check(err)
+			case <-r.ctx.Done():
+				t.Fatal("it doesn't end")
+			}
+			want := int64(20)
+			if alive {
+				want = -1
+			}
+			if r.next(1-theirs) != 20 || r.next(theirs) != want {
+				t.Errorf("it ended at %d and %d, want 20 and %d", r.next(1-theirs), r.next(theirs), want)
+			}
+		})
+	}
+}
