@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dedupd/dedupd/internal/pgtest"
+	"github.com/dedupd/dedupd/internal/policy"
 	"github.com/dedupd/dedupd/message"
 	"github.com/dedupd/dedupd/sinks"
 	"github.com/dedupd/dedupd/sinks/internal/columns"
@@ -154,4 +155,56 @@ func benchMessages(n int) []message.Message {
 		msgs[i] = msg(id, fmt.Sprintf(`{"order":{"id":"%s","items":[{"sku":"A-%d","qty":2,"price":12.50},{"sku":"B","qty":1,"price":3}]},"customer":"c-%d","note":"leave at the door","ok":true}`, id, i, i))
 	}
 	return msgs
+}
+
+// BenchmarkRowsThatSay writes batches of 4000 messages to rows that are there, and that say by
+// their version or their history which messages they take. Of some batches, all or half are
+// older than their rows; others have four messages of each row.
+func BenchmarkRowsThatSay(b *testing.B) {
+	const n = 4000
+	pool := pgtest.New(b).Pool(b)
+	columns := map[string]string{"k": "json:k", "v": "json:v", "text": "value"}
+	configs := map[string]Config{
+		"upsert":    {Mode: ModeUpsert, Absent: policy.AbsentNull},
+		"versioned": {Mode: ModeVersioned, Version: "v"},
+		"history":   {Mode: ModeUpsert, Absent: policy.AbsentNull, History: History{"ops", 20}},
+	}
+	for _, mode := range []string{"upsert", "versioned", "history"} {
+		for _, c := range []struct {
+			name     string
+			keys, is int // one of so many messages is newer
+		}{{"newer", n, 1}, {"half older", n, 2}, {"older", n, n + 1}, {"four of a row", n / 4, 1}} {
+			b.Run(mode+"/"+c.name, func(b *testing.B) {
+				exec(b, pool, fmt.Sprintf(`DROP TABLE IF EXISTS t; CREATE TABLE t (k int PRIMARY KEY, v bigint, text jsonb, ops text[]);
+					INSERT INTO t SELECT i, 5, '{}', array['old'] FROM generate_series(0, %d) AS i; ANALYZE t`, n))
+				config := configs[mode]
+				config.Name, config.Key, config.Columns = "public.t", []string{"k"}, columns
+				s := build(b, config)
+				if err := prepare(b, pool, s); err != nil {
+					b.Fatal(err)
+				}
+				msgs := make([]message.Message, n)
+				for i := range msgs {
+					id, v := "old", 1
+					if (i+1)%c.is == 0 {
+						id, v = fmt.Sprint(i), 6+i
+					}
+					msgs[i] = msg(id, fmt.Sprintf(`{"k":%d,"v":%d,"text":%q}`, i%c.keys, v, strings.Repeat("x", 150)))
+				}
+				for b.Loop() {
+					tx, err := pool.Begin(b.Context())
+					if err != nil {
+						b.Fatal(err)
+					}
+					if err := s.Write(b.Context(), tx, sinks.NewBatch(msgs)); err != nil {
+						b.Fatal(err)
+					}
+					b.StopTimer()
+					_ = tx.Rollback(b.Context())
+					b.StartTimer()
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n)/1000, "µs/row")
+			})
+		}
+	}
 }

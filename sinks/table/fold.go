@@ -21,7 +21,9 @@ import (
 // keys, by INSERT ... ON CONFLICT. To lock the rows first and add others then would deadlock
 // with an upsert of whole messages. That INSERT overwrites nothing; it proposes for a row that
 // is there what the row will be, since Postgres checks that before it looks for a conflict. An
-// UPDATE then writes each row's own columns.
+// UPDATE then writes each row's own columns. All rows are locked by then. So if somebody else
+// has added some since the look, those are updated, too. If somebody has deleted one, its old
+// values are gone, and the transaction is tried again.
 //
 // A new row has the defaults of its absent columns, which an INSERT takes only of columns that
 // it doesn't name. So a pass is several INSERTs, each of the keys that follow each other and
@@ -103,13 +105,16 @@ func (w *foldWriter) known() columns.Array {
 }
 
 // insertSQL adds the rows of a run of keys and locks those that are there. It returns how many
-// it has added, and how many of those were said to be there.
+// it has added, how many of those were said to be there, and how many that were said to be
+// there aren't. It doesn't propose the latter: they would lack their old values, which a
+// constraint may refuse.
 //
 // If the server can't say how many rows it adds, they are overwritten at once, with what the
 // table's triggers make of the values: see runs. It then returns how many rows it has written,
 // and how many of those have a key of the run.
 func (w *foldWriter) insertSQL(r *run) string {
-	var names, values, old, match, returned, found, sets []string
+	var names, values, match, returned, found, sets []string
+	old := []string{"true AS there"}
 	for i, c := range w.p.set.Columns() {
 		name, value := quote(c.Name), fmt.Sprintf("f.c%d", i+1)
 		isKey := slices.Contains(w.m.key, c.Name)
@@ -122,8 +127,8 @@ func (w *foldWriter) insertSQL(r *run) string {
 			sets = append(sets, name+" = EXCLUDED."+name)
 		}
 		if c.Keeps {
-			old = append(old, fmt.Sprintf("t.%s AS c%d", name, i+1))
-			value = fmt.Sprintf("CASE WHEN %s THEN old.c%d ELSE %s END", columns.IsAbsent("f.absent", i), i+1, value)
+			old = append(old, fmt.Sprintf("t.%s AS old%d", name, i+1))
+			value = fmt.Sprintf("CASE WHEN %s THEN f.old%d ELSE %s END", columns.IsAbsent("f.absent", i), i+1, value)
 		}
 		if !r.omits[i] {
 			names, values = append(names, name), append(values, value)
@@ -136,14 +141,17 @@ func (w *foldWriter) insertSQL(r *run) string {
 			conflict = "UPDATE SET " + strings.Join(sets, ", ")
 		}
 	}
-	return fmt.Sprintf(`WITH f AS MATERIALIZED (SELECT u.ord, u.absent, u.known, %s FROM %s),
-i AS (INSERT INTO %s AS t (%s)
-  SELECT %s FROM f LEFT JOIN LATERAL (SELECT %s FROM %s AS t WHERE f.known AND %s LIMIT 1) AS old ON true
-   ORDER BY f.ord ON CONFLICT (%s) DO %s RETURNING %s)
-SELECT pg_catalog.count(*), pg_catalog.count(f.ord) FROM i LEFT JOIN f ON %s%s`,
+	return fmt.Sprintf(`WITH f AS MATERIALIZED (
+  SELECT f.*, old.* FROM (SELECT u.ord, u.absent, u.known, %s FROM %s OFFSET 0) AS f
+    LEFT JOIN LATERAL (SELECT %s FROM %s AS t WHERE f.known AND %s LIMIT 1) AS old ON true
+), i AS (
+  INSERT INTO %s AS t (%s) SELECT %s FROM f WHERE NOT f.known OR f.there ORDER BY f.ord
+  ON CONFLICT (%s) DO %s RETURNING %s
+)
+SELECT pg_catalog.count(*), pg_catalog.count(f.ord), (SELECT pg_catalog.count(*) FROM f WHERE known AND there IS NULL) FROM i LEFT JOIN f ON %s%s`,
 		strings.Join(w.casts(), ", "), w.p.set.From(w.masks(), w.known()),
-		w.m.sql(), strings.Join(names, ", "),
-		strings.Join(values, ", "), strings.Join(old, ", "), w.m.rows(w.t), strings.Join(match, " AND "),
+		strings.Join(old, ", "), w.m.rows(w.t), strings.Join(match, " AND "),
+		w.m.sql(), strings.Join(names, ", "), strings.Join(values, ", "),
 		strings.Join(quoted(w.m.key), ", "), conflict, strings.Join(returned, ", "), known, strings.Join(found, " AND "))
 }
 
@@ -197,11 +205,13 @@ func (w *foldWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
 }
 
 // write folds the messages and writes the rows.
-func (w *foldWriter) write(ctx context.Context, tx sinks.Tx, values *columns.Values, places, known []int32) error {
+func (w *foldWriter) write(ctx context.Context, tx sinks.Tx, values *columns.Values, places, found []int32) error {
 	n := slices.Max(places)
 	rows, unread := values.Fold(places, int(n), w.keys)
 	isKnown := make([]bool, n)
-	for _, place := range known {
+	known := make([]int, len(found))
+	for i, place := range found {
+		known[i] = int(place - 1)
 		isKnown[place-1] = true
 	}
 	var b pgx.Batch
@@ -209,7 +219,8 @@ func (w *foldWriter) write(ctx context.Context, tx sinks.Tx, values *columns.Val
 	if len(unread) > 0 {
 		b.Queue(w.read, values.Rows(unread).Args()...)
 	}
-	var news, added, addedFound int64
+	var news []int
+	var added, addedFound, gone int64
 	texts := make(map[string]string) // of runs that lack the same
 	for _, r := range w.runs(rows, isKnown) {
 		sql, ok := texts[r.lacks]
@@ -221,26 +232,23 @@ func (w *foldWriter) write(ctx context.Context, tx sinks.Tx, values *columns.Val
 		if len(r.rows) < rows.Len() {
 			some = rows.Rows(r.rows)
 		}
-		known := make([]bool, len(r.rows))
+		are := make([]bool, len(r.rows))
 		for i, row := range r.rows {
-			if known[i] = isKnown[row]; !known[i] {
-				news++
+			if are[i] = isKnown[row]; !are[i] {
+				news = append(news, row)
 			}
 		}
-		b.Queue(sql, append(some.Args(), some.Masks(), known)...).QueryRow(func(row pgx.Row) error {
-			var all, found int64
-			err := row.Scan(&all, &found)
+		b.Queue(sql, append(some.Args(), some.Masks(), are)...).QueryRow(func(row pgx.Row) error {
+			var all, found, lost int64
+			err := row.Scan(&all, &found, &lost)
 			added += all
 			addedFound += found
+			gone += lost
 			return err
 		})
 	}
-	if changed := w.changed(rows, isKnown); w.p.counts && len(changed) > 0 {
-		some := rows.Rows(changed)
-		// It is planned for its number of rows, and for the table as it is now.
-		b.Queue("SET LOCAL plan_cache_mode = force_custom_plan")
-		b.Queue(w.update, append(some.Args(), some.Masks())...)
-		b.Queue("SET LOCAL plan_cache_mode = DEFAULT")
+	if w.p.counts {
+		w.queueUpdate(&b, rows, known)
 	}
 	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
 	w.m.queueTargets(&b, w.p)
@@ -248,30 +256,49 @@ func (w *foldWriter) write(ctx context.Context, tx sinks.Tx, values *columns.Val
 		return err
 	}
 	switch {
-	case w.p.counts && (added != news || addedFound > 0):
-		return w.m.mismatch(news, added)
+	case gone > 0 || w.p.counts && addedFound > 0:
+		return meanwhile("somebody else has deleted a row with a key of this batch meanwhile")
 	case !w.p.counts && added != addedFound && n > 1:
 		return errKeyChanges
+	case w.p.counts && added < int64(len(news)):
+		return w.writeAdded(ctx, tx, rows, news)
 	}
-	w.m.mismatches.Store(0)
 	return nil
+}
+
+// writeAdded writes rows that weren't there when they were looked for, but were added since, by
+// us or by somebody else. Those that are ours have these values already.
+func (w *foldWriter) writeAdded(ctx context.Context, tx sinks.Tx, rows *columns.Values, news []int) error {
+	var b pgx.Batch
+	b.Queue("SET LOCAL enable_seqscan = off")
+	w.queueUpdate(&b, rows, news)
+	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
+	return tx.SendBatch(ctx, &b).Close()
+}
+
+// queueUpdate writes rows that are there, if they have more than their key. It is planned for
+// its number of rows, and for the table as it is now.
+func (w *foldWriter) queueUpdate(b *pgx.Batch, rows *columns.Values, there []int) {
+	var changed []int
+	for _, row := range there {
+		if slices.ContainsFunc(w.p.names, func(name string) bool {
+			return !slices.Contains(w.m.key, name) && !rows.Absent(row, slices.Index(w.p.names, name))
+		}) {
+			changed = append(changed, row)
+		}
+	}
+	if len(changed) == 0 {
+		return
+	}
+	some := rows.Rows(changed)
+	b.Queue("SET LOCAL plan_cache_mode = force_custom_plan")
+	b.Queue(w.update, append(some.Args(), some.Masks())...)
+	b.Queue("SET LOCAL plan_cache_mode = DEFAULT")
 }
 
 // errKeyChanges makes the caller divide the batch. Two rows may be one to the trigger, and then
 // the order of the messages counts, not that of the keys.
 var errKeyChanges = sinks.Permanent(errors.New("a trigger changes the key of a row, so which messages are of the same row isn't known"))
-
-// changed are the rows that are there and have more than their key.
-func (w *foldWriter) changed(rows *columns.Values, isKnown []bool) (all []int) {
-	for row, known := range isKnown {
-		if known && slices.ContainsFunc(w.p.names, func(name string) bool {
-			return !slices.Contains(w.m.key, name) && !rows.Absent(row, slices.Index(w.p.names, name))
-		}) {
-			all = append(all, row)
-		}
-	}
-	return all
-}
 
 // run is a part of a batch's rows, which follow each other in the order of the keys.
 type run struct {

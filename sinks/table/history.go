@@ -88,61 +88,82 @@ func (m *remembering) reads(t *target) []columns.Column {
 }
 
 func (m *remembering) writer(t *target, p *plan) writer {
-	return &rememberingWriter{m, p, m.rememberSQL(t, p)}
+	return &rememberingWriter{m, p, m.rememberSQL(t, p, false), m.rememberSQL(t, p, true)}
 }
 
-// rememberingWriter writes by one statement, which says which messages their rows remember.
+// rememberingWriter adds rows and locks those that are there in one pass in the order of the
+// keys, like any upsert: two workers that locked what is there first, and added the others
+// afterwards, would deadlock. The first statement overwrites a row only if that remembers none
+// of its messages. Then the rows are locked, and the second one can look which messages the
+// others remember.
 type rememberingWriter struct {
-	m   *remembering
-	p   *plan
-	sql string
+	m           *remembering
+	p           *plan
+	first, rest string
 }
 
 func (w *rememberingWriter) statements(values *columns.Values) []query {
-	return []query{{w.sql, w.p.args(values)}}
+	return []query{{w.first, w.p.args(values)}, {w.rest, w.p.args(values)}}
 }
 
-// queue lets the planner use the key's index: see versionedWriter.queue.
 func (w *rememberingWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
 	s := &sent{}
-	var remembered []int64
+	var rest, remembered []int64 // messages, from 1
 	var due, written int64
-	b.Queue("SET LOCAL enable_seqscan = off")
-	b.Queue(w.sql, w.p.args(values)...).QueryRow(func(row pgx.Row) error { return row.Scan(&s.rows, &due, &written, &remembered) })
-	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
-	s.settle = func(_ context.Context, _ sinks.Tx, batch *sinks.Batch) error {
-		if due != written {
-			return w.m.mismatch(due, written)
+	b.Queue(w.first, w.p.args(values)...).QueryRow(func(row pgx.Row) error { return row.Scan(&s.rows, &due, &written, &remembered, &rest) })
+	s.settle = func(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+		for _, i := range indexesOf(remembered) {
+			batch.Outcome(i, sinks.AlreadyPresent)
 		}
-		w.m.mismatches.Store(0)
-		for _, ord := range remembered {
-			batch.Outcome(int(ord-1), sinks.AlreadyPresent)
+		if len(rest) == 0 {
+			return nil
 		}
-		return nil
+		return w.writeRest(ctx, tx, batch, values, indexesOf(rest))
 	}
 	return s
 }
 
-// rememberSQL locks the rows of a batch's keys, in the order of the keys, and leaves out the
-// messages that their rows remember, or that came before in the batch. The last of the others
-// overwrites the row, and the ids of all of them go to the end of its history.
+// writeRest writes the messages of the rows that the first statement left as they were. The
+// planner uses an index to look at them: see versionedWriter.writeRest.
+func (w *rememberingWriter) writeRest(ctx context.Context, tx sinks.Tx, batch *sinks.Batch, values *columns.Values, rest []int) error {
+	var all, due, written int64
+	var remembered, none []int64
+	var b pgx.Batch
+	b.Queue("SET LOCAL enable_seqscan = off")
+	b.Queue(w.rest, w.p.args(values.Rows(rest))...).QueryRow(func(row pgx.Row) error { return row.Scan(&all, &due, &written, &remembered, &none) })
+	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
+	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
+		return err
+	}
+	if due != written {
+		return w.m.keptAway(ctx, tx, w.p)
+	}
+	for _, i := range indexesOf(remembered) {
+		batch.Outcome(rest[i], sinks.AlreadyPresent)
+	}
+	return nil
+}
+
+// rememberSQL leaves out the messages that came before in the batch. The last of a row's
+// others overwrites the row, and the ids of all of them go to the end of its history. It
+// returns the numbers of messages, of rows due and of those written, the messages left out,
+// and those of the rows that it left as they were.
 //
-// Nobody can change a row between the look and the write. But a row that wasn't there may be
-// added, by a worker that has some of the same messages. So the write, which has the row
-// locked, looks once more, and leaves the row alone if it remembers one of them. Then fewer
-// rows are written than were due, and the transaction is tried again.
-func (m *remembering) rememberSQL(t *target, p *plan) string {
+// If it looks, it also leaves out the messages that their rows remember. Else it leaves a row
+// as it was, but locked, if that remembers one of its messages, or if EXCLUDED may not have the
+// ids of all of them.
+func (m *remembering) rememberSQL(t *target, p *plan, looks bool) string {
 	exprs := m.exprs(t, p)
-	casts, all, key, match := make([]string, len(exprs)), make([]string, len(exprs)), []string(nil), []string(nil)
+	casts, all, key, names, match := make([]string, len(exprs)), make([]string, len(exprs)), []string(nil), []string(nil), []string(nil)
 	for i, name := range p.names {
 		col := fmt.Sprintf("v%d", i+1)
 		casts[i], all[i] = exprs[i]+" AS "+col, "r."+col
 		if slices.Contains(m.key, name) {
-			key = append(key, col)
+			key, names = append(key, col), append(names, fmt.Sprintf("k%d", len(key)+1))
 			match = append(match, t.matches(name, "t."+quote(name), "d."+col))
 		}
 	}
-	k, history, collate := m.keyed(t, p), quote(m.Column), ""
+	k, by, history, collate := m.keyed(t, p), strings.Join(key, ", "), quote(m.Column), ""
 	if t.attribute(m.Column).typ.Element == pgtype.TextOID {
 		collate = ` COLLATE pg_catalog."C"` // ids are equal if their bytes are
 	}
@@ -151,26 +172,42 @@ func (m *remembering) rememberSQL(t *target, p *plan) string {
 	if set, ok := strings.CutPrefix(k.overwrite, " DO UPDATE SET "); ok {
 		overwrite = set + ", " + overwrite
 	}
+	look, from, known, rest := "", "b", "", "NULL::pg_catalog.int8[]"
+	if looks {
+		look = fmt.Sprintf(`), old AS MATERIALIZED (
+  SELECT d.n, o.history FROM (SELECT DISTINCT ON (n) n, %s FROM b ORDER BY n) AS d
+   CROSS JOIN LATERAL (SELECT t.%s AS history FROM %s AS t WHERE %s) AS o
+`, by, history, m.rows(t), strings.Join(match, " AND "))
+		from = "b LEFT JOIN old AS o USING (n)"
+		known = fmt.Sprintf(" OR coalesce(b.op%s OPERATOR(pg_catalog.=) ANY (o.history), false)", collate)
+	} else {
+		overwrite += fmt.Sprintf(" WHERE pg_catalog.cardinality(EXCLUDED.%s) < %d AND NOT (%s OPERATOR(pg_catalog.&&) EXCLUDED.%[1]s)", history, m.Size, remembers)
+		rest = fmt.Sprintf(`CASE WHEN (SELECT pg_catalog.count(*) FROM i) < (SELECT pg_catalog.count(*) FROM h) THEN (%s) END`, unwrittenSQL(by, strings.Join(names, ", ")))
+	}
 	return fmt.Sprintf(`WITH b AS MATERIALIZED (
   SELECT u.*, pg_catalog.dense_rank() OVER (ORDER BY %[1]s) AS n FROM (SELECT u.ord, %[2]s, %[3]s%[4]s AS op FROM %[5]s WHERE %[6]s) AS u
-), old AS MATERIALIZED (
-  SELECT d.n, o.history FROM (SELECT DISTINCT ON (n) n, %[1]s FROM b ORDER BY n) AS d
-   CROSS JOIN LATERAL (SELECT t.%[7]s AS history FROM %[8]s AS t WHERE %[9]s FOR NO KEY UPDATE) AS o
-), r AS MATERIALIZED (
-  SELECT b.*, b.ord > pg_catalog.min(b.ord) OVER (PARTITION BY b.n, b.op) OR coalesce(b.op%[4]s OPERATOR(pg_catalog.=) ANY (o.history), false) AS remembered
-    FROM b LEFT JOIN old AS o USING (n)
-), h AS MATERIALIZED (
+%[8]s), r AS MATERIALIZED (
+  SELECT b.*, b.ord > pg_catalog.min(b.ord) OVER (PARTITION BY b.n, b.op)%[7]s AS remembered FROM %[18]s
+), h AS (
   SELECT pg_catalog.max(ord) AS ord, pg_catalog.array_agg(op ORDER BY ord) AS ops FROM r WHERE NOT remembered GROUP BY n
 ), i AS (
-  INSERT INTO %[10]s AS t (%[11]s, %[7]s) SELECT %[12]s, %[13]s FROM h JOIN r USING (ord) ORDER BY r.n
-  %[14]s DO UPDATE SET %[15]s WHERE NOT (%[16]s OPERATOR(pg_catalog.&&) EXCLUDED.%[7]s) RETURNING 1
+  INSERT INTO %[9]s AS t (%[10]s, %[11]s) SELECT %[12]s, %[13]s FROM h JOIN r USING (ord) ORDER BY r.n
+  %[14]s DO UPDATE SET %[15]s RETURNING %[16]s
 )
 SELECT (SELECT pg_catalog.count(*) FROM b), (SELECT pg_catalog.count(*) FROM h), (SELECT pg_catalog.count(*) FROM i),
-       (SELECT coalesce(pg_catalog.array_agg(ord ORDER BY ord), '{}') FROM r WHERE remembered)`,
-		strings.Join(key, ", "), strings.Join(casts, ", "), p.set.Expr(len(p.names)), collate, p.set.From(), p.unchanged,
-		history, m.rows(t), strings.Join(match, " AND "),
-		m.sql(), strings.Join(quoted(p.names), ", "), strings.Join(all, ", "), m.last("h.ops"),
-		k.conflict, overwrite, remembers)
+       (SELECT coalesce(pg_catalog.array_agg(ord ORDER BY ord), '{}') FROM r WHERE remembered), %[17]s`,
+		by, strings.Join(casts, ", "), p.set.Expr(len(p.names)), collate, p.set.From(), p.unchanged,
+		known, look, m.sql(), strings.Join(quoted(p.names), ", "), history, strings.Join(all, ", "), m.last("h.ops"),
+		k.conflict, overwrite, m.returned(t, p, names), rest, from)
+}
+
+// unwrittenSQL are the messages of b whose row isn't in i. A row that is comes before its
+// messages, with 0 for ord.
+func unwrittenSQL(key, returned string) string {
+	return fmt.Sprintf(`
+  SELECT pg_catalog.array_agg(ord ORDER BY ord)
+    FROM (SELECT ord, pg_catalog.min(ord) OVER (PARTITION BY %s) AS least FROM (SELECT ord, %[1]s FROM b UNION ALL SELECT 0, %s FROM i) AS a) AS a
+   WHERE ord > 0 AND least > 0`, key, returned)
 }
 
 // last are the elements of an array that the history has room for.

@@ -20,6 +20,7 @@ type plan struct {
 	// ordinary: what is written are rows of the target and of its partitions. fills: a trigger
 	// runs before they are inserted.
 	ordinary, fills bool
+	index  *uniqueIndex // of the key
 	// counts: the server reports how many rows are written. If none are, the columns may
 	// have changed.
 	counts bool
@@ -38,7 +39,7 @@ type plan struct {
 
 func (s *Sink) plan(t *target) (*plan, error) {
 	cols := slices.Concat(s.cols, s.expected)
-	p := &plan{names: make([]string, len(cols)), shape: t.shape, schema: s.schema, table: s.table}
+	p := &plan{names: make([]string, len(cols)), shape: t.shape, index: s.keyIndex(t), schema: s.schema, table: s.table}
 	for i := range cols {
 		cols[i].Type = t.attribute(cols[i].Name).typ
 		cols[i].Keeps = i < len(s.cols) && s.mode.keeps(cols[i])

@@ -3,7 +3,7 @@ package table
 import (
 	"context"
 	"errors"
-	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -147,19 +147,19 @@ func (s *Sink) copy(ctx context.Context, tx sinks.Tx, p *plan, values *columns.V
 	return err
 }
 
-// mostMismatches is how often in a row somebody else may seem to have added a row.
-const mostMismatches = 10
-
-// mismatch is an error after another number of rows was written than a statement before has
-// told: somebody else has added or deleted a row meanwhile. The next try sees that. What
-// happens again and again is no coincidence: the key's index may be another one by now, so
-// the next try reads the catalog.
-func (s *Sink) mismatch(expected, written int64) error {
-	if s.mismatches.Add(1) > mostMismatches {
-		s.current.Store(nil)
-		return fmt.Errorf("%d rows were to be written, and the server wrote %d: a trigger keeps rows from being written", expected, written)
+// keptAway is an error after fewer rows were written than were due, though they were locked.
+// The batch is divided until a single message is left, which is dead-lettered. But if the
+// key's index is another one than when the plan was made, the statements went by what it was.
+func (s *Sink) keptAway(ctx context.Context, tx sinks.Tx, p *plan) error {
+	t, err := s.readCatalog(ctx, tx)
+	if err != nil {
+		return err
 	}
-	return meanwhile("somebody else has added or deleted a row with a key of this batch meanwhile")
+	if !reflect.DeepEqual(s.keyIndex(t), p.index) {
+		s.current.CompareAndSwap(p, nil)
+		return meanwhile("the index of the key is another one now")
+	}
+	return sinks.Permanent(errors.New("the server doesn't write its row: a trigger, rule or policy of the table keeps it away or changes its key"))
 }
 
 // meanwhile is an error after which the transaction is tried again: somebody else has changed

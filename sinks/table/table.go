@@ -30,7 +30,6 @@ type Sink struct {
 	expected      []columns.Column // that are compared with what a message expects, the same
 	current       atomic.Pointer[plan]
 	changed       atomic.Bool  // the target has changed once: see distrust
-	mismatches    atomic.Int32 // in a row: see mismatch
 	doubt         atomic.Int64 // until when documents are read before they are sent, in Unix nanoseconds: see readsFirst
 }
 

@@ -107,6 +107,22 @@ type keyed struct {
 	overwrite string
 }
 
+// returned are the columns of the key of a row that is written, under these names.
+func (s *Sink) returned(t *target, p *plan, names []string) string {
+	var all []string
+	for _, name := range p.names {
+		if !slices.Contains(s.key, name) {
+			continue
+		}
+		expr := "t." + quote(name)
+		if c := t.attribute(name).collation; c != "" {
+			expr += " COLLATE " + c
+		}
+		all = append(all, expr+" AS "+names[len(all)])
+	}
+	return strings.Join(all, ", ")
+}
+
 func (s *Sink) keyed(t *target, p *plan) keyed {
 	var numbers, others []string
 	for i, name := range p.names {

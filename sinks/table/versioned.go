@@ -52,45 +52,103 @@ func (m *versioned) access(column string) access {
 	return access{inserts: true, updates: !slices.Contains(m.key, column), selects: true}
 }
 
-// writer keeps the highest version of each key, the first of several.
+// writer writes the first message of each row, and then the highest version among the rest, the
+// first of several: see versionedWriter.
 func (m *versioned) writer(t *target, p *plan) writer {
 	k, version := m.keyed(t, p), quote(m.version)
-	at := 1 + slices.Index(p.names, m.version)
-	return &versionedWriter{m: m, p: p, stale: m.staleSQL(t, p), sql: m.insertSQL(t, p, rowsSQL{
+	sql := m.insertSQL(t, p, rowsSQL{
 		distinct: "DISTINCT ON (" + k.apart + ") ",
-		order:    fmt.Sprintf(" ORDER BY %s, %d DESC NULLS LAST, u.ord", k.apart, at),
+		order:    " ORDER BY " + k.apart + ", u.ord",
 		conflict: k.conflict + k.overwrite + " WHERE " + m.newer(t, "EXCLUDED."+version, "t."+version),
-	})}
+	})
+	var cols []columns.Column
+	for _, c := range p.set.Columns() {
+		if c.Name == m.version || slices.Contains(m.key, c.Name) {
+			cols = append(cols, c)
+		}
+	}
+	compared, _ := columns.NewSet(cols) // p.set has them, so they are right
+	return &versionedWriter{m, p, compared, m.firstsSQL(t, p, sql), m.staleSQL(t, compared), sql}
 }
 
-// versionedWriter finds the stale messages, then writes.
+// versionedWriter adds rows and locks those that are there in one pass in the order of the
+// keys, like any upsert: two workers that locked what is there first, and added the others
+// afterwards, would deadlock. What the first statement returns is written. All rows of the
+// batch are locked by then, so what the second one finds of the rest holds.
 type versionedWriter struct {
-	m          *versioned
-	p          *plan
-	stale, sql string
+	m        *versioned
+	p        *plan
+	compared *columns.Set // the key's columns and the version
+	// firsts writes the first message of each row if it is newer, and returns how many it has
+	// written, and all messages but those. look tells of these which are stale, and which are
+	// to be written. write writes them.
+	firsts, look, write string
 }
 
 func (w *versionedWriter) statements(values *columns.Values) []query {
-	return []query{{w.stale, w.p.args(values)}, {w.sql, w.p.args(values)}}
+	return []query{{w.firsts, w.firstsArgs(values)}, {w.look, values.Of(w.compared).Args()}, {w.write, w.p.args(values)}}
 }
 
-// queue lets the planner use an index: it would estimate that a small table is best read
-// whole, and keep that plan while the table grows.
+func (w *versionedWriter) firstsArgs(values *columns.Values) []any {
+	return append(w.p.args(values), int64(values.Len()))
+}
+
 func (w *versionedWriter) queue(b *pgx.Batch, values *columns.Values) *sent {
-	var stale []int64 // the messages, from 1
-	var rows int64    // to write
-	b.Queue("SET LOCAL enable_seqscan = off")
-	b.Queue(w.stale, w.p.args(values)...).QueryRow(func(row pgx.Row) error { return row.Scan(&stale, &rows) })
-	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
-	s := (&rowsWriter{w.p, w.sql}).queue(b, values)
-	s.settle = func(_ context.Context, _ sinks.Tx, batch *sinks.Batch) error {
-		if w.p.counts && s.rows != rows {
-			return w.m.mismatch(rows, s.rows)
+	s := &sent{}
+	var rest []int64 // the messages, from 1
+	b.Queue(w.firsts, w.firstsArgs(values)...).QueryRow(func(row pgx.Row) error {
+		err := row.Scan(&s.rows, &rest)
+		s.rows += int64(len(rest))
+		return err
+	})
+	s.settle = func(ctx context.Context, tx sinks.Tx, batch *sinks.Batch) error {
+		if len(rest) == 0 {
+			return nil
 		}
-		w.m.mismatches.Store(0)
-		return w.m.settle(batch, stale)
+		return w.writeRest(ctx, tx, batch, values, indexesOf(rest))
 	}
 	return s
+}
+
+// writeRest writes the rest of a batch. The planner uses an index to look at the rows: it would
+// estimate that a small table is best read whole, and keep that plan while the table grows.
+func (w *versionedWriter) writeRest(ctx context.Context, tx sinks.Tx, batch *sinks.Batch, values *columns.Values, rest []int) error {
+	values = values.Rows(rest)
+	var stale, due []int64 // of the rest, from 1
+	var b pgx.Batch
+	b.Queue("SET LOCAL enable_seqscan = off")
+	b.Queue(w.look, values.Of(w.compared).Args()...).QueryRow(func(row pgx.Row) error { return row.Scan(&stale, &due) })
+	b.Queue("SET LOCAL enable_seqscan = DEFAULT")
+	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
+		return err
+	}
+	if len(due) > 0 {
+		written, err := tx.Exec(ctx, w.write, w.p.args(values.Rows(indexesOf(due)))...)
+		if err != nil {
+			return err
+		}
+		if written.RowsAffected() != int64(len(due)) {
+			return w.m.keptAway(ctx, tx, w.p)
+		}
+	}
+	var refused []error
+	for _, i := range indexesOf(stale) {
+		if at := rest[i]; w.m.onStale == policy.StaleDeadLetter {
+			refused = append(refused, sinks.PermanentAt(at, errStale))
+		} else {
+			batch.Outcome(at, sinks.Stale)
+		}
+	}
+	return errors.Join(refused...)
+}
+
+// indexesOf makes indexes of the numbers that statements give to messages, from 1.
+func indexesOf(ords []int64) []int {
+	all := make([]int, len(ords))
+	for i, ord := range ords {
+		all[i] = int(ord - 1)
+	}
+	return all
 }
 
 // newer is the condition for a version to be above another.
@@ -98,65 +156,56 @@ func (m *versioned) newer(t *target, version, than string) string {
 	return fmt.Sprintf("coalesce(%s, %s IS NULL AND %s IS NOT NULL)", t.above(m.version, version, than), than, version)
 }
 
-// staleSQL locks the rows of a batch's keys, in the order of the keys, and tells which
-// messages are stale: at or below their row's version, or that of an earlier message of the
-// batch. It also tells how many rows there are to write. What it finds holds until the
-// transaction ends, but for keys without a row, which somebody else may add.
-//
-// The statement that writes compares versions once more, and keeps the highest of each key.
-func (m *versioned) staleSQL(t *target, p *plan) string {
-	var key, names, match, known []string
-	version := ""
+// firstsSQL returns how many rows it has written. If those aren't all messages, it returns
+// the others: those that weren't the first of their row, and those whose row it left as it
+// was. A row that is written comes before its messages, with 0 for ord.
+func (m *versioned) firstsSQL(t *target, p *plan, insert string) string {
+	var key, names []string
 	for i, c := range p.set.Columns() {
-		switch expr := m.comparedExpr(t, p.set, i); {
-		case c.Name == m.version:
-			version = expr
-		case slices.Contains(m.key, c.Name):
+		if slices.Contains(m.key, c.Name) {
 			name := fmt.Sprintf("k%d", len(key)+1)
-			key = append(key, expr+" AS "+name)
-			names = append(names, name)
-			match = append(match, t.matches(c.Name, "t."+quote(c.Name), "d."+name))
-			known = append(known, t.matches(c.Name, "r."+name, "o."+name))
+			key, names = append(key, m.comparedExpr(t, p.set, i)+" AS "+name), append(names, name)
 		}
+	}
+	found := p.unchanged
+	if apart := m.nullsApart(t, p.set); apart != "" {
+		found += " AND " + apart + " IS NULL" // the others have a row of their own each
 	}
 	by := strings.Join(names, ", ")
-	partition := by
-	apart := m.nullsApart(t, p.set)
-	if apart != "" {
-		partition += ", apart"
-	} else {
-		apart = "NULL::pg_catalog.int8"
-	}
-	return fmt.Sprintf(`WITH b AS MATERIALIZED (
-  SELECT u.ord, %s, %s AS version, %s AS apart FROM %s WHERE %s%s
-), r AS (
-  SELECT b.*, pg_catalog.min(ord) OVER (PARTITION BY %[7]s ORDER BY version DESC NULLS LAST) AS first,
-         pg_catalog.row_number() OVER (PARTITION BY %[7]s ORDER BY version DESC NULLS LAST, ord) AS nth
-    FROM b
-), old AS MATERIALIZED (
-  SELECT d.*, o.version FROM (SELECT DISTINCT %[8]s FROM b ORDER BY %[8]s) AS d
-   CROSS JOIN LATERAL (SELECT t.%[9]s AS version FROM %[10]s AS t WHERE %[11]s FOR NO KEY UPDATE) AS o
-)
-SELECT coalesce(pg_catalog.array_agg(r.ord ORDER BY r.ord) FILTER (WHERE r.ord <> r.first OR known AND NOT %[12]s), '{}'),
-       pg_catalog.count(*) FILTER (WHERE r.nth = 1 AND (NOT known OR %[12]s))
-  FROM r LEFT JOIN (SELECT *, true AS is_known FROM old) AS o ON %[13]s
- CROSS JOIN LATERAL (SELECT coalesce(o.is_known, false) AS known) AS k`,
-		strings.Join(key, ", "), version, apart, p.set.From(), p.unchanged, p.set.Constants(),
-		partition, by, quote(m.version), m.rows(t), strings.Join(match, " AND "), m.newer(t, "r.version", "o.version"), strings.Join(known, " AND "))
+	return fmt.Sprintf(`WITH i AS (%s RETURNING %s)
+SELECT (SELECT pg_catalog.count(*) FROM i), CASE WHEN (SELECT pg_catalog.count(*) FROM i) < $%d::pg_catalog.int8 THEN (
+  SELECT pg_catalog.array_agg(ord ORDER BY ord)
+    FROM (SELECT ord, pg_catalog.lag(ord) OVER (PARTITION BY %[4]s ORDER BY ord) AS before
+            FROM (SELECT u.ord, %[5]s FROM %[6]s WHERE %[7]s UNION ALL SELECT 0, %[4]s FROM i) AS a) AS a
+   WHERE ord > 0 AND before IS DISTINCT FROM 0) END`,
+		insert, m.returned(t, p, names), p.params+5, by, strings.Join(key, ", "), p.set.From(), found)
 }
 
-// settle says of the batch's messages which are stale, or returns an error that names those
-// to be dead-lettered.
-func (m *versioned) settle(batch *sinks.Batch, stale []int64) error {
-	var refused []error
-	for _, ord := range stale {
-		if m.onStale == policy.StaleDeadLetter {
-			refused = append(refused, sinks.PermanentAt(int(ord-1), errStale))
+// staleSQL tells which messages are stale: at or below their row's version, or that of an
+// earlier message; and the highest of each row, the first of several, if it isn't. No message
+// has a row of its own for a NULL in its key: firsts has added those. The table's lock keeps
+// its columns as they were then.
+func (m *versioned) staleSQL(t *target, set *columns.Set) string {
+	var key, names, match []string
+	version := ""
+	for i, c := range set.Columns() {
+		expr := m.comparedExpr(t, set, i)
+		if c.Name == m.version {
+			version = expr
 			continue
 		}
-		batch.Outcome(int(ord-1), sinks.Stale)
+		name := fmt.Sprintf("k%d", len(key)+1)
+		key, names = append(key, expr+" AS "+name), append(names, name)
+		match = append(match, t.matches(c.Name, "t."+quote(c.Name), "r."+name))
 	}
-	return errors.Join(refused...)
+	return fmt.Sprintf(`WITH b AS MATERIALIZED (SELECT u.ord, %s, %s AS version FROM %s WHERE true%s),
+r AS (SELECT b.*, pg_catalog.min(ord) OVER w AS first, pg_catalog.row_number() OVER w AS nth
+        FROM b WINDOW w AS (PARTITION BY %s ORDER BY version DESC NULLS LAST, ord))
+SELECT pg_catalog.array_agg(r.ord ORDER BY r.ord) FILTER (WHERE r.ord <> r.first OR o.known AND NOT %[6]s),
+       pg_catalog.array_agg(r.ord) FILTER (WHERE r.nth = 1 AND (o.known IS NULL OR %[6]s))
+  FROM r LEFT JOIN LATERAL (SELECT true AS known, t.%[7]s AS version FROM %[8]s AS t WHERE %[9]s LIMIT 1) AS o ON true`,
+		strings.Join(key, ", "), version, set.From(), set.Constants(),
+		strings.Join(names, ", "), m.newer(t, "r.version", "o.version"), quote(m.version), m.rows(t), strings.Join(match, " AND "))
 }
 
 var errStale = errors.New("its version isn't above that of its row, and sink.table.on_stale is dead_letter")
