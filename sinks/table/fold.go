@@ -57,12 +57,12 @@ func (m *upsert) foldWriter(t *target, p *plan) *foldWriter {
 }
 
 func (w *foldWriter) lookSQL() string {
-	var key, names, match []string
+	var cols, key, names, row, values []string
 	for i, c := range w.keys.Columns() {
 		name := fmt.Sprintf("k%d", i+1)
 		names = append(names, name)
 		key = append(key, w.m.comparedExpr(w.t, w.keys, i)+" AS "+name)
-		match = append(match, w.t.matches(c.Name, "t."+quote(c.Name), "d."+name))
+		cols, row, values = append(cols, c.Name), append(row, "t."+quote(c.Name)), append(values, "d."+name)
 	}
 	by := strings.Join(names, ", ")
 	if apart := w.m.nullsApart(w.t, w.keys); apart != "" {
@@ -74,7 +74,7 @@ g AS MATERIALIZED (SELECT b.*, pg_catalog.dense_rank() OVER (ORDER BY %s)::pg_ca
 SELECT (SELECT coalesce(pg_catalog.array_agg(g.place ORDER BY g.ord), '{}') FROM g),
        (SELECT coalesce(pg_catalog.array_agg(d.place), '{}') FROM (SELECT DISTINCT ON (place) * FROM g ORDER BY place) AS d
          CROSS JOIN LATERAL (SELECT FROM %s AS t WHERE %s LIMIT 1) AS o)`,
-		strings.Join(key, ", "), w.keys.From(), unchangedAfter(params), w.keys.Constants(), by, w.m.rows(w.t), strings.Join(match, " AND "))
+		strings.Join(key, ", "), w.keys.From(), unchangedAfter(params), w.keys.Constants(), by, w.m.rows(w.t), w.t.matchesAll(cols, row, values))
 }
 
 // keyArgs are the values of look's parameters, but for those of unchangedAfter.
@@ -113,13 +113,13 @@ func (w *foldWriter) known() columns.Array {
 // table's triggers make of the values: see runs. It then returns how many rows it has written,
 // and how many of those have a key of the run.
 func (w *foldWriter) insertSQL(r *run) string {
-	var names, values, match, returned, found, sets []string
+	var names, values, key, row, of, returned, found, sets []string
 	old := []string{"true AS there"}
 	for i, c := range w.p.set.Columns() {
 		name, value := quote(c.Name), fmt.Sprintf("f.c%d", i+1)
 		isKey := slices.Contains(w.m.key, c.Name)
 		if isKey {
-			match = append(match, w.t.matches(c.Name, "t."+name, value))
+			key, row, of = append(key, c.Name), append(row, "t."+name), append(of, value)
 			found = append(found, w.t.matches(c.Name, "i."+name, value))
 			returned = append(returned, "t."+name)
 		}
@@ -150,25 +150,25 @@ func (w *foldWriter) insertSQL(r *run) string {
 )
 SELECT pg_catalog.count(*), pg_catalog.count(f.ord), (SELECT pg_catalog.count(*) FROM f WHERE known AND there IS NULL) FROM i LEFT JOIN f ON %s%s`,
 		strings.Join(w.casts(), ", "), w.p.set.From(w.masks(), w.known()),
-		strings.Join(old, ", "), w.m.rows(w.t), strings.Join(match, " AND "),
+		strings.Join(old, ", "), w.m.rows(w.t), w.t.matchesAll(key, row, of),
 		w.m.sql(), strings.Join(names, ", "), strings.Join(values, ", "),
 		strings.Join(quoted(w.m.key), ", "), conflict, strings.Join(returned, ", "), known, strings.Join(found, " AND "))
 }
 
 func (w *foldWriter) updateSQL() string {
-	var sets, match []string
+	var sets, key, row, values []string
 	for i, c := range w.p.set.Columns() {
 		name, value := quote(c.Name), w.m.comparedExpr(w.t, w.p.set, i)
 		switch {
 		case slices.Contains(w.m.key, c.Name):
-			match = append(match, w.t.matches(c.Name, "t."+name, value))
+			key, row, values = append(key, c.Name), append(row, "t."+name), append(values, value)
 		case c.Keeps:
 			sets = append(sets, fmt.Sprintf("%s = CASE WHEN %s THEN t.%[1]s ELSE %[3]s END", name, columns.IsAbsent("u.absent", i), value))
 		default:
 			sets = append(sets, name+" = "+value)
 		}
 	}
-	return fmt.Sprintf("UPDATE %s AS t SET %s FROM %s WHERE %s", w.m.rows(w.t), strings.Join(sets, ", "), w.p.set.From(w.masks()), strings.Join(match, " AND "))
+	return fmt.Sprintf("UPDATE %s AS t SET %s FROM %s WHERE %s", w.m.rows(w.t), strings.Join(sets, ", "), w.p.set.From(w.masks()), w.t.matchesAll(key, row, values))
 }
 
 func (w *foldWriter) statements(values *columns.Values) []query {

@@ -20,7 +20,7 @@ type plan struct {
 	// ordinary: what is written are rows of the target and of its partitions. fills: a trigger
 	// runs before they are inserted.
 	ordinary, fills bool
-	index  *uniqueIndex // of the key
+	index           *uniqueIndex // of the key
 	// counts: the server reports how many rows are written. If none are, the columns may
 	// have changed.
 	counts bool

@@ -186,7 +186,7 @@ SELECT (SELECT pg_catalog.count(*) FROM i), CASE WHEN (SELECT pg_catalog.count(*
 // has a row of its own for a NULL in its key: firsts has added those. The table's lock keeps
 // its columns as they were then.
 func (m *versioned) staleSQL(t *target, set *columns.Set) string {
-	var key, names, match []string
+	var cols, key, names, row, values []string
 	version := ""
 	for i, c := range set.Columns() {
 		expr := m.comparedExpr(t, set, i)
@@ -196,7 +196,7 @@ func (m *versioned) staleSQL(t *target, set *columns.Set) string {
 		}
 		name := fmt.Sprintf("k%d", len(key)+1)
 		key, names = append(key, expr+" AS "+name), append(names, name)
-		match = append(match, t.matches(c.Name, "t."+quote(c.Name), "r."+name))
+		cols, row, values = append(cols, c.Name), append(row, "t."+quote(c.Name)), append(values, "r."+name)
 	}
 	return fmt.Sprintf(`WITH b AS MATERIALIZED (SELECT u.ord, %s, %s AS version FROM %s WHERE true%s),
 r AS (SELECT b.*, pg_catalog.min(ord) OVER w AS first, pg_catalog.row_number() OVER w AS nth
@@ -205,7 +205,7 @@ SELECT pg_catalog.array_agg(r.ord ORDER BY r.ord) FILTER (WHERE r.ord <> r.first
        pg_catalog.array_agg(r.ord) FILTER (WHERE r.nth = 1 AND (o.known IS NULL OR %[6]s))
   FROM r LEFT JOIN LATERAL (SELECT true AS known, t.%[7]s AS version FROM %[8]s AS t WHERE %[9]s LIMIT 1) AS o ON true`,
 		strings.Join(key, ", "), version, set.From(), set.Constants(),
-		strings.Join(names, ", "), m.newer(t, "r.version", "o.version"), quote(m.version), m.rows(t), strings.Join(match, " AND "))
+		strings.Join(names, ", "), m.newer(t, "r.version", "o.version"), quote(m.version), m.rows(t), t.matchesAll(cols, row, values))
 }
 
 var errStale = errors.New("its version isn't above that of its row, and sink.table.on_stale is dead_letter")
