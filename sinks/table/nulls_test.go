@@ -27,8 +27,9 @@ func TestNULLsAreLookedUp(t *testing.T) {
 		msgs[i] = msg(fmt.Sprint(i), fmt.Sprintf(`{"%c":%d,"c":0}`, "ab"[i%2], 19700+i))
 	}
 	for name, c := range map[string]Config{
-		"insert": {OnPresent: policy.PresentCompare},
-		"update": {Mode: ModeUpdate, Expect: map[string]string{"c": "const:0"}},
+		"insert":    {OnPresent: policy.PresentCompare},
+		"versioned": {Mode: ModeVersioned, Version: "c"},
+		"update":    {Mode: ModeUpdate, Expect: map[string]string{"c": "const:0"}},
 	} {
 		c.Name, c.Key, c.Columns = "public.t", []string{"a", "b"}, map[string]string{"a": "json:a", "b": "json:b", "c": "json:c"}
 		s := build(t, c)
