@@ -33,12 +33,28 @@ func (c *commitCutter) dial(ctx context.Context, network, addr string) (net.Conn
 	if err != nil {
 		return nil, err
 	}
-	return &replayConn{Conn: conn, c: c}, nil
+	return &replayConn{Conn: conn, c: c, lost: make(chan struct{}, 1)}, nil
 }
 
 type replayConn struct {
 	net.Conn
 	c *commitCutter
+	// cutting: whatever the server answers is lost, and lost says that it has answered. The
+	// driver may read while it writes.
+	cutting atomic.Bool
+	lost    chan struct{}
+}
+
+func (c *replayConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if !c.cutting.Load() {
+		return n, err
+	}
+	select {
+	case c.lost <- struct{}{}:
+	default:
+	}
+	return 0, errCut
 }
 
 func (c *replayConn) Write(b []byte) (int, error) {
@@ -51,11 +67,13 @@ func (c *replayConn) Write(b []byte) (int, error) {
 		return c.Conn.Write(b)
 	}
 	n, err := len(b), error(nil)
+	c.cutting.Store(true)
 	if how == 2 {
 		n, err = c.Conn.Write(b)
 		// Wait for the answer, which shows that it is done, and lose it.
-		_ = c.Conn.SetReadDeadline(time.Now().Add(5 * time.Second))
-		_, _ = c.Conn.Read(make([]byte, 1))
+		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		go func() { _, _ = c.Read(make([]byte, 1)) }()
+		<-c.lost
 	}
 	_ = c.Conn.Close()
 	if then := c.c.then.Load(); then != nil {
