@@ -201,6 +201,7 @@ func TestDoctorSumsConnections(t *testing.T) {
 	}
 	u.User = url.UserPassword(role, "few")
 	scopes := []string{"sums-1", "sums-2"}
+	t.Setenv(bouncerEnv, "") // which logs in as a role of its own
 	config := configFile(t, fmt.Sprintf("sources:\n  - kafka: {brokers: [%q], topics: [%s]}\ndatabase:\n  url: %q\nsink: {table: {name: public.orders, columns: {id: id}}}\npipelines: [{scope: %s}, {scope: %s}]\n",
 		tp.broker.Addr(), tp.name, u.String(), scopes[0], scopes[1]))
 	if r := command(t, nil, "doctor", "-c", config); !strings.Contains(r.stdout, "role "+role+" may have 7 connections, and one worker wants up to 8") {
