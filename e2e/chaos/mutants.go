@@ -199,6 +199,10 @@ var mutants = []mutant{
 			"dedup/schema/migrations/0001_initial.sql",
 			"    WHERE id = p_lane AND epoch = p_epoch\n      AND CASE WHEN p_from IS NULL THEN checkpoint >= p_checkpoint AND {{schema}}.instance(tableoid) = p_instance ELSE next_position = p_from END;\n",
 			"    WHERE id = p_lane;\n",
+		}, {
+			// at() looks before the transaction's work, and hides most of it.
+			"dedup/schema/migrations/0001_initial.sql",
+			"    IF EXISTS (SELECT FROM unnest(p_lanes, p_epochs, p_from)", "    IF false AND EXISTS (SELECT FROM unnest(p_lanes, p_epochs, p_from)",
 		}},
 	},
 	{
